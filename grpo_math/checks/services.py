@@ -139,16 +139,13 @@ def _in_netrc(host: str) -> bool:
 
 
 def vllm_server(setup: Setup) -> Iterator[CheckResult]:
-    """In server mode every vLLM server answers, in a version of the supported range."""
+    """In server mode the vLLM server answers, in a version of the supported range."""
     s = setup.settings
     if not s["use_vllm"] or s["vllm_mode"] != "server":
         return
-    urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
-    for url in filter(is_address, map(str.strip, urls.split(","))):  # settings/rules.py refuses the others
-        yield from _vllm_server(url)
-
-
-def _vllm_server(url: str) -> Iterator[CheckResult]:
+    url = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
+    if not is_address(url):  # settings/rules.py refuses it
+        return
     server = Server(url, timeout=SECONDS, retries=0)
     try:
         server.check_version()

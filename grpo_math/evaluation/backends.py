@@ -27,7 +27,6 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
 from grpo_math.generation.server import Server
-from grpo_math.generation.turns import Conversation
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
@@ -177,14 +176,14 @@ class Model:
             reason = f"has max_position_embeddings={self.context}, and the longest prompt {longest} tokens"
             raise ConfigError("model", self.name, reason, "leave out long problems")
 
-    def generator(self, sampling: Sampling, conversation: Conversation | None = None) -> Generate:
+    def generator(self, sampling: Sampling) -> Generate:
         """Return the function that generates a batch. Raises `ConfigError` if model or adapter cannot be loaded."""
         if self.named and self.backend.name != "hf":
             client, name = self.served
             stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config))
             return with_server(client, name, self.tokenizer, stops, sampling)
         limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
-        return with_model(self.weights, self.tokenizer, conversation=conversation, **limits)
+        return with_model(self.weights, self.tokenizer, **limits)
 
 
 def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:

@@ -18,7 +18,6 @@ from grpo_math.evaluation.backends import Backend, Model, Sampling, with_server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
 from grpo_math.generation.server import Server
-from grpo_math.generation.turns import Conversation
 from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import split_by
 
@@ -40,7 +39,7 @@ class Engine(Model):
         size = self.generation.tensor_parallel_size
         return self.share(rows, call, self.accelerator.process_index // size, self.accelerator.num_processes // size)
 
-    def generator(self, sampling: Sampling, conversation: Conversation | None = None) -> Generate:
+    def generator(self, sampling: Sampling) -> Generate:
         stops = stop_ids(self.tokenizer, self.weights.generation_config)
         if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):  # TRL's, with whole weights
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)

@@ -149,7 +149,7 @@ def answer(
         for i in batch:
             records.pop(keys[i], None)
     model.check_context(max(map(len, ids)))
-    generate = model.generator(sampling, conversation)
+    generate = model.generator(sampling)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
     done = len(records) // samples
@@ -177,7 +177,7 @@ def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | N
     if not model.named:  # a training run has checked its tools and its model
         return
     if tools and tools.limits:
-        require_layers(tools.limits)
+        require_layers()
     if output.path is not None:
         file = Path(output.path)
         folder = file.parent if file.suffix == ".json" else file

@@ -5,31 +5,31 @@ The loop is the same as in training (`generation/turns.py`), with any backend.
 Does not sandbox a call: tools/ does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from grpo_math.errors import UserError
 from grpo_math.generation.chat import Tool
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play, tools_of
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
 from grpo_math.rewards.columns import text_of
-from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, read_tools
+from grpo_math.tools import PythonLimits, limits_of, read_limits, read_tools
 
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Functions, or a factory of environments, and the maximum rounds of calls. The results contain ``stated``."""
+    """Functions, and the maximum rounds of calls. The results contain ``stated``."""
 
     functions: Sequence[Tool]
-    session: Callable[[], Any] | None
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
     limits: PythonLimits | None = None  # the limits of the Python tool
 
     def conversation(self, tokenizer: Any) -> Conversation:
-        return Conversation(tokenizer, self.functions, self.session, self.rounds)
+        return Conversation(tokenizer, self.functions, self.rounds)
 
 
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
@@ -40,28 +40,26 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
     """
     if not names:
         return None
-    limits = read_limits(python or {})
-    return _toolbox(read_tools(names, limits), environment(names, limits), rounds)
+    return _toolbox(read_tools(names, read_limits(python or {})), rounds)
 
 
 def toolbox_of(trainer: Any) -> Toolbox | None:
     """Return a trainer's tools; None without any."""
     turns = getattr(trainer, "turns", None)
     if turns is None:
+        if getattr(trainer, "environment_factories", None):
+            raise UserError("a trainer with an environment_factory cannot be evaluated: evaluate the saved model")
         return None
-    conversation = turns.conversation
-    return _toolbox(
-        conversation.own, conversation.session, None if conversation.most == UNLIMITED else conversation.most
-    )
+    most = turns.conversation.most
+    return _toolbox(turns.conversation.tools, None if most == UNLIMITED else most)
 
 
-def _toolbox(functions: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
-    tools = tools_of(functions, session() if session else None)
-    stated: dict[str, Any] = {"names": [tool.__name__ for tool in tools], "max_tool_calling_iterations": rounds}
-    limits = next(filter(None, map(limits_of, tools)), None)
+def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:
+    stated: dict[str, Any] = {"names": [tool.__name__ for tool in functions], "max_tool_calling_iterations": rounds}
+    limits = next(filter(None, map(limits_of, functions)), None)
     if limits:
         stated["python"] = asdict(limits)
-    return Toolbox(functions, session, rounds, stated, limits)
+    return Toolbox(functions, rounds, stated, limits)
 
 
 def conversing(generate: Generate, conversation: Conversation, longest: int, context: int | None) -> Generate:
@@ -74,7 +72,7 @@ def conversing(generate: Generate, conversation: Conversation, longest: int, con
             conversation,
             prompts,
             first,
-            [conversation.functions() for _ in first],
+            [{tool.__name__: tool for tool in conversation.tools}] * len(first),
             lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
             Limits(longest, context or UNLIMITED, conversation.most),
         )

@@ -70,12 +70,6 @@ def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
         return {name: tensor.cpu().clone().contiguous() for name, tensor in saved.items()}
 
 
-def adapter_bytes(model: Any) -> int:
-    """Return the size of a saved adapter. A tensor that DeepSpeed has sharded counts in full."""
-    trained = [p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name]
-    return sum(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in trained)
-
-
 def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: float = 1.0) -> None:
     """Write a new folder that vLLM can load. ``scale`` multiplies the adapter's effect."""
     folder.mkdir(parents=True)

@@ -26,13 +26,14 @@ logger = logging.getLogger(__name__)
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
+BLOCK = 128  # tokens in a block of vLLM's prefix cache: 16 on GPUs, 128 on CPUs
 
 
 class Canary:
     """Compares vLLM's log-probs with the trainer's.
 
     ``ask`` returns a greedy continuation of `TOKENS` from every engine. ``send`` sends the current adapter with its
-    effect times a factor. ``room`` returns the block size of vLLM's prefix cache, and the longest context.
+    effect times a factor. ``context`` is the engine's longest context in tokens.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class Canary:
         float32: bool,
         ask: Callable[[list[int]], list[Completion]],
         send: Callable[[float], None],
-        room: Callable[[], tuple[int, int]],
+        context: int,
     ) -> None:
         self.model, self.accelerator = model, accelerator
-        self.ask, self.send, self.room = ask, send, room
+        self.ask, self.send, self.context = ask, send, context
         self.prompt: list[int] = []
         self.agreed = 0  # 1: at the first sync; 2: with a changed adapter, so no check is left
         self.due = False
@@ -78,9 +79,8 @@ class Canary:
         They are the prompts, preceded by the same tokens in random order. A model would copy from repeated prompts, and
         a wrong model copies as well as the right one.
         """
-        block, longest = self.room()
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
-        length = min(2 * block + 1, longest - TOKENS - 1)
+        length = min(2 * BLOCK + 1, self.context - TOKENS - 1)
         filler = random.Random(0).choices(row, k=max(0, length - len(row)))
         return (filler + row)[:length]
 

@@ -1,8 +1,8 @@
 """Chat templates that render tool calls and results, and the parsers of these calls.
 
 TRL knows the templates of the model families that call tools. SmolLM2-Instruct, the embedded model, has a template
-without calls. It gets one that renders everything else the same. If the Python tool is the only tool, a call is a
-fenced block, which such a small model writes without training; with other tools it is the JSON of larger models.
+without calls. With the Python tool as the only tool it gets a template that renders everything else the same. A call is
+a fenced block, which such a small model writes without training.
 
 Does not run a call (turns.py does).
 """
@@ -22,23 +22,27 @@ OF_SMOLLM2 = (
     "' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n"
     "'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-LISTED = "{% if tools %}{{ '<|im_start|>system\nTools: ' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
-AS_JSON = "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"
 IN_FENCE = "{{ '```python\n' + call.function.arguments.code + '\n```' }}"
+AS_JSON = "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"  # TRL's probes call other tools
 IS_CODE = "call.function.name == 'python' and call.function.arguments.code is defined"
-CALL: dict[str, Any] = {"type": "function"}
-FENCE = {
-    "open": "```python\n",
-    "close_pattern": r"\n?```\s*",
-    "content": "text",
-    "content_args": {"strip": False},
-    "transform": {**CALL, "function": {"name": "python", "arguments": {"code": "{content}"}}},
-}
-JSON = {
-    "open": "<tool_call>",
-    "close_pattern": r"</tool_call>\s*",
-    "content": "json",
-    "transform": {**CALL, "function": "{content}"},
+CALL = f"{{% if {IS_CODE} %}}{IN_FENCE}{{% else %}}{AS_JSON}{{% endif %}}"
+CALLS = f"{{% for call in message.tool_calls or [] %}}{CALL}{{% endfor %}}"
+WITH_CALLS = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') }}}}{CALLS}{{{{")
+# How transformers parses a turn of SmolLM2: a fenced block is a call of python.
+RESPONSE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "```python\n",
+            "close_pattern": r"\n?```\s*",
+            "content": "text",
+            "content_args": {"strip": False},
+            "transform": {"type": "function", "function": {"name": "python", "arguments": {"code": "{content}"}}},
+            "repeats": True,
+        },
+        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+    },
 }
 
 
@@ -57,9 +61,8 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
 
     names = [tool.__name__ for tool in tools]
     tokenizer.parse_response = partial(_parsed, tokenizer)
-    if tokenizer.chat_template in (OF_SMOLLM2, *map(smollm2, (True, False))):
-        fenced = names == ["python"]
-        tokenizer.chat_template, tokenizer.response_template = smollm2(fenced), _response(FENCE if fenced else JSON)
+    if tokenizer.chat_template in (OF_SMOLLM2, WITH_CALLS) and names == ["python"]:
+        tokenizer.chat_template, tokenizer.response_template = WITH_CALLS, RESPONSE
     if not supports_tool_calling(tokenizer):
         reason = "cannot be called: the chat template of this model renders no calls"
         raise ConfigError("tools", names, reason, "use a model that calls tools, such as Qwen2.5-1.5B-Instruct")
@@ -78,22 +81,3 @@ def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
         return type(tokenizer).parse_response(tokenizer, ids, **settings)
     except (RecursionError, LookupError, AttributeError) as error:
         raise ValueError(f"no calls: {type(error).__name__}") from None
-
-
-def smollm2(fenced: bool) -> str:
-    """Return SmolLM2-Instruct's chat template with calls. Without a call it renders the same as the original one."""
-    call = f"{{% if {IS_CODE} %}}{IN_FENCE}{{% else %}}{AS_JSON}{{% endif %}}" if fenced else AS_JSON
-    calls = f"}}}}{{% for call in message.tool_calls or [] %}}{call}{{% endfor %}}{{{{"
-    template = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') {calls}")
-    return template if fenced else LISTED + template
-
-
-def _response(call: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "defaults": {"role": "assistant"},
-        "start_anchor": "<|im_start|>assistant\n",
-        "fields": {
-            "tool_calls": {**call, "repeats": True},
-            "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-        },
-    }

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
-from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.turns import Conversation
@@ -56,14 +55,8 @@ def batch_seed(seed: int, number: int) -> int:
     return int.from_bytes(sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 
-def with_model(
-    model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int, conversation: Conversation | None = None
-) -> Generate:
-    """Return a function that generates a batch with transformers' ``generate``, in this process, on the model's device.
-
-    Turns of ``conversation`` reuse the KV cache of earlier turns.
-    """
-    earlier = TurnCache(conversation.calls) if conversation else None
+def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
+    """Return a function that generates a batch with transformers' ``generate`` in this process."""
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(
@@ -75,7 +68,7 @@ def with_model(
         was_training = model.training
         model.eval()
         try:
-            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model, earlier):
+            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
                 torch.manual_seed(seed)
                 output = model.generate(**inputs, generation_config=config)
         finally:

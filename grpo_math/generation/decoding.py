@@ -12,7 +12,6 @@ differently, which changes a few tokens in bfloat16. transformers runs the calls
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.generation import GenerationMode, logits_process
 
-from grpo_math.generation.cache import GrowingLayer, TurnCache, fill_shared_prefix
+from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 
 KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # caches from which a row can be dropped
 # Arguments that `generate` passes to its loop, besides the settings.
@@ -42,13 +41,12 @@ ROW_BY_ROW = {
 
 
 @contextmanager
-def lean_generation(model: Any, earlier: TurnCache | None = None) -> Iterator[None]:
+def lean_generation(model: Any) -> Iterator[None]:
     """Make ``model.generate(input_ids=..., attention_mask=...)`` compute equal prompts once, and no finished rows.
 
     The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. Supports
     left-padded prompts, and layers with keys and values or with a state. The plain method runs other calls, with beams,
     other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
-    ``earlier`` is the KV cache of earlier turns.
     """
     plain = model.generate
     had_own = "generate" in model.__dict__
@@ -57,7 +55,7 @@ def lean_generation(model: Any, earlier: TurnCache | None = None) -> Iterator[No
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if _knows_call(model, kwargs):
             try:
-                return plain(**inputs, **kwargs, custom_generate=partial(decode, earlier=earlier))
+                return plain(**inputs, **kwargs, custom_generate=decode)
             except UnknownSetting:
                 pass
         return plain(**inputs, **kwargs)
@@ -94,7 +92,6 @@ def decode(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    earlier: TurnCache | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """Generate as the loop of `generate` does (it is its ``custom_generate``): prompts (B, S) become prompts and
@@ -104,7 +101,7 @@ def decode(
     """
     if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
-    batch, prompt = input_ids.shape
+    batch = input_ids.size(0)
     rows = torch.arange(batch, device=input_ids.device)  # rows of the batch that are still computed
     unfinished = torch.ones_like(rows, dtype=torch.bool)
     # Without an end token, transformers keeps sampling rows that a criterion has stopped. Then no row may be dropped.
@@ -112,7 +109,7 @@ def decode(
     padding = torch.zeros_like(input_ids[:, 0])  # the next token of dropped rows
     if may_leave:
         padding += generation_config._pad_token_tensor.to(padding.device)
-    logits, model_kwargs = _prefill(model, input_ids, model_kwargs, earlier)
+    logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
     with model._optimize_model_for_decode():
         while True:
             # Sample and append for the whole batch, so that a seed gives the tokens of plain `generate`.
@@ -122,12 +119,9 @@ def decode(
             unfinished &= ~stopping_criteria(input_ids, None)
 
             some_stay, all_stay = _who_stays(tokens, unfinished, rows)
-            some_leave = may_leave and not all_stay
-            if earlier and (some_leave or not some_stay):
-                earlier.keep(input_ids[rows], prompt, unfinished[rows], model_kwargs, last=not some_stay)
             if not some_stay:
                 return input_ids
-            if some_leave:
+            if may_leave and not all_stay:
                 rows, model_kwargs = _drop_finished(rows, unfinished, model_kwargs)
 
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
@@ -146,9 +140,7 @@ def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, 
     return some_stay, all_stay
 
 
-def _prefill(
-    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], earlier: TurnCache | None
-) -> tuple[Tensor, dict[str, Any]]:
+def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Compute each distinct prompt once. Return the logits (B, V) of the first token, and a cache with all B rows."""
     batch = input_ids.size(0)
     shaped = [value for value in model_kwargs.values() if isinstance(value, Tensor) and value.shape == input_ids.shape]
@@ -159,7 +151,7 @@ def _prefill(
     cache = model_kwargs["past_key_values"]
     # A sliding layer would drop keys by their position. If all keys are kept, the mask excludes the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
-    if shared := (earlier and earlier.fill(prompts, selected)) or fill_shared_prefix(model, prompts, selected):
+    if shared := fill_shared_prefix(model, prompts, selected):
         selected["next_sequence_length"] = prompts.size(1) - shared
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
@@ -209,37 +201,9 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     >>> torch.equal(sample(scores[[3, 1]], torch.tensor([3, 1]), 4), drawn[[3, 1]])
     True
     """
-    ratio = scores.softmax(dim=-1).div_(_exponential(rows, batch, scores))
-    largest, tokens = ratio.max(dim=-1)
+    noise = torch.empty(batch, scores.size(1), device=scores.device).exponential_()
+    largest, tokens = scores.softmax(dim=-1).div_(noise[rows]).max(dim=-1)
     return tokens.where(largest > 0, -1)
-
-
-def _exponential(rows: Tensor, batch: int, scores: Tensor) -> Tensor:
-    """Return ``rows`` of exponential noise (batch, V). The generator advances as if all of the noise had been drawn.
-
-    On a CPU torch draws a double u for each number and computes -log(1 - u) one by one, which takes most of the time of
-    ``multinomial``. Here the logarithm is computed for a whole row at once, and only for ``rows``.
-    """
-    vocabulary = scores.size(1)
-    if scores.device.type != "cpu" or not _noise_is_log_of_uniform():
-        return torch.empty(batch, vocabulary, device=scores.device).exponential_()[rows]
-    noise = scores.new_empty(rows.numel(), vocabulary)
-    uniform = torch.empty(vocabulary, dtype=torch.float64)
-    slots = {row: i for i, row in enumerate(rows.tolist())}
-    for row in range(batch):
-        uniform.uniform_()
-        if row in slots:
-            noise[slots[row]] = uniform.neg_().log1p_().neg_()
-    return noise
-
-
-@cache
-def _noise_is_log_of_uniform() -> bool:
-    """Return True if this build of torch draws exponential numbers as `_exponential` assumes."""
-    direct, rebuilt = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    noise = torch.empty(4096).exponential_(generator=direct)
-    uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=rebuilt)
-    return torch.equal(noise, -torch.log1p(-uniform).float()) and torch.equal(direct.get_state(), rebuilt.get_state())
 
 
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:

@@ -11,24 +11,22 @@ development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change 
 Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
 
-import contextlib
 import math
 import os
-import re
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
 from grpo_math.run.http import LOCAL, Client, ServerError, read_key
 from grpo_math.run.redact import is_address
 
-SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 1.16 works with
-SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
+SUPPORTED = ">=0.22,<0.32"  # the versions that TRL 1.16 works with
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
 BESIDE = Path(__file__).with_name("beside_vllm")
@@ -97,16 +95,6 @@ def served_rank(rank: int) -> int:
     return min(served for served in RANKS if rank <= served)
 
 
-def minor_of(version: str) -> tuple[int, int] | None:
-    """Return the minor version, for a comparison with `SUPPORTED`, or None if the text has no version.
-
-    >>> minor_of("0.31.0+cpu"), minor_of("dev")
-    ((0, 31), None)
-    """
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def environment() -> dict[str, str]:
     """Return variables for the server's environment: runtime adapters, development paths, the key, the guard's folder.
 
@@ -153,12 +141,10 @@ class Server:
         if not isinstance(answer, dict) or "version" not in answer:
             raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
         version = answer["version"]
-        minor = minor_of(version)
-        if minor and SUPPORTED[0] <= minor <= SUPPORTED[1]:
+        if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
             return version
-        (_, first), (_, last) = SUPPORTED
-        remedy = f"pip install 'vllm>=0.{first},<0.{last + 1}'"
-        raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}", 200)
+        reason = f"runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'"
+        raise ServerError(f"{self.url} {reason}", 200)
 
     def healthy(self) -> bool:
         """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""
@@ -190,27 +176,6 @@ class Server:
                 progress(waited)
             time.sleep(min(1.0, max(0.05, seconds - waited)))
 
-    @contextlib.contextmanager
-    def heard(self, seconds: float, pause: float = 10.0) -> Iterator[None]:
-        """Inside this context, pending requests raise `ServerError` after the server was unhealthy for ``seconds``."""
-        done = threading.Event()
-
-        # A server may have accepted a request and never answer, or its machine may be off. A timeout of the request
-        # cannot tell this from a long generation.
-        def listen() -> None:
-            last = time.monotonic()
-            while not done.wait(min(pause, seconds)):
-                if self.healthy():
-                    last = time.monotonic()
-                elif time.monotonic() - last > seconds and not done.is_set():
-                    self.http.interrupt()
-
-        threading.Thread(target=listen, daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
-
     def models(self) -> list[str]:
         """Return the served names: the base model first, then the adapters."""
         return [model["id"] for model in self.http.ask("/v1/models")["data"]]
@@ -227,9 +192,7 @@ class Server:
 
     def replicas(self) -> list[int | None]:
         """Return the numbers of the model's replicas that a request can name; [None] for a single one."""
-        parallel = self.settings().get("parallel_config", {})
-        elsewhere = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
-        copies = 1 if elsewhere else parallel.get("data_parallel_size", 1)
+        copies = self.settings().get("parallel_config", {}).get("data_parallel_size", 1)
         return [None] if copies == 1 else list(range(copies))
 
     # Adapters
@@ -241,7 +204,7 @@ class Server:
         except ServerError as error:
             if error.status != 404:
                 raise
-            reason = f"{error}: see that the server can read that folder (GRPO_MATH_ADAPTER_DIR names another place)"
+            reason = f"{error}: see that the server can read that folder under the same path"
             if '"detail"' in str(error):  # FastAPI's answer for a path that does not exist; vLLM's own have "error"
                 remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
                 reason = f"{self.url} takes no adapters while it runs: {remedy}"

@@ -12,10 +12,9 @@ A canary (canary.py) checks that vLLM samples from the trained model.
 
 With ``staleness: 1`` the next batch is sampled while one is trained on (prefetch.py): two adapters are then in use.
 
-A restarted server gets the adapter again, and lost completions are sampled again. The folder is in /dev/shm if the
-server is on this machine and memory is left, else in the run directory, which the server must see under the same path.
-GRPO_MATH_ADAPTER_DIR sets another folder. The end of the run removes the folder. A killed run leaves its last folder,
-which the next run in the same place removes.
+A restarted server gets the adapter again, and lost completions are sampled again. The folder is in the run directory,
+which a server on another machine must see under the same path. The end of the run removes the folder; a run that
+resumes removes what a killed run has left.
 
 `adapter_sync` replaces TRL's generation class during the constructor of TRL's trainer. It also replaces TRL's client,
 which does not support a key, by a client that sends VLLM_API_KEY. Does not send full weights (TRL does), and does not
@@ -23,9 +22,7 @@ support images.
 """
 
 import logging
-import os
 import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -37,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -47,20 +43,17 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.adapters import ADAPTER, adapter_bytes, adapter_tensors, refuse_unserved, save_adapter
+from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.server import Server, key, served_rank
-from grpo_math.run import lock
-from grpo_math.run.disk import adapter_folder
-from grpo_math.run.http import LOCAL, ServerError
+from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "grpo_math-adapters-"
 RESTARTS = 3  # of a server during one request
 AT_ONCE = 256  # requests to one server
 
@@ -86,9 +79,6 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         if getattr(args, "staleness", 0):
             reason = "needs an adapter: whole weights would change under what the server samples"
             raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
-        if "," in (kwargs.get("server_base_url") or ""):
-            reason = "names several servers, and full weights go to one"
-            raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
     # TRL has no argument for either class: its constructors look them up by name in these modules.
@@ -97,11 +87,6 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         yield
     finally:
         trainers.VLLMGeneration, generations.VLLMClient = trls, client
-
-
-def _forget(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    lock.release(folder)
 
 
 class KeyedClient(VLLMClient):
@@ -121,7 +106,8 @@ class AdapterGeneration(VLLMGeneration):
 
     look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch
     asked: PrefetchedRollout | None = None  # the next batch
-    context = 2**31  # the servers' limit of prompt and completion tokens
+    context = 2**31  # vLLM's limit of prompt and completion tokens
+    server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
@@ -129,7 +115,6 @@ class AdapterGeneration(VLLMGeneration):
         self.run = uuid.uuid4().hex[:8]
         self.syncs, self.sent = 0, 0  # ``sent`` counts folders
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
-        self.servers: list[Server] = []
         self.seed, self.rollouts = args.seed, 0  # rollouts requested so far: seeds follow from both
         self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
@@ -146,15 +131,17 @@ class AdapterGeneration(VLLMGeneration):
         float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
             float32, self.context = on_main(self._connect)
-        elif self.mode == "colocate":
-            self._load_colocated()
         else:
-            raise ConfigError("vllm_mode", self.mode, "is not known", "use colocate or server")
-        # The main process sends adapters to servers. Each process sends them to its colocated engine.
+            self._load_colocated()
+            self.context = self.max_model_length or self.context
+        # The main process sends adapters to the server. Each process sends them to its colocated engine.
         if self.mode == "colocate" or self.accelerator.is_main_process:
-            self.root = self._folder_for_adapters()
-            weakref.finalize(self, _forget, self.root)
-        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self._room)
+            name = f"vllm_adapters_{self.accelerator.process_index}_"
+            for left in self.output_dir.glob(f"{name}*"):  # of a killed run
+                shutil.rmtree(left, ignore_errors=True)
+            self.root = self.output_dir.resolve() / f"{name}{self.run}"
+            weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self.context)
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
@@ -188,33 +175,31 @@ class AdapterGeneration(VLLMGeneration):
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
 
-    # Servers
+    # Server
 
     def _connect(self) -> tuple[bool, int]:
-        """Check every server. Return True if they and the trainer compute in float32, and the token limit."""
-        base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
-        self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
-        rank, context = self.rank, self.context
-        dtypes = {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
-        for server in self.servers:
-            self._wait(server)
-            settings = server.settings()
-            lora, longest = settings["lora_config"], settings["model_config"]["max_model_len"]
-            if lora is None or lora["max_lora_rank"] < rank:
-                has = "takes no adapters" if lora is None else f"takes adapters up to rank {lora['max_lora_rank']}"
-                remedy = f"start it with --enable-lora --max-lora-rank {served_rank(rank)}, or lower the rank"
-                raise ConfigError("lora_r", rank, f"cannot be served: {server.url} {has}", remedy)
-            if self.staleness and lora.get("max_loras", 1) < 2:
-                reason = f"has two adapters at work, and {server.url} serves one at a time"
-                raise ConfigError("staleness", 1, reason, "start it with --max-loras 2")
-            if self.max_completion_length >= longest:
-                reason = f"leaves no room for a prompt in the {longest} tokens of {server.url}"
-                remedy = "start it with a larger --max-model-len"
-                raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
-            context = min(context, longest)
-            dtypes.add(settings["model_config"]["dtype"])
+        """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
+        url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
+        # An answer may take long, so a server that stops to answer is noticed after this hour. `_outliving_restarts`
+        # repeats a request, so the client does not.
+        self.server = server = Server(url, timeout=3600.0, retries=0)
+        self._wait()
+        settings = server.settings()
+        lora, context = settings["lora_config"], settings["model_config"]["max_model_len"]
+        if lora is None or lora["max_lora_rank"] < self.rank:
+            has = "takes no adapters" if lora is None else f"takes adapters up to rank {lora['max_lora_rank']}"
+            remedy = f"start it with --enable-lora --max-lora-rank {served_rank(self.rank)}, or lower the rank"
+            raise ConfigError("lora_r", self.rank, f"cannot be served: {server.url} {has}", remedy)
+        if self.staleness and lora.get("max_loras", 1) < 2:
+            reason = f"has two adapters at work, and {server.url} serves one at a time"
+            raise ConfigError("staleness", 1, reason, "start it with --max-loras 2")
+        if self.max_completion_length >= context:
+            reason = f"leaves no room for a prompt in the {context} tokens of {server.url}"
+            remedy = "start it with a larger --max-model-len"
+            raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
         # TRL's trainer reads the server's logprobs_mode through its client.
-        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)
+        self.vllm_client: Any = SimpleNamespace(get_server_info=server.settings)
+        dtypes = {str(self.model.dtype), settings["model_config"]["dtype"], self.accelerator.mixed_precision} - {"no"}
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
@@ -267,10 +252,10 @@ class AdapterGeneration(VLLMGeneration):
     ) -> Callable[[], list[Completion]]:
         """Return the call that samples at most ``longest`` tokens after each prompt, with the adapter as it is now.
 
-        Each server takes every k-th prompt. Each prompt is a separate request, because vLLM uses one seed for all
-        prompts of a request. ``settings`` are those of `Server.generate`.
+        Each prompt is a separate request, because vLLM uses one seed for all prompts of a request. ``settings`` are
+        those of `Server.generate`.
         """
-        folder, k = self.folder, len(self.servers)
+        folder = self.folder
         completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
         def request(number: int) -> None:
@@ -278,56 +263,52 @@ class AdapterGeneration(VLLMGeneration):
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
             of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
-            completions[number] = self.servers[number % k].generate(prompt, model=folder.name, **of_prompt)
+            completions[number] = self.server.generate(prompt, model=folder.name, **of_prompt)
 
-        def request_missing(first: int) -> None:
-            """Send the requests of one server. After a restart only those without an answer are sent again."""
+        def request_missing() -> None:
+            """Send the requests. After a restart only those without an answer are sent again."""
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                missing = [number for number in range(first, len(prompts), k) if number not in completions]
+                missing = [number for number in range(len(prompts)) if number not in completions]
                 answers = [pool.submit(request, number) for number in missing]
             for answer in answers:
                 answer.result()
 
-        def of_server(number: int) -> None:
-            self._outliving_restarts(self.servers[number], partial(request_missing, number), folder)
-
         def sample() -> list[Completion]:
-            with ThreadPoolExecutor(k) as pool:
-                list(pool.map(of_server, range(k)))
+            self._outliving_restarts(request_missing, folder)
             return [completion for number in range(len(prompts)) for completion in completions[number]]
 
         return sample
 
-    def _outliving_restarts(self, server: Server, call: Callable[[], Any], folder: Path) -> Any:
+    # A server may restart at any time, with the base and no adapters. The seeds of the requests do not depend on that.
+    def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
         for _ in range(RESTARTS):
             try:
-                with server.heard(self.server_timeout):
-                    return call()
+                return call()
             except ServerError as error:
                 # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
                 logger.warning("%s; the request is repeated.", error)
             try:
-                self._wait(server)
-                self._load(server, folder)
+                self._wait()
+                self._load(folder)
             except ServerError as error:
                 raise ServerUnavailable(str(error)) from None
-        raise ServerUnavailable(f"{server.url} was lost {RESTARTS} times over one request: its own log says why")
+        raise ServerUnavailable(f"{self.server.url} was lost {RESTARTS} times over one request: its own log says why")
 
-    def _wait(self, server: Server) -> None:
-        if not server.healthy():
-            logger.warning("waiting up to %.0f s for the vLLM server at %s ...", self.server_timeout, server.url)
-        server.wait(self.server_timeout)
-        server.check_version()
+    def _wait(self) -> None:
+        if not self.server.healthy():
+            logger.warning("waiting up to %.0f s for the vLLM server at %s ...", self.server_timeout, self.server.url)
+        self.server.wait(self.server_timeout)
+        self.server.check_version()
 
-    def _load(self, server: Server, folder: Path) -> None:
+    def _load(self, folder: Path) -> None:
         # With staleness, two threads may find a restarted server without the adapter, and vLLM refuses a second load.
         with self.loading:
-            if folder.name not in server.models():
-                server.load_adapter(folder.name, str(folder))
+            if folder.name not in self.server.models():
+                self.server.load_adapter(folder.name, str(folder))
 
     # Adapters
 
@@ -347,28 +328,16 @@ class AdapterGeneration(VLLMGeneration):
             from vllm.lora.request import LoRARequest
 
             self.llm.adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
-        for server in self.servers:
-            self._outliving_restarts(server, partial(self._load, server, self.folder), self.folder)
+        else:
+            self._outliving_restarts(partial(self._load, self.folder), self.folder)
         self._let_go()
 
     def _let_go(self) -> None:
         """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
-        for folder in set(self.root.glob("[!.]*")) - {self.folder, self.asked and self.asked.folder}:
-            for server in self.servers:
-                self._outliving_restarts(server, partial(server.unload_adapter, folder.name), self.folder)
+        for folder in set(self.root.iterdir()) - {self.folder, self.asked and self.asked.folder}:
+            if self.mode == "server":
+                self._outliving_restarts(partial(self.server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _folder_for_adapters(self) -> Path:
-        near = all(urlsplit(server.url).hostname in LOCAL for server in self.servers)
-        writers = self.accelerator.num_processes if self.mode == "colocate" else 1
-        base = adapter_folder(self.output_dir, near, writers * adapter_bytes(self.model))
-        base.mkdir(parents=True, exist_ok=True)
-        for left in base.glob(f"{PREFIX}*"):  # of killed runs
-            if left.lstat().st_uid == os.geteuid() and lock.abandoned(left):
-                shutil.rmtree(left, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base.resolve()))
-        lock.hold(folder)
-        return folder
 
     # Colocated
 
@@ -386,16 +355,10 @@ class AdapterGeneration(VLLMGeneration):
 
     # For the canary
 
-    def _room(self) -> tuple[int, int]:
-        if self.servers:
-            settings = [server.settings() for server in self.servers]
-            return max(server["cache_config"]["block_size"] for server in settings), self.context
-        return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
-
     def _ask(self, prompt: list[int]) -> list[Completion]:
-        """Return a greedy continuation, with log-probs, of every server's replicas, or of every process's engine."""
+        """Return a greedy continuation, with log-probs, of each replica of the server, or of each process's engine."""
         if self.mode == "server":
-            return on_main(partial(self._ask_servers, prompt))
+            return on_main(partial(self._ask_server, prompt))
         from vllm import SamplingParams
 
         if self.enable_sleep_mode:
@@ -408,13 +371,12 @@ class AdapterGeneration(VLLMGeneration):
         logps = [at[token].logprob for at, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
         return gather_object([Completion(tokens, logps)])
 
-    def _ask_servers(self, prompt: list[int]) -> list[Completion]:
+    def _ask_server(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
         answers: list[Completion] = []
-        for server in self.servers:
-            for replica in server.replicas():
-                call = partial(server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
-                answers += self._outliving_restarts(server, call, self.folder)
+        for replica in self.server.replicas():
+            call = partial(self.server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
+            answers += self._outliving_restarts(call, self.folder)
         return answers
 
 

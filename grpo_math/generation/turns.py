@@ -17,37 +17,26 @@ from typing import Any
 from grpo_math.errors import UserError
 from grpo_math.generation.chat import Message, Tool, prepare
 from grpo_math.generation.completion import Completion
+from grpo_math.grading.workers import default_size
 
 UNLIMITED = 2**31
-AT_ONCE = 64  # rows with running calls; the tool limits the number of running programs
 
 
 class Conversation:
-    """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message.
-
-    ``session`` makes an environment as TRL defines it, a new one for each completion. The methods are tools, too.
-    """
+    """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message."""
 
     def __init__(
         self,
         tokenizer: Any,
         tools: Sequence[Tool] = (),
-        session: Callable[[], Any] | None = None,
         most: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.tokenizer, self.own, self.session = tokenizer, list(tools), session
-        self.tools = tools_of(self.own, session() if session else None)
+        self.tokenizer = tokenizer
+        self.tools: list[Any] = list(tools)
         self.most = UNLIMITED if most is None else most
         self.chat_template = prepare(tokenizer, self.tools)
         self.template_kwargs = dict(template_kwargs or {})
-
-    def functions(self) -> dict[str, Tool]:
-        """Return the functions of one completion by name, in a new session if there are sessions."""
-        session = self.session() if self.session else None
-        if session is not None:
-            session.reset()
-        return {tool.__name__: tool for tool in tools_of(self.own, session)}
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Return the token ids of a conversation that the model is to continue."""
@@ -58,10 +47,6 @@ class Conversation:
         from trl.chat_template_utils import parse_response
 
         return parse_response(self.tokenizer, ids, prefix=prompt, tools=self.tools) if ids else {}
-
-    def calls(self, prompt: list[int], ids: list[int]) -> bool:
-        """Return True if the turn after ``prompt`` calls a tool."""
-        return bool(self.message(ids, prompt).get("tool_calls"))
 
     def results(self, messages: list[Message]) -> list[int]:
         """Return the token ids after the end of a turn: the results of its calls, and the opening of the next turn."""
@@ -89,18 +74,6 @@ class Conversation:
     def _rendered(self, messages: list[Message], **settings: Any) -> list[int]:
         given = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
         return list(self.tokenizer.apply_chat_template(messages, **given, **settings))
-
-
-def tools_of(functions: Sequence[Tool], environment: Any = None) -> list[Any]:
-    """Return the tools: functions, and the methods of an environment if there is one."""
-    return [*functions, *(methods_of(environment) if environment is not None else ())]
-
-
-def methods_of(environment: Any) -> list[Tool]:
-    """Return the tools of an environment, as TRL does: each public method except ``reset`` and ``get_reward``."""
-    members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    names = [name for name, _ in members if name not in ("reset", "get_reward") and not name.startswith("_")]
-    return [getattr(environment, name) for name in names]
 
 
 # Prompts, and the number of rows of the rank with the most -> a turn for each of these prompts, or more turns.
@@ -185,24 +158,23 @@ def _results(
 ) -> list[list[Message]]:
     """Make the calls of these rows' last turns, and return the messages with their results.
 
-    Calls run in parallel if the Python tool is the only tool. User functions are called by one thread.
+    Calls run in parallel, one per core, if the Python tool is the only tool. More would exceed their time limits only
+    because they wait for each other. User functions are called by one thread.
     """
 
     def of_row(i: int) -> list[Message]:
         return [_called(call, functions[i]) for call in calls_of(rows[i])]
 
     if all(tool.__module__.startswith("grpo_math.tools") for i in calling for tool in functions[i].values()):
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(default_size()) as threads:
             return list(threads.map(of_row, calling))
     return [of_row(i) for i in calling]
 
 
 def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
     """Make a call. The message has a ``status`` if the call failed: failed, or timeout."""
-    name, status = call.get("name", "unknown"), "done"
+    name, status = "unknown", "done"
     try:
-        if call["type"] != "function":
-            raise ValueError(f"Unsupported tool call type: {call['type']}")
         name = call["function"]["name"]
         if name not in functions:
             raise ValueError(f"Tool {name} not found.")

@@ -1,4 +1,4 @@
-"""Failed writes as one line: the file, the free space, and how to resume. Also the folder of the adapters for vLLM.
+"""Failed writes as one line: the file, the free space, and how to resume.
 
 Python, torch and safetensors report a failed write in different ways; `failed_write` knows all three.
 
@@ -20,20 +20,6 @@ from grpo_math.run.machine import GB
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OF_TORCH = re.compile(r"PytorchStreamWriter|unexpected pos|iostream error|Parent directory \S+ does not exist")
 OF_SAFETENSORS = re.compile(r"Error while serializing: .*\(os error (\d+)\)")
-
-SHARED_MEMORY = Path("/dev/shm")
-ADAPTERS = 4  # the last, the next, the one that a server still samples with, and as much for others
-
-
-def adapter_folder(run_dir: Path, near: bool, size: int) -> Path:
-    """Return the folder for adapters of ``size`` bytes: shared memory if it is near vLLM and has room, or the run's.
-
-    Docker gives a container 64 MB of shared memory unless ``--shm-size`` says more.
-    """
-    if named := os.environ.get("GRPO_MATH_ADAPTER_DIR"):
-        return Path(named)
-    memory = near and os.access(SHARED_MEMORY, os.W_OK)
-    return SHARED_MEMORY if memory and shutil.disk_usage(SHARED_MEMORY).free >= ADAPTERS * size else run_dir
 
 
 @contextmanager

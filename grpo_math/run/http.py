@@ -7,13 +7,10 @@ Does not know what the servers answer: generation/server.py and rewards/judge.py
 """
 
 import os
-import socket
 import ssl
 import time
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import from_json
@@ -64,7 +61,6 @@ class Client:
 
         self.url, self.retries, self._key_variable = url.rstrip("/"), retries, key_variable
         self._key = read_key(key_variable, key)
-        self._sockets: WeakSet[socket.socket] = WeakSet()
         self._failures = (httpx.RequestError, httpx.InvalidURL)
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
@@ -90,18 +86,10 @@ class Client:
             time.sleep(pause)
             left, pause = left - 1, 2 * pause
 
-    def interrupt(self) -> None:
-        """End the requests of other threads that wait for an answer: they raise `ServerError`."""
-        for connection in list(self._sockets):
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended meanwhile
-                continue
-
     def _once(self, path: str, body: Any, options: dict[str, Any]) -> Any:
         method, url = "GET" if body is None else "POST", self.url + path
         try:
-            response = self._http.request(method, url, json=body, extensions={"trace": self._trace}, **options)
+            response = self._http.request(method, url, json=body, **options)
         except self._failures as error:
             reason = str(error) or type(error).__name__
             raise ServerError(f"{url} does not answer ({reason}): see that the server runs") from None
@@ -115,11 +103,6 @@ class Client:
             return from_json(text)
         except ValueError:
             return text
-
-    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Collect the sockets that httpcore opens. TLS wraps the first socket in a second one."""
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._sockets.add(info["return_value"].get_extra_info("socket"))
 
 
 def reachable(url: str, seconds: float) -> bool:

@@ -71,26 +71,6 @@ def owner(run_dir: Path) -> str | None:
     return None
 
 
-def abandoned(folder: Path) -> bool:
-    """Return True if a process has locked the folder and is gone; False if locks cannot tell.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = abandoned(folder), (folder / NAME).write_text("process 1 on a machine that is off")
-    >>> abandoned(folder), hold(folder), abandoned(folder)
-    (True, None, False)
-    """
-    with suppress(OSError), open(folder / NAME, encoding="utf-8") as file:
-        return folder.absolute() not in _held and _is_free(file)
-    return False
-
-
-def release(folder: Path) -> None:
-    """Give up this process's lock of the folder."""
-    if file := _held.pop(folder.absolute(), None):
-        file.close()
-
-
 def in_use(run_dir: Path, owner: str) -> ConfigError:
     reason = f"is in use: {owner} trains there"
     return ConfigError("output_dir", str(run_dir), reason, "wait until it has ended, or name another folder")

@@ -52,8 +52,8 @@ class TrainArguments:
     )
     python: dict | None = setting(
         None,
-        "Limits of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb, output_chars, walls, and "
-        "session, which keeps names from call to call of a completion. Default: those of PythonLimits.",
+        "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars. "
+        "Default: those of PythonLimits.",
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")

@@ -231,11 +231,6 @@ REFERENCE = [
 ]
 
 
-def _urls(s: Settings) -> list[str]:
-    """Return the addresses of the vLLM servers, if the recipe names any."""
-    return [url.strip() for url in (s["vllm_server_base_url"] or "").split(",") if url.strip()]
-
-
 def _on_server(s: Settings) -> bool:
     return s["use_vllm"] and s["vllm_mode"] == "server"
 
@@ -265,24 +260,15 @@ VLLM = [
     ),
     Rule(
         "vllm_server_host",
-        lambda s: _on_server(s) and not _urls(s) and not is_address(f"http://{s['vllm_server_host']}"),
+        lambda s: _on_server(s) and not s["vllm_server_base_url"] and not is_address(f"http://{s['vllm_server_host']}"),
         "is not a host",
         "give a name or an IP address",
     ),
     Rule(
         "vllm_server_base_url",
-        lambda s: not all(map(is_address, _urls(s))),
-        "holds something that is not an address",
+        lambda s: s["vllm_server_base_url"] and not is_address(s["vllm_server_base_url"]),
+        "is not an address",
         "write it as http://127.0.0.1:8000",
-    ),
-    Rule(
-        "vllm_server_base_url",
-        lambda s: _on_server(s) and len(_urls(s)) > 1 and s["vllm_sync"] == "merged",
-        "names several servers, and vllm_sync='merged' sends weights to one",
-        "name one server",
-    ),
-    Rule(
-        "vllm_server_base_url", lambda s: len(set(_urls(s))) < len(_urls(s)), "names a server twice", "name each once"
     ),
     Rule(
         "staleness",

@@ -12,20 +12,15 @@ from collections.abc import Callable, Sequence
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run.user_functions import is_user_function, load_function
 from grpo_math.tools.limits import PythonLimits, read_limits
-from grpo_math.tools.python import Answer, PythonSession, ToolError, call, together
+from grpo_math.tools.python import Answer, ToolError, call
 
-__all__ = [
-    "Answer", "PythonLimits", "PythonSession", "ToolError", "environment", "limits_of", "read_limits", "read_tools",
-    "together",
-]  # fmt: skip
+__all__ = ["Answer", "PythonLimits", "ToolError", "call", "limits_of", "read_limits", "read_tools"]
 
 Tool = Callable[..., str]
 
 
 def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
     """Return the tools of these names: ``python``, or ``module:function``. Raises `ConfigError`.
-
-    With ``limits.session`` the tool ``python`` is a method of each completion's `environment` and not in this list.
 
     >>> read_tools(["pyhton"], PythonLimits())
     Traceback (most recent call last):
@@ -36,24 +31,10 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
     for name in names:
         if is_user_function(name):
             tools.append(_user_function(name))
-            continue
-        one_of("tools", name, ("python",))
-        if not limits.session:
+        else:
+            one_of("tools", name, ("python",))
             tools.append(_python(limits))
-    called = [tool.__name__ for tool in tools] + ["python"] * ("python" in names and limits.session)
-    for name in called:
-        if called.count(name) > 1:
-            raise ConfigError("tools", list(names), f"has two tools called {name}", "rename one, or leave one out")
     return tools
-
-
-def environment(names: Sequence[str], limits: PythonLimits) -> Callable[[], PythonSession] | None:
-    """Return TRL's ``environment_factory`` for these tools, or None if the tools keep no state.
-
-    >>> environment(["python"], PythonLimits()) is None, environment(["python"], PythonLimits(session=True)) is None
-    (True, False)
-    """
-    return (lambda: PythonSession(limits)) if limits.session and "python" in names else None
 
 
 def _python(limits: PythonLimits) -> Tool:
@@ -70,13 +51,13 @@ def _python(limits: PythonLimits) -> Tool:
 
 
 def limits_of(tool: Tool) -> PythonLimits | None:
-    """Return the limits of a ``python`` tool, also of an environment's, or None for a user function.
+    """Return the limits of a ``python`` tool, or None for a user function.
 
     >>> [tool] = read_tools(["python"], PythonLimits(cpu_seconds=3))
-    >>> limits_of(tool).cpu_seconds, limits_of(PythonSession().python).session, limits_of(len)
-    (3, True, None)
+    >>> limits_of(tool).cpu_seconds, limits_of(len)
+    (3, None)
     """
-    return getattr(getattr(tool, "__self__", tool), "_limits", None)
+    return getattr(tool, "_limits", None)
 
 
 def _user_function(name: str) -> Tool:

@@ -1,12 +1,13 @@
 """The sandbox of a program: Landlock, seccomp and resource limits, each set by system calls.
 
-`enter` is called in the program's own process and cannot be undone there. A layer that `layers` has reported is set up
-or raises `OSError`: no program runs with less protection than was reported.
+`enter` is called in the program's own process and cannot be undone there. Every layer is set up, or `enter` raises
+`OSError`: no program runs without one of them.
 
 Does not start a program, and does not limit the program's folder and threads: server.py does.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import resource
@@ -17,15 +18,12 @@ from contextlib import suppress
 
 from grpo_math.errors import UserError
 from grpo_math.tools import syscalls
-from grpo_math.tools.limits import PythonLimits
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
-SECCOMP, SECCOMP_GET_ACTION_AVAIL = {"x86_64": 317, "aarch64": 277}, 2
 CAPSET, CAPABILITIES_3 = {"x86_64": 126, "aarch64": 91}, 0x20080522
 # Rights of <linux/landlock.h>
-WRITE, READ, LIST, FILES_OF_FOLDER = 2, 4, 8, 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12
-REFER, TRUNCATE, IOCTL = 1 << 13, 1 << 14, 1 << 15
+WRITE, READ, LIST, DELETE, MAKE, TRUNCATE, IOCTL = 2, 4, 8, 1 << 5, 1 << 8, 1 << 14, 1 << 15
 PATH_BENEATH = 1
 
 DEVICES = ("/dev/null", "/dev/urandom")
@@ -38,28 +36,27 @@ libc = ctypes.CDLL(None, use_errno=True)
 def layers() -> dict[str, int]:
     """Return what the kernel supports: Landlock's version (0: none) and seccomp (0 or 1)."""
     landlock = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
-    action = ctypes.c_uint32(syscalls.ERRNO)
-    number = SECCOMP.get(platform.machine(), -1)
-    seccomp = libc.syscall(number, SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
-    return {"landlock": max(landlock, 0), "seccomp": int(seccomp and syscalls.machine() is not None)}
+    # A kernel with filters tries to read one at address 0.
+    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
+    return {"landlock": max(landlock, 0), "seccomp": int(ctypes.get_errno() == errno.EFAULT)}
 
 
-def require_layers(limits: PythonLimits) -> list[str]:
-    """Raise `UserError` if the kernel lacks a layer of the sandbox; with ``walls: any`` return warnings instead."""
+def require_layers() -> None:
+    """Raise `UserError` if the kernel lacks a layer of the sandbox."""
     without = {
-        "landlock": "no Landlock (Linux 5.13 or newer, not gVisor): a program can read and change your files",
-        "seccomp": "no seccomp: a program can open connections, start programs and signal other processes",
+        "landlock": "no Landlock (Linux 5.13 or newer, not gVisor), so a program could read and change your files",
+        "seccomp": "no seccomp, so a program could open connections, start programs and signal other processes",
     }
     missing = [without[layer] for layer, version in layers().items() if not version]
-    if missing and limits.walls == "all":
-        remedy = "Train on another machine, leave python out of tools, or accept the risk with python: {walls: any}"
-        raise UserError(f"the Python tool cannot be sandboxed here: {'; '.join(missing)}. {remedy}")
-    return [f"the Python tool is only partly sandboxed here: {reason}" for reason in missing]
+    if missing:
+        remedy = "train on another machine, or leave python out of tools"
+        raise UserError(f"the Python tool cannot be sandboxed here ({'; '.join(missing)}): {remedy}")
 
 
-def enter(support: dict[str, int], limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
+def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
     """Restrict this process permanently. It can read ``paths``, read and write ``folder``, and open nothing else."""
-    memory = memory_in_use() + (limits["memory_mb"] << 20)
+    with open("/proc/self/statm") as pages:  # the address space that the interpreter uses already
+        memory = int(pages.read().split()[0]) * resource.getpagesize() + (limits["memory_mb"] << 20)
     for kind, limit in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
         (resource.RLIMIT_CORE, 0),
@@ -74,32 +71,25 @@ def enter(support: dict[str, int], limits: dict[str, int], paths: Sequence[str],
     _call(libc.syscall(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)), "capset")
     _call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     _call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    if support["landlock"]:
-        _restrict_files(support["landlock"], paths, folder)
+    _restrict_files(layers()["landlock"], paths, folder)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    if support["seccomp"]:
-        code = syscalls.program()
-        buffer = ctypes.create_string_buffer(code, len(code))
-        filter = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-        _call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0), "seccomp")
-
-
-def memory_in_use() -> int:
-    """Return the address space of this process in bytes. A program's memory limit is added to it."""
-    with open("/proc/self/statm") as pages:
-        return int(pages.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    code = syscalls.program()
+    buffer = ctypes.create_string_buffer(code, len(code))
+    filter = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
+    _call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0), "seccomp")
 
 
 def _restrict_files(version: int, paths: Sequence[str], folder: str) -> None:
     # Each version of Landlock supports more rights. Seccomp rejects the operations whose rights are missing: emptying a
     # file that is open for reading (before 3), connections (before 4), signals (before 6).
-    known = (1 << 13) - 1 | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+    known = (1 << 13) - 1 | (TRUNCATE if version >= 3 else 0)
     known |= IOCTL if version >= 5 else 0
     rules = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _call(libc.syscall(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), 0), "landlock")
     rights = dict.fromkeys(paths, READ | LIST) | dict.fromkeys(DEVICES, READ | WRITE)
-    rights[folder] = WRITE | READ | LIST | FILES_OF_FOLDER | REFER | TRUNCATE
+    # No folders and links in the folder: the supervisor can measure it by its list of files.
+    rights[folder] = WRITE | READ | LIST | DELETE | MAKE | TRUNCATE
     for path, granted in rights.items():
         with suppress(FileNotFoundError):
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)

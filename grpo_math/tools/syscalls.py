@@ -1,8 +1,9 @@
 """The system calls that a program may not make, as a seccomp filter: their numbers, and the filter's instructions.
 
 The filter rejects sockets, new processes, starting programs, signals to and control of other processes, namespaces and
-mounts, changes of a file's owner, mode and times, memory and disk space that no limit counts, and the calls that only
-administrators need. The numbers are those of Linux on x86-64 and ARM64; other machines have no filter.
+mounts, new folders and symbolic links, changes of a file's owner, mode and times, memory and disk space that no limit
+counts, and the calls that only administrators need. The numbers are those of Linux on x86-64 and ARM64; other machines
+have no filter.
 
 Does not install the filter: sandbox.py does.
 """
@@ -29,7 +30,7 @@ chown 92 - | fchown 93 55 | lchown 94 - | fchownat 260 54 |
 utime 132 - | utimes 235 - | futimesat 261 - | utimensat 280 88 |
 setxattr 188 5 | lsetxattr 189 6 | fsetxattr 190 7 | setxattrat 463 463 |
 removexattr 197 14 | lremovexattr 198 15 | fremovexattr 199 16 | removexattrat 466 466 |
-mknod 133 - | mknodat 259 33 |
+mknod 133 - | mknodat 259 33 | mkdir 83 - | mkdirat 258 34 | symlink 88 - | symlinkat 266 36 |
 sync 162 81 | syncfs 306 267 | truncate 76 45 | fallocate 285 47 | umask 95 166 | file_setattr 469 469 |
 memfd_create 319 279 | memfd_secret 447 447 | shmget 29 194 | shmat 30 196 | shmctl 31 195 |
 msgget 68 186 | msgsnd 69 189 | msgrcv 70 188 | msgctl 71 187 | semget 64 190 | semop 65 193 | semctl 66 191 |
@@ -69,28 +70,17 @@ CONDITIONS: list[tuple[tuple[int, int], int, Filter, int]] = [
         for numbers, argument in (((2, -1), SECOND), ((257, 56), THIRD))
         for flags in (0o1000, 0o1003)
     ),
-    # mkdir and mkdirat of a folder that its owner, and so the supervisor, could not measure and delete
-    ((83, -1), SECOND, [(AND, 0, 0, 0o700), (EQUAL, 1, 0, 0o700)], errno.EPERM),
-    ((258, 34), THIRD, [(AND, 0, 0, 0o700), (EQUAL, 1, 0, 0o700)], errno.EPERM),
 ]
 
 
-def machine() -> int | None:
-    """Return the table's column for this machine, or None on another machine."""
-    column = MACHINES.get(platform.machine())
-    return column[0] if column and struct.calcsize("P") == 8 else None
+def is_supported() -> bool:
+    """Return True if there is a filter for this machine."""
+    return platform.machine() in MACHINES and struct.calcsize("P") == 8
 
 
-def program(column: int | None = None) -> bytes:
-    """Return the instructions of the filter, 8 bytes each.
-
-    >>> len(program(0)) % 8, program(0) == program(1)
-    (0, False)
-    """
-    column = machine() if column is None else column
-    if column is None:
-        raise OSError("seccomp: there is no filter for this machine")
-    arch = next(arch for at, arch in MACHINES.values() if at == column)
+def program() -> bytes:
+    """Return the instructions of the filter, 8 bytes each."""
+    column, arch = MACHINES[platform.machine()]
     rules: Filter = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     rules += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)] if column == 0 else []
     refused = [(int(row.split()[1 + column].replace("-", "-1")), errno.EPERM) for row in TABLE.split("|")]

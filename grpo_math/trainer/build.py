@@ -52,7 +52,6 @@ def trainer_of(
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
             tools=list(tools.functions) if tools else None,
-            environment_factory=tools.session if tools else None,
         )
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)

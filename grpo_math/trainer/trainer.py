@@ -98,7 +98,7 @@ class MathGRPOTrainer(GRPOTrainer):
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
             super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
         self.scale_rewards = trls(self.scale_rewards)
-        self.turns = Turns(self, conversation) if conversation and self.tools else None  # an environment may have none
+        self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
         self.endings = Endings(self)
@@ -142,11 +142,11 @@ class MathGRPOTrainer(GRPOTrainer):
     # Generation
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        shares, earlier = self.scorer and not self.use_vllm, self.turns.earlier if self.turns else None
+        shares = self.scorer and not self.use_vllm
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
             nullcontext() if self.use_vllm else cache_given_back(),
-            lean_generation(self.accelerator.unwrap_model(self.model_wrapped), earlier) if shares else nullcontext(),
+            lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
             try:
                 return super()._generate_single_turn(*args, **kwargs)
@@ -157,8 +157,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with self.turns.remembered() if self.turns else nullcontext():
-            generated = super()._generate(prompts)
+        generated = super()._generate(prompts)
         if self.endings:
             for name, value in self.endings.corrected_metrics(generated[1], self.accelerator).items():
                 self._metrics[self.mode][name][-1] = value

@@ -4,18 +4,17 @@ If ranks generate together (vLLM, split weights), every rank has as many rows in
 slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
 their prompts, and its answers are dropped.
 
-With images, TRL's own loop runs, on one process.
+With images or an ``environment_factory``, TRL's own loop runs, on one process.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from grpo_math.generation.cache import TurnCache
+from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
@@ -27,12 +26,15 @@ from grpo_math.run.weights import split_by
 
 
 def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Conversation | None:
-    """Return the `Conversation` of a trainer's ``tools`` and ``environment_factory``; None without either.
+    """Return the `Conversation` of a trainer's ``tools``, or None if TRL's own loop over turns runs, if any.
 
     If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
     """
-    tools, session = given.get("tools") or [], given.get("environment_factory")
-    if not tools and (session is None or isinstance(session, dict)):
+    tools, factory = given.get("tools"), given.get("environment_factory")
+    if factory and args.use_vllm and args.world_size > 1:
+        reason = "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes"
+        raise ConfigError("environment_factory", factory, reason, "train on one GPU")
+    if factory or not tools:
         return None
     tokenizer = arguments[2] if len(arguments) > 2 else given.get("processing_class")
     if tokenizer is None:
@@ -40,7 +42,7 @@ def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict
         given["processing_class"] = tokenizer
     if hasattr(tokenizer, "image_processor"):
         return None
-    return Conversation(tokenizer, tools, session, args.max_tool_calling_iterations, args.chat_template_kwargs)
+    return Conversation(tokenizer, tools, args.max_tool_calling_iterations, args.chat_template_kwargs)
 
 
 class Turns:
@@ -49,18 +51,8 @@ class Turns:
     def __init__(self, trainer: Any, conversation: Conversation) -> None:
         self.trainer, self.conversation = trainer, conversation
         self.rows: list[Completion] = []  # of the last generation
-        self.earlier: TurnCache | None = None
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
-
-    @contextmanager
-    def remembered(self) -> Iterator[None]:
-        """Keep the KV cache of earlier turns during one rollout, in which weights do not change. vLLM has its own."""
-        self.earlier = TurnCache(self.conversation.calls)
-        try:
-            yield
-        finally:
-            self.earlier = None
 
     def play(
         self,

@@ -81,7 +81,7 @@ def run(folder: Path, steps: int, interval: int, more: list[str]) -> list[dict[s
     lines = folder / "soak.jsonl"
     extra = {"SOAK_EVERY": str(interval), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
     paths = [str(ROOT), str(ROOT / "tests/benchmarks"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    extra |= dict.fromkeys(("TMPDIR", "GRPO_MATH_ADAPTER_DIR"), str(folder / "tmp"))
+    extra["TMPDIR"] = str(folder / "tmp")
     environment = {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", _model(folder / "model")]
     command += ["--output_dir", str(folder / "run"), f"--max_steps={steps}", *SETTINGS, *more]

@@ -49,7 +49,7 @@ def test_a_rate_is_the_share_of_completions_that_are_right(model, tokenizer, pro
     def generate(prompts, seed):
         return [Completion([1] * 4, text=f"#### {next(texts[tuple(prompt)])}") for prompt in prompts]
 
-    monkeypatch.setattr(backends.Model, "generator", lambda model, sampling, conversation: generate)
+    monkeypatch.setattr(backends.Model, "generator", lambda model, sampling: generate)
     rows = [{**row, "answer": "" if i == 3 else row["answer"]} for i, row in enumerate(problems)]
     rates = measured(model, tokenizer, rows, tmp_path / "rates.jsonl")
     assert [rates[difficulty.key(row)] for row in rows] == [0.5, 0.5, 0.5, None, 0.5, 0.5]
@@ -68,8 +68,8 @@ def test_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, problems,
     asked = []
     generator = backends.Model.generator
 
-    def counted(model, sampling, conversation):
-        generate = generator(model, sampling, conversation)
+    def counted(model, sampling):
+        generate = generator(model, sampling)
         return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
 
     monkeypatch.setattr(backends.Model, "generator", counted)

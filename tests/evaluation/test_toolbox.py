@@ -40,7 +40,7 @@ def output(rows, tokenizer, monkeypatch):
     """The backend gives the turns of `SAID`; what it was asked for."""
     asked = []
 
-    def generator(model, sampling, conversation=None):
+    def generator(model, sampling):
         def generate(prompts, seed):
             asked.append((prompts, seed))
             made = []

@@ -41,7 +41,7 @@ class Sampler:
         return [Completion(ids[len(prompt) :], self.spoil(output))]
 
     def canary(self):
-        return Canary(self.model, Accelerator(cpu=True), True, self.ask, self.sent.append, lambda: (16, 512))
+        return Canary(self.model, Accelerator(cpu=True), True, self.ask, self.sent.append, 512)
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]

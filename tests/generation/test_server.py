@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 
 import pytest
 from small_vllm import SmallVLLM
@@ -112,18 +111,11 @@ def test_supported_versions_pass(version, small):
 @pytest.mark.parametrize("version", ["0.21.9", "0.32.0", "1.0.0", "dev"])
 def test_another_version_is_one_line_with_the_remedy(version, small):
     small.version = version
-    with pytest.raises(ServerError, match=r"runs vLLM .* 0.22 to 0.31: .*'vllm>=0.22,<0.32'"):
+    with pytest.raises(ServerError, match=r"runs vLLM .*: pip install 'vllm>=0.22,<0.32'"):
         Server(small.url).check_version()
 
 
-@pytest.mark.parametrize(
-    ("parallel", "replicas"),
-    [
-        ({}, [None]),
-        ({"data_parallel_size": 2}, [0, 1]),
-        ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [None]),
-    ],
-)
+@pytest.mark.parametrize(("parallel", "replicas"), [({}, [None]), ({"data_parallel_size": 2}, [0, 1])])
 def test_a_request_can_name_each_copy_behind_an_address(parallel, replicas, small):
     small.settings["parallel_config"] = parallel
     assert Server(small.url).replicas() == replicas
@@ -132,16 +124,6 @@ def test_a_request_can_name_each_copy_behind_an_address(parallel, replicas, smal
         Server(small.url).generate([7], model="base", replica=replica)
         names = {name.lower(): value for name, value in small.headers[-1].items()}
         assert names.get("x-data-parallel-rank") == (None if replica is None else str(replica))
-
-
-@pytest.mark.slow
-def test_waiting_ends_when_the_server_is_up_and_reports_meanwhile(small):
-    small.stop()
-    threading.Timer(0.5, small.start).start()
-    seconds: list[float] = []
-    Server(small.url).wait(30, alive=lambda: True, progress=seconds.append)
-    assert seconds
-    assert seconds == sorted(seconds)
 
 
 def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(small):
@@ -160,7 +142,7 @@ def test_a_server_without_runtime_adapters_or_development_paths_says_what_to_sta
     with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
         server.settings()
     small.trouble = [(404, '{"error": {"message": "Loading lora a failed: No adapter found for /folder"}}')]
-    with pytest.raises(ServerError, match=r"No adapter found for /folder.*: .*GRPO_MATH_ADAPTER_DIR"):
+    with pytest.raises(ServerError, match=r"No adapter found for /folder.*.*: see that the server can read"):
         server.load_adapter("a", "/folder")
     server.unload_adapter("never there")
 

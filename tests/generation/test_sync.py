@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
 from launching import ROOT, accelerate, variables
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
@@ -22,8 +23,9 @@ from trl.generation import vllm_client
 from vllm_process import VLLM, Process, of_session
 from waiting import until
 
-from grpo_math import evaluate
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import UserError
+from grpo_math.evaluation.compare import ResultsError, compare
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.adapters import logps, save_adapter, scaled
 from grpo_math.generation.server import Server
@@ -31,6 +33,7 @@ from grpo_math.generation.sync import AdapterGeneration, KeyedClient
 from grpo_math.problems.datasets import load_problems
 from grpo_math.run.http import ServerError
 
+LORA = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = [
     pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with"),
@@ -101,6 +104,41 @@ def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
     assert results["tools"]["names"] == ["python"]
 
 
+def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smollm, tokenizer, tmp_path):
+    rows = load_problems("generated:sums", "heldout", limit=6)
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "max_completion_length": 12, "num_generations": 2}
+    settings |= {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": process.server.url}
+    settings |= {"per_device_train_batch_size": 2, "model_init_kwargs": {"dtype": "bfloat16"}}
+    trainer = MathGRPOTrainer(
+        model=smollm,
+        reward_funcs="accuracy",
+        args=MathGRPOConfig(str(tmp_path), **settings),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=LORA,
+    )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+
+    def answers(step, **sampling):
+        trainer.state.global_step = step
+        results = evaluate(trainer, rows, progress=False, **sampling)
+        assert results["backend"] == "vllm"
+        return results, [row["completion"] for row in results["rows"]]
+
+    first, greedy = answers(0)
+    plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)
+    same = [row["completion"] == text for row, text in zip(plain["rows"], greedy, strict=True)]
+    assert sum(same) >= 4  # near ties of bfloat16 may differ
+    with pytest.raises(ResultsError, match="backend differs"):
+        compare(plain, first)
+    sampled = [answers(0, samples=4, temperature=1.0)[1] for _ in range(2)]
+    assert sampled[0] == sampled[1]
+    assert len(set(sampled[0])) > 6
+    move(model, 0.05)
+    assert answers(1)[1] != greedy
+    assert trainer.vllm_generation.rollouts == 0
+
+
 OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]
 
 
@@ -130,15 +168,14 @@ class SameFolder(AdapterGeneration):
         shutil.rmtree(self.folder, ignore_errors=True)
         save_adapter(self.model, tensors, self.folder, scale)
         body = {"lora_name": self.folder.name, "lora_path": str(self.folder), "load_inplace": True}
-        for server in self.servers:
-            server.http.ask("/v1/load_lora_adapter", body)
+        self.server.http.ask("/v1/load_lora_adapter", body)
 
 
 @pytest.fixture
 def policy(smollm):
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
-    return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
+    return get_peft_model(base, LORA)
 
 
 def move(model, size):
@@ -170,11 +207,12 @@ def syncs(kind, model, tokenizer, url, tmp_path):
     return generation, first
 
 
-def test_the_canary_agrees_on_every_copy_of_several_servers(process, policy, tokenizer, tmp_path):
+def test_the_canary_agrees_on_every_copy_of_the_model(process, policy, tokenizer, tmp_path):
     server = process.server
     assert server.replicas() == [0, 1]
-    urls = f"{server.url},{server.url.replace('127.0.0.1', 'localhost')}"
-    generation, (prompt_ids, token_ids, logprobs, ids) = syncs(AdapterGeneration, policy, tokenizer, urls, tmp_path)
+    generation, (prompt_ids, token_ids, logprobs, ids) = syncs(
+        AdapterGeneration, policy, tokenizer, server.url, tmp_path
+    )
     assert generation.canary.agreed == 2
     assert [name for name in server.models() if name.startswith(generation.run)] == [generation.folder.name]
     assert [[[token] for token in row] for row in token_ids] == ids

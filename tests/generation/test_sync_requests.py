@@ -1,8 +1,8 @@
-"""What vLLM is asked for, and whose answer goes where: servers that only write down what they are told."""
+"""What vLLM is asked for, and whose answer goes where: a server that only writes down what it is told."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
@@ -22,9 +22,6 @@ class Told:
 
     def __init__(self):
         self.requests, self.fails, self.waits = [], [], 0
-
-    def heard(self, seconds):
-        return nullcontext()
 
     def healthy(self):
         return True
@@ -47,35 +44,35 @@ class Told:
         return [Completion(row, [-0.5] * len(row)) for row in rows]
 
 
-def generation(servers=1):
+def generation():
     made = object.__new__(AdapterGeneration)
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
     made.generation_kwargs = {"stop": ["</answer>"]}
-    made.servers, made.server_timeout = [Told() for _ in range(servers)], 1.0
+    made.server, made.server_timeout = Told(), 1.0
     made.seed, made.rollouts, made.folder = 3, 0, Path()
     made.canary = SimpleNamespace(due=False, agreed=2)
     made.accelerator = SimpleNamespace(process_index=0, is_main_process=True)
     return made
 
 
-def test_every_setting_is_sent_and_answers_of_several_servers_come_in_the_order_of_prompts():
-    made = generation(servers=2)
+def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts():
+    made = generation()
     _, token_ids, logprobs, ids = made.generate([[prompt] for prompt in range(1, 6) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 6) for number in range(2)]
     assert ids == [[[token] for token in row] for row in token_ids]
     assert logprobs == [[[-0.5], [-0.5]]] * 10
-    assert [len(server.requests) for server in made.servers] == [3, 2]
-    request = made.servers[1].requests[0]
+    assert len(made.server.requests) == 5
+    request = made.server.requests[0]
     assert {name: request[name] for name in SAMPLING} == SAMPLING
     assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
 
 
 def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the_runs():
     def seeds(rollouts):
-        made = generation(servers=2)
+        made = generation()
         for _ in range(rollouts):
             made.generate([[1], [1], [2], [2], [3], [3]], None, 2)
-        return [request["seed"] for server in made.servers for request in server.requests]
+        return [request["seed"] for request in made.server.requests]
 
     assert len(set(seeds(3))) == 9
     assert seeds(3) == seeds(3)
@@ -84,7 +81,7 @@ def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the
 def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
     made = generation()
-    (server,) = made.servers
+    server = made.server
     server.fails = [[3], [3], [1], [9]]
     _, token_ids, *_ = made.generate([[prompt] for prompt in range(1, 11) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
@@ -107,7 +104,8 @@ def test_two_threads_that_find_a_restarted_server_load_the_adapter_once():
             assert name not in self.loaded
             self.loaded += (name,)
 
-    made, server = generation(), Restarted()
+    made = generation()
+    made.server = server = Restarted()
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda number: made._load(server, Path("run-1")), range(2)))
+        list(threads.map(lambda number: made._load(Path("run-1")), range(2)))
     assert server.loaded == ("run-1",)

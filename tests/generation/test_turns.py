@@ -4,11 +4,12 @@ from copy import deepcopy
 
 import pytest
 from small_tools import python
+from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.turns import Conversation, Limits, calls_of, methods_of, play
+from grpo_math.generation.turns import Conversation, Limits, calls_of, play
 from grpo_math.problems.prompts import build_prompt
 
 
@@ -21,26 +22,6 @@ def add(a: int, b: int) -> int:
         b: Another.
     """
     return a + b
-
-
-class Notes:
-    """An environment in TRL's shape."""
-
-    def __init__(self):
-        self.held = []
-
-    def reset(self, **row):
-        self.held = ["reset"]
-
-    def note(self, text: str) -> str:
-        """
-        Keep a text.
-
-        Args:
-            text: What to keep.
-        """
-        self.held.append(text)
-        return " ".join(self.held)
 
 
 def conversation_of(tokenizer, *tools, **settings):
@@ -58,12 +39,13 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
         assert not conversation.message(tokenizer.encode(output), []).get("tool_calls")
 
 
-def test_other_tools_are_listed_and_called_in_json_and_hostile_json_is_text(tokenizer):
-    conversation = conversation_of(tokenizer, add)
-    assert '"name": "add"' in tokenizer.decode(conversation.prompt([{"role": "user", "content": "1 + 1?"}]))
+def test_hostile_json_of_a_larger_model_is_text(tokenizer):
+    other = deepcopy(tokenizer)
+    other.chat_template = qwen3_chat_template
+    conversation = Conversation(other, [add])
 
     def calls(inside):
-        output = conversation.message(tokenizer.encode(f"<tool_call>{inside}</tool_call><|im_end|>"), [])
+        output = conversation.message(other.encode(f"<tool_call>{inside}</tool_call><|im_end|>"), [])
         assert output["role"] == "assistant"
         return output.get("tool_calls")
 
@@ -73,11 +55,13 @@ def test_other_tools_are_listed_and_called_in_json_and_hostile_json_is_text(toke
 
 
 def test_a_model_whose_template_renders_no_calls_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match="renders no calls"):
+        conversation_of(tokenizer, add)
     other = deepcopy(tokenizer)
     other.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(ConfigError, match="renders no calls"):
         Conversation(other, [python])
-    other.chat_template = chat.smollm2(fenced=True) + " "
+    other.chat_template = chat.WITH_CALLS + " "
     with pytest.raises(ConfigError, match="does not know"):
         Conversation(other, [python])
 
@@ -111,7 +95,7 @@ def test_results_are_masked_and_counted_and_failures_are_answers(tokenizer):
     conversation = conversation_of(tokenizer, python)
     prompts, rows = begun(conversation, tokenizer, block("6 * 7"), "no", block("1 / 0"), block("slow"))
     script = Script(tokenizer, ["#### 42<|im_end|>", block("2"), "#### ?<|im_end|>"], ["#### 2<|im_end|>"])
-    rows = play(conversation, prompts, rows, [conversation.functions()] * 4, script, Limits(200))
+    rows = play(conversation, prompts, rows, [{"python": python}] * 4, script, Limits(200))
     assert [(row.calls, row.failures, row.timeouts) for row in rows] == [(1, 0, 0), (0, 0, 0), (2, 1, 0), (1, 1, 1)]
     first = rows[0]
     assert tokenizer.decode(first.tokens) == block("6 * 7") + "\n<|im_start|>tool\n42<|im_end|>\n" + (
@@ -129,7 +113,7 @@ def test_a_result_that_does_not_fit_is_left_out_and_the_rounds_of_calls_are_boun
     conversation = conversation_of(tokenizer, python)
     prompts, rows = begun(conversation, tokenizer, block("'x ' * 99"), block("1"))
     script = Script(tokenizer, ["#### 1" + " and so on" * 50])
-    rows = play(conversation, prompts, rows, [conversation.functions()] * 2, script, Limits(60))
+    rows = play(conversation, prompts, rows, [{"python": python}] * 2, script, Limits(60))
     assert [len(row.messages) for row in rows] == [1, 3]
     assert rows[0].calls == 1
     assert len(rows[1].tokens) == len(rows[1].mask) == 60
@@ -138,7 +122,7 @@ def test_a_result_that_does_not_fit_is_left_out_and_the_rounds_of_calls_are_boun
         conversation,
         prompts,
         rows,
-        [conversation.functions()],
+        [{"python": python}],
         Script(tokenizer, *[[block("1")]] * 9),
         Limits(4000, rounds=3),
     )
@@ -150,15 +134,7 @@ def test_what_the_machine_cannot_do_ends_the_run_and_is_no_answer(tokenizer):
     conversation = conversation_of(tokenizer, python)
     prompts, rows = begun(conversation, tokenizer, block("machine"))
     with pytest.raises(UserError, match="no more processes"):
-        play(conversation, prompts, rows, [conversation.functions()], Script(tokenizer), Limits(100))
-
-
-def test_each_completion_has_a_session_of_its_own(tokenizer):
-    conversation = conversation_of(tokenizer, session=Notes)
-    assert [tool.__name__ for tool in conversation.tools] == ["note"]
-    one, other = conversation.functions(), conversation.functions()
-    assert [one["note"]("a"), one["note"]("b"), other["note"]("c")] == ["reset a", "reset a b", "reset c"]
-    assert [method.__name__ for method in methods_of(Notes())] == ["note"]
+        play(conversation, prompts, rows, [{"python": python}], Script(tokenizer), Limits(100))
 
 
 def test_a_result_cannot_open_a_turn_of_its_own(tokenizer):

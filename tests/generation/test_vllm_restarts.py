@@ -1,7 +1,6 @@
 """The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
 import json
-import threading
 
 import pytest
 from datasets import Dataset
@@ -9,8 +8,7 @@ from small_runs import ends, history, settings, start, two
 from small_vllm import SETTINGS, SmallVLLM, letters, trainer_of
 from trl.trainer import grpo_trainer
 
-from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation import server
+from grpo_math.errors import UserError
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -41,31 +39,10 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
     assert trainer.vllm_generation.canary.agreed == 2
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
     assert len(small.adapters) == 1  # that of the last sync: the older ones were unloaded
-    folders = list(trainer.vllm_generation.root.glob("[!.]*"))
+    folders = list(trainer.vllm_generation.root.iterdir())
     assert [folder.name for folder in folders] == list(small.adapters)
     for line in trainer.state.log_history:
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
-
-
-@pytest.mark.full
-def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
-    small, tiny, tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(server, "HEALTH_SECONDS", 0.5)
-    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
-    sync, released = trainer.vllm_generation.sync_weights, threading.Event()
-
-    def last_sync():
-        sync()
-        if trainer.state.global_step == 2:
-            small.before = lambda path: released.wait(300)
-
-    trainer.vllm_generation.sync_weights = last_sync
-    try:
-        with pytest.raises(UserError, match=r"no vLLM server answers .* after 1 seconds.*checkpoint-2 is saved"):
-            trainer.train()
-    finally:
-        released.set()
 
 
 @pytest.mark.full
@@ -123,13 +100,12 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_pat
     with pytest.raises(RuntimeError, match="TRL's"):
         trainer_of("http://127.0.0.1:1", tiny, tokenizer, tmp_path, vllm_sync="merged")
     settings = {"use_cpu": True, "bf16": False, "use_vllm": True, "vllm_mode": "server", "report_to": "none"}
-    for urls, error in (("http://127.0.0.1:1", RuntimeError), ("http://a:1,http://b:1", ConfigError)):
-        with pytest.raises(error):
-            MathGRPOTrainer(
-                model=tiny(),
-                reward_funcs=letters,
-                args=MathGRPOConfig(str(tmp_path), vllm_server_base_url=urls, **settings),
-                train_dataset=Dataset.from_list([{"prompt": "x"}] * 8),
-                processing_class=tokenizer,
-            )
+    with pytest.raises(RuntimeError, match="TRL's"):
+        MathGRPOTrainer(
+            model=tiny(),
+            reward_funcs=letters,
+            args=MathGRPOConfig(str(tmp_path), **settings),
+            train_dataset=Dataset.from_list([{"prompt": "x"}] * 8),
+            processing_class=tokenizer,
+        )
     assert len(made) == 2

@@ -72,7 +72,7 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         if not accelerator.is_main_process:
             return
         greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
-        (answer,) = generation.servers[0].generate(probe, model=generation.folder.name, **greedy)
+        (answer,) = generation.server.generate(probe, model=generation.folder.name, **greedy)
         ours = logps(policy, probe, answer.tokens)
         answers.append({"tokens": answer.tokens, "vllm": answer.logps, "trainer": ours.tolist()})
         if trainer.state.global_step == 2:
@@ -88,7 +88,7 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
             "base": [before, base_hash(policy)],
             "answers": answers,
             "canaries": generation.canary.agreed,
-            "folders": [str(path) for path in generation.root.glob("[!.]*")],
+            "folders": [str(path) for path in generation.root.iterdir()],
             "root": str(generation.root),
             "history": [line for line in trainer.state.log_history if "loss" in line],
         }

@@ -32,7 +32,7 @@ VALUES = {
     "reward_weights": [[0.0], [1.0, 2.0]],
     "rewards": [[], ["accuracy", "accuracy"]],
     "tools": [["a:b"]],
-    "vllm_server_base_url": ["http://a:1,http://b:1", "http://a:1,http://a:1", "nonsense"],
+    "vllm_server_base_url": ["http://a:1,http://b:1", "nonsense"],
     "vllm_server_host": ["no host"],
 }
 KINDS = {"bool": [True, False], "int": [0, 1, 8, 1000], "float": [0.0, 0.5, 1e-7, 2.0], "dict": [{"x": 1}]}

@@ -34,9 +34,8 @@ def answers(tmp_path_factory):
     secret = tmp_path_factory.mktemp("trainer") / "secret"
     secret.write_text(CANARY)
     os.environ["GRPO_MATH_CANARY"] = CANARY
-    python._servers.clear()
-    server = python.server(packages=True)
-    python._servers[os.getpid(), False] = server  # for every program
+    python._server = None
+    server = python.server()
     tempfile.tempdir = None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
@@ -52,7 +51,7 @@ def answers(tmp_path_factory):
         grown = memory() - before
     yield given, server, secret, grown, folder
     del os.environ["GRPO_MATH_CANARY"]
-    python._servers.clear()
+    python._server = None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

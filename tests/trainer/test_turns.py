@@ -8,14 +8,12 @@ from copy import deepcopy
 import launching
 import pytest
 from datasets import Dataset
-from small_generation import counted
 from small_tools import python
 from small_trainers import config, letters, relative, weights
 from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.generation.cache import TurnCache
 
 END = "<|im_end|>"
 
@@ -92,28 +90,6 @@ def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_pat
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
         assert logged[0][0] > 0
-
-
-def test_the_turns_of_a_rollout_go_on_from_those_before_them(tiny, tokenizer, tmp_path, monkeypatch):
-    def parsed(tokenizer, ids, prefix=None, tools=None):
-        call = {"type": "function", "function": {"name": "python", "arguments": {"code": str(ids[0])}}}
-        calls = [call] * (tokenizer.decode(prefix).count("<|im_start|>tool") < ids[0] % 3)
-        return {"role": "assistant", "content": tokenizer.decode(ids), "tool_calls": calls}
-
-    monkeypatch.setattr("trl.trainer.grpo_trainer.parse_response", parsed)
-    monkeypatch.setattr("trl.chat_template_utils.parse_response", parsed)
-    ends, columns = [], []
-    for fill in (TurnCache.fill, lambda *args: 0):
-        monkeypatch.setattr(TurnCache, "fill", fill)
-        trainer = made(MathGRPOTrainer, MathGRPOConfig, tiny(), deepcopy(tokenizer), tmp_path)
-        trainer.generation_config.max_new_tokens = 12
-        with counted(trainer.model) as shapes:
-            trainer.train()
-        ends.append(weights(trainer.model))
-        columns.append(sum(width for _, width in shapes if width > 1))
-        assert trainer.turns.earlier is None
-    assert relative(ends[0], ends[1]) < 1e-6
-    assert columns[0] < columns[1]  # beside the columns of the updates, which are the same
 
 
 class Calling(SmallVLLM):
