@@ -9,7 +9,7 @@ the prompt asks for. All rows of a data set have the same keys.
 | owner/name[:config][@revision] | any other set on the Hub |
 | path/to/folder[:config] | a copy of a set in a local folder, as `hf download` writes it |
 | path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
-| generated, generated:word,sums | problems made by generated.py |
+| generated, generated:sums,products | problems made by generated.py |
 
 The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
 (without thousands separators), or the whole column. columns.py finds the columns.

@@ -152,8 +152,8 @@ def folder_of(name: str) -> str:
 def listed(data: str) -> list[str]:
     """Split data sets at commas. The levels of generated problems are separated by commas too.
 
-    >>> listed("gsm8k, generated:sums,word,owner/name:main")
-    ['gsm8k', 'generated:sums,word', 'owner/name:main']
+    >>> listed("gsm8k, generated:sums,products,owner/name:main")
+    ['gsm8k', 'generated:sums,products', 'owner/name:main']
     """
     from grpo_math.problems.generated import LEVELS
 

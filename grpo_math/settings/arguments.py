@@ -18,7 +18,7 @@ class TrainArguments:
         "generated",
         "The problems to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), "
-        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, two_step, word, long_products).",
+        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, long_products).",
     )
     columns: str | None = setting(
         None,

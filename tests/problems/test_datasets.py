@@ -232,7 +232,7 @@ def test_a_file_without_a_good_row_is_an_error(tmp_path):
         (
             {"dataset": "generated:sum"},
             "level='sum' is not known: did you mean 'sums'? "
-            "(sums, differences, products, two_step, word, long_products)",
+            "(sums, differences, products, long_products)",
         ),
         ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
         (
@@ -327,7 +327,7 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
     assert {row["level"] for row in rows} == {1, 2}
     assert load_problems("generated", "test", limit=256) == rows
     assert load_problems("generated:sums,differences", "heldout", limit=256) == rows
-    assert {row["level"] for row in load_problems("generated:word, two_step", limit=20)} == {4, 5}
+    assert {row["level"] for row in load_problems("generated:products, long_products", limit=20)} == {3, 4}
     assert load_problems("generated", limit=50, seed=1) != load_problems("generated", limit=50)
     assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
     assert len(load_problems("generated", "heldout", limit=320)) == 306  # all that there are
