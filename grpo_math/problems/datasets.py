@@ -87,13 +87,16 @@ def load_problems(
             raise ConfigError("columns", columns, "would be ignored: generated problems have none", "leave it out")
         return _generated(levels, hub.split_of(split, generated.SPLITS), template, limit, seed)
     rows, errors = read_rows(dataset, split, template=template, data_dir=data_dir, columns=columns)
-    if errors and not skip_bad_rows and source_of(dataset) is None:
+    skips = skip_bad_rows or source_of(dataset) is not None
+    if errors and (not skips or not rows):
         raise errors[0]
     if not rows:
-        why = f" ({errors[0].field} {errors[0].reason}, line {errors[0].line})" if errors else ""
-        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "check the file")
+        raise ConfigError("dataset", dataset, "has no rows", "check the file")
     if errors:
-        logger.warning(_skipped(errors, len(rows) + len(errors)))
+        total, one = len(rows) + len(errors), errors[0]
+        logger.warning(
+            f"skipped {len(errors):,} of {total:,} rows of {one.file}; line {one.line}: {one.field} {one.reason}"
+        )
     if limit is not None:
         drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
         kept = {row["id"] for row in drawn}
@@ -171,9 +174,6 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], place_of(dataset)
     base, bracket, cut = split.partition("[")
-    if base == "train" and set(source.splits) == {"test"}:
-        logger.warning("%s has a test split only, which is used: report no figures on it after training", name)
-        base = "test"
     base = hub.split_of(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
@@ -248,28 +248,12 @@ def _problem(row: Row, template: Template, others: Row) -> Problem:
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
-    """Return whether a column can be in TRL's table: it has one type, and training does not use its name."""
+    """Return whether a column can be in TRL's table, in which a column has one type."""
     import pyarrow
 
-    reason = "training uses this name itself" if column in which.MADE else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:
-        reason = first_line(error)
-    if reason:
-        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {reason}")
-    return not reason
-
-
-def _skipped(errors: list[DataError], total: int) -> str:
-    """Return one line that counts the skipped rows by reason."""
-    lines: dict[str, list[str]] = {}
-    for error in errors:
-        lines.setdefault(f"{error.field} {error.reason}", []).append(str(error.line))
-    reasons = [f"{reason} ({_listed(at)})" for reason, at in [*lines.items()][:5]]
-    return f"skipped {len(errors):,} of {total:,} rows of {errors[0].file}: {'; '.join(reasons)}"
-
-
-def _listed(lines: list[str]) -> str:
-    more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
-    return f"line{'s' if len(lines) > 1 else ''} {', '.join(lines[:8])}{more}"
+        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {first_line(error)}")
+        return False
+    return True

@@ -61,8 +61,7 @@ class TrainArguments:
     eval_n: int | None = setting(
         None,
         "Problems that are evaluated before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none if the data hold none out or, without vLLM, if max_completion_length is over 2048 or no "
-        "process holds the whole model.",
+        "these are fewer; none if the data hold none out or, without vLLM, if no process holds the whole model.",
         ge=0,
     )
     heldout_every: int = setting(

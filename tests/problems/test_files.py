@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.errors import DataError, UserError
 from grpo_math.problems.datasets import load_problems
 
 ROWS = [{"problem": "What is 3 + 4?", "answer": "7"}, {"problem": "Wie viel, “genau”, ist 0,5 · 3?", "answer": "1.50"}]
@@ -88,15 +88,3 @@ def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv:2: row has more cells than the file has columns"):
         load_problems(str(file))
     assert [row["answer"] for row in load_problems(str(file), skip_bad_rows=True)] == ["7"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["parquet"])
-def test_a_folder_that_cannot_be_read_says_so_without_a_log(tmp_path, capfd, caplog, kind):
-    (tmp_path / f"train.{kind}").write_bytes(b"PAR1 [{ and no more")
-    with pytest.raises(
-        ConfigError, match=r"is a folder that cannot be read \((JSON parse error|ArrowInvalid)"
-    ) as error:
-        load_problems(str(tmp_path))
-    assert "\n" not in str(error.value)
-    assert "Failed to read" not in capfd.readouterr().err + caplog.text
