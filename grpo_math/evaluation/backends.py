@@ -20,15 +20,16 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from grpo_math.errors import ConfigError, UserError, first_line, one_of
+from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.server import Server
 from grpo_math.generation.turns import Conversation
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.problems.of_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
 
@@ -259,11 +260,5 @@ def _generation_config(path: str) -> Any:
 
 def loaded(model: str, load: Callable[[str], Any]) -> Any:
     """Return ``load(folder of the model)``. Any exception becomes a `ConfigError` that names the model."""
-    try:
+    with naming({"model_name_or_path": "model"}), loading(model, "files"):
         return load(model_path(model))
-    except ConfigError as error:  # the error names the recipe's field
-        raise ConfigError("model", error.value, error.reason, error.remedy) from None
-    except UserError:
-        raise
-    except Exception as error:  # transformers, safetensors and the Hub raise different kinds
-        raise ConfigError("model", model, "cannot be loaded", f"{type(error).__name__}: {first_line(error)}") from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
+from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_of_means
 from grpo_math.grading import Grade, Verdict
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
@@ -42,8 +42,8 @@ def category(grade: Grade, truncated: bool) -> str:
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """Return the summary metrics of graded records. Each problem has ``samples`` consecutive records.
 
-    ``mean@n`` has its standard error over problems, and ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is
-    each power of 2 up to ``samples``, and ``samples``. ``by_subject`` and ``by_level`` exist if the problems have them.
+    ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is each power of 2 up to ``samples``, and ``samples``.
+    ``by_subject`` and ``by_level`` exist if the problems have them.
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "answer": None}]
@@ -53,22 +53,34 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] in RIGHT for record in problem] for problem in problems]
-    mean, error = mean_at_n(right)
-    votes = [([record.get("answer") for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
+    means = [fmean(flags) for flags in right]
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
+    at_k: dict[str, dict[str, list[float]]] = {"pass@k": {}, "maj@k": {}}  # the value of each problem
+    for k in ks:
+        at_k["pass@k"][str(k)] = [pass_at_k(samples, sum(flags), k) for flags in right]
+        at_k["maj@k"][str(k)] = [
+            maj_at_k([record.get("answer") for record in problem], flags, k)
+            for problem, flags in zip(problems, right, strict=True)
+        ]
     counts = Counter(record["category"] for record in records)
     return {
         "n": len(problems),
-        ACCURACY: mean,
-        "ci95": list(wilson_of_means(right)),
+        ACCURACY: fmean(means),
+        "ci95": _interval(means, samples),
         ACCURACY_IN_FORMAT: sum(record["category"] in IN_FORMAT for record in records) / len(records),
-        "mean@n": {"n": samples, "mean": mean, "standard_error": error},
+        "mean@n": {"n": samples, "mean": fmean(means), "ci95": _interval(means, samples)},
         "categories": {name: counts[name] for name in CATEGORIES},
-        "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
-        "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
+        **{name: {k: fmean(values) for k, values in by_k.items()} for name, by_k in at_k.items()},
+        **{
+            f"{name}_ci95": {k: _interval(values, samples) for k, values in by_k.items()} for name, by_k in at_k.items()
+        },
         **({"calling": _calling(records)} if all("calls" in record for record in records) else {}),
-        **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
+        **{f"by_{name}": _by(name, problems, means) for name in PARTS if any(name in record for record in records)},
     }
+
+
+def _interval(values: Sequence[float], samples: int) -> list[float]:
+    return list(wilson_of_means(values, samples * len(values)))
 
 
 def _calling(records: Sequence[Record]) -> dict[str, Any]:
@@ -87,14 +99,14 @@ def _calling(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:
-    parts: dict[str, list[list[bool]]] = {}
-    for problem, flags in zip(problems, right, strict=True):
+def _by(name: str, problems: Sequence[Sequence[Record]], means: Sequence[float]) -> dict[str, Any]:
+    parts: dict[str, list[float]] = {}
+    for problem, mean in zip(problems, means, strict=True):
         value = problem[0].get(name)
-        parts.setdefault("none" if value is None else str(value), []).append(flags)
+        parts.setdefault("none" if value is None else str(value), []).append(mean)
     return {
-        part: {"n": len(flags), "accuracy": mean_at_n(flags).mean, "ci95": list(wilson_of_means(flags))}
-        for part, flags in sorted(parts.items())
+        part: {"n": len(values), "accuracy": fmean(values), "ci95": _interval(values, len(problems[0]))}
+        for part, values in sorted(parts.items())
     }
 
 
@@ -128,11 +140,12 @@ def text_of(results: Results) -> str:
             f"{calling['timeouts']:.2f}; {', '.join(right)}"
         )
     if samples > 1:
-        mean = results["mean@n"]
-        error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
-        lines.append(f"{f'mean@{samples}':<19} {mean['mean']:6.1%}{error}")
         for name in ("pass@k", "maj@k"):  # pass@1 equals the accuracy, and maj@1 nearly does
-            shares = [f"{k}: {value:.1%}" for k, value in results[name].items() if k != "1"]
+            shares = [
+                f"{k}: {value:.1%} ({_range(results[f'{name}_ci95'][k])})"
+                for k, value in results[name].items()
+                if k != "1"
+            ]
             lines.append(f"{name:<18}  " + "  ".join(shares))
     rows = [
         [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]

@@ -75,7 +75,6 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
     [
         (["RUN", "--json"], "--json answers one question"),
         (["RUN", "Hi", "--template", "boxd"], "did you mean 'boxed'"),
-        (["RUN", "Hi", "--max_completion_length", "0"], "max_completion_length=0 leaves nothing to say"),
         (["TINY", "Hi", "--only", "base"], "only='base' would be ignored"),
         (["nowhere", "Hi"], "model='nowhere' "),
     ],

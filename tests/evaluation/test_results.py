@@ -18,7 +18,7 @@ from grpo_math.evaluation import backends
 from grpo_math.evaluation.figures import category, summary, text_of
 from grpo_math.evaluation.of_trainer import evaluate
 from grpo_math.evaluation.results import answers_file
-from grpo_math.evaluation.stats import wilson
+from grpo_math.evaluation.stats import wilson, wilson_of_means
 from grpo_math.grading import grade_batch
 from grpo_math.problems.datasets import load_problems
 from grpo_math.rewards import accuracy, gsm8k
@@ -54,10 +54,12 @@ def test_figures_of_several_samples_a_problem():
     assert figures["n"] == 2
     assert figures["accuracy"] == 0.75
     assert figures["pass@k"] == {"1": 0.75, "2": 1.0}
+    assert figures["pass@k_ci95"]["2"] == list(wilson(2, 2))
     assert figures["maj@k"] == {"1": 0.75, "2": 0.75}  # problem a is a tie: one half
+    assert figures["maj@k_ci95"]["2"] == list(wilson_of_means([0.5, 1.0], 4))
 
 
-def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
+def test_figures_by_subject_and_level():
     parts = [("algebra", 1), ("algebra", 2), ("geometry", 2), (None, 1)]
     rows = [
         {**record(str(i), category), "subject": subject, "level": level}
@@ -66,7 +68,7 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     ]
     figures = summary(rows, samples=2)
     # Problems have 1, 1/2, 1/2, 1/2: mean 5/8, variance 1/16, error 1/8.
-    assert figures["mean@n"] == {"n": 2, "mean": 0.625, "standard_error": 0.125}
+    assert figures["mean@n"] == {"n": 2, "mean": 0.625, "ci95": figures["ci95"]}
     assert {name: (part["n"], part["accuracy"]) for name, part in figures["by_subject"].items()} == {
         "algebra": (2, 0.75),
         "geometry": (1, 0.5),
@@ -78,12 +80,11 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     }
     assert figures["by_subject"]["geometry"]["ci95"] == list(wilson(0.5, 1))
     text = text_of({"samples": 2, "temperature": 0.7, **figures})
-    assert "mean@2               62.5%  standard error 12.5 points" in text
     assert "2 samples each at temperature 0.7" in text
     for name, label in CATEGORIES.items():
         assert (label in text) == bool(figures["categories"][name])
     assert all(label in text for label in ("algebra", "geometry", "level 1"))
-    assert re.search(r"^pass@k +2: ", text, re.MULTILINE)  # pass@1 is the accuracy
+    assert re.search(r"^pass@k +2: 100.0% \(51.0% to 100.0%\)$", text, re.MULTILINE)  # pass@1 is the accuracy
     assert not summary([record("a", "correct")]).keys() & {"by_subject", "by_level"}
     for samples, ks in ((6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):  # each power of two, and the number of samples
         figures = summary([record("a", "correct")] * samples, samples)
