@@ -52,8 +52,7 @@ class Sampling:
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
         if not 0 <= self.temperature < float("inf"):
-            reason = "is negative" if self.temperature < 0 else "is not finite"
-            raise ConfigError("temperature", self.temperature, reason, "0 is greedy, above 0 samples")
+            raise ConfigError("temperature", self.temperature, "is out of range", "0 is greedy, above 0 samples")
         if self.samples > 1 and self.temperature == 0:
             reason = "cannot be drawn at temperature 0"
             raise ConfigError("samples", self.samples, reason, "give 1, or a temperature above 0")

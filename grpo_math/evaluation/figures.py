@@ -17,7 +17,6 @@ from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_F
 
 PARTS = ("subject", "level")
 CALLS = ("calls", "failures", "timeouts")  # counted for each completion with tools
-WITH = {"with_call": "with", "without_call": "without"}
 Record = dict[str, Any]
 Results = dict[str, Any]
 
@@ -74,29 +73,12 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
         **{
             f"{name}_ci95": {k: _interval(values, samples) for k, values in by_k.items()} for name, by_k in at_k.items()
         },
-        **({"calling": _calling(records)} if all("calls" in record for record in records) else {}),
         **{f"by_{name}": _by(name, problems, means) for name in PARTS if any(name in record for record in records)},
     }
 
 
 def _interval(values: Sequence[float], samples: int) -> list[float]:
     return list(wilson_of_means(values, samples * len(values)))
-
-
-def _calling(records: Sequence[Record]) -> dict[str, Any]:
-    """Return calls, failures and timeouts per answer, and the accuracy of answers with and without a call.
-
-    >>> _calling([{"calls": 2, "failures": 1, "timeouts": 0, "category": "correct"}])["with_call"]
-    {'n': 1, 'accuracy': 1.0}
-    """
-    parts = {name: [r for r in records if bool(r["calls"]) == (name == "with_call")] for name in WITH}
-    return {
-        **{name: fmean(record[name] for record in records) for name in CALLS},
-        **{
-            name: {"n": len(part), "accuracy": fmean(r["category"] in RIGHT for r in part) if part else None}
-            for name, part in parts.items()
-        },
-    }
 
 
 def _by(name: str, problems: Sequence[Sequence[Record]], means: Sequence[float]) -> dict[str, Any]:
@@ -129,24 +111,10 @@ def text_of(results: Results) -> str:
         f"{n} problem{'' if n == 1 else 's'}, {drawn}",
         f"accuracy in format  {results['accuracy_in_format']:6.1%}",
     ]
-    if calling := results.get("calling"):
-        right = [
-            f"{calling[name]['n']} answers {label} a call, {calling[name]['accuracy']:.1%} right"
-            for name, label in WITH.items()
-            if calling[name]["n"]
-        ]
-        lines.append(
-            f"calls an answer      {calling['calls']:5.2f}  failed {calling['failures']:.2f}, of these out of time "
-            f"{calling['timeouts']:.2f}; {', '.join(right)}"
-        )
-    if samples > 1:
-        for name in ("pass@k", "maj@k"):  # pass@1 equals the accuracy, and maj@1 nearly does
-            shares = [
-                f"{k}: {value:.1%} ({_range(results[f'{name}_ci95'][k])})"
-                for k, value in results[name].items()
-                if k != "1"
-            ]
-            lines.append(f"{name:<18}  " + "  ".join(shares))
+    for name in ("pass", "maj") if samples > 1 else ():
+        for k, value in results[f"{name}@k"].items():
+            if k != "1":  # pass@1 equals the accuracy, and maj@1 nearly does
+                lines.append(f"{f'{name}@{k}':<18}  {value:6.1%}  95% interval {_range(results[f'{name}@k_ci95'][k])}")
     rows = [
         [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]
     ]

@@ -18,8 +18,6 @@ def plain(problem):
     return f"Q: {problem} Answer after ####.\\nA:"
 def chat(problem):
     return [{"role": "user", "content": problem}]
-def broken(problem):
-    raise KeyError(problem)
 def number(problem):
     return 7
 """

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -54,13 +53,6 @@ def test_the_published_sets_have_their_rows_and_every_row_has_a_gold(dataset, sp
         assert row["answer"] == row["answer"].strip() != ""
         assert row["problem"].strip()
         assert row["prompt"][-1] == {"role": "user", "content": row["problem"]}
-
-
-@needs_data
-def test_every_gsm8k_gold_is_a_plain_integer():
-    golds = [row["answer"] for split in ("train", "test") for row in load_problems("gsm8k", split)]
-    assert all(re.fullmatch(r"-?\d+", gold) for gold in golds)
-    assert (golds[0], golds[7473]) == ("72", "18")  # Natalia's clips, Janet's ducks
 
 
 @pytest.mark.slow
