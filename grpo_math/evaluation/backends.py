@@ -137,6 +137,7 @@ class Model:
         port, rank = free_port(), 0
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
+        # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
         options: dict[str, Any] = {"port": port, "lora_rank": rank, "fixed": True, "extra": extra}
         server.make_key()
@@ -156,6 +157,7 @@ class Model:
 
     def share(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any], number: int, shares: int) -> list[Any]:
         """Share ``number`` has the rows r, r + n, r + 2n, ..., or the first row if there are fewer rows than shares."""
+        # A share without rows would not take part in the gathering, and the other ranks would wait.
         return gather_object([call(rows[number::shares] or rows[:1])])
 
     def check(self, prompt: str | list[dict[str, str]]) -> None:

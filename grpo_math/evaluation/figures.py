@@ -53,6 +53,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] in RIGHT for record in problem] for problem in problems]
     means = [fmean(flags) for flags in right]
+    # All k up to 32 would make a long table.
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
     at_k: dict[str, dict[str, list[float]]] = {"pass@k": {}, "maj@k": {}}  # the value of each problem
     for k in ks:

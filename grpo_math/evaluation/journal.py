@@ -35,6 +35,7 @@ def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[
     with reading(path):
         first, *lines = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
+    # Only the conditions of this version are compared: an older file may state more.
     for name in conditions:
         if measured.get(name) != conditions[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {conditions[name]!r}"

@@ -137,9 +137,11 @@ def _answer(
         ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
     ]
     numbered = list(enumerate(batches(ids, sampling.batch_size)))
+    # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
     if not missing:
         return [known[key] for key in keys]
+    # Without these, the progress bar would count a record of a missing batch twice.
     new_keys = {keys[i] for _, batch in missing for i in batch}
     records = {key: record for key, record in known.items() if key not in new_keys}
     model.check_context(max(map(len, ids)))

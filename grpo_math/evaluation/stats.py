@@ -106,6 +106,7 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
     right = Counter(answer for answer, flag in zip(answers, correct, strict=True) if flag)
     abstaining = len(answers) - votes.total()
     wins = 0.0
+    # For each right answer: the draws in which it gets ``won`` of the k votes and no other answer gets more.
     for answer, count in votes.items():
         if not right[answer]:
             continue
@@ -119,6 +120,7 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
 
 def _draws_that_do_not_beat(won: int, others: list[int], abstaining: int, size: int) -> list[int]:
     """Count the draws of ``size`` more completions with no other answer above ``won`` votes, by the number of ties."""
+    # (completions drawn, answers that tie with ``won``) -> number of draws; the other answers are added one by one.
     ways = {(drawn, 0): math.comb(abstaining, drawn) for drawn in range(min(abstaining, size) + 1)}
     for count in others:
         grown: dict[tuple[int, int], int] = {}

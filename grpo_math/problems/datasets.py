@@ -97,6 +97,7 @@ def load_problems(
         logger.warning(
             f"skipped {len(errors):,} of {total:,} rows of {one.file}; line {one.line}: {one.field} {one.reason}"
         )
+    # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
     if limit is not None:
         drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
         kept = {row["id"] for row in drawn}
@@ -127,6 +128,7 @@ def read_rows(
         except BadRow as bad:
             errors.append(DataError(opened.file, line, *bad.args))
             continue
+        # Results and completions are matched by id. Joined data sets often repeat ids.
         if row["id"] in ids:
             row["id"] = number
         ids.add(row["id"])
@@ -178,6 +180,7 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
+    # A ``data_dir`` that lacks the file is an error; the variable may name a folder with other sets only.
     if folder and file_name and not stated.config and (path.is_file() or data_dir):
         return _Opened(label, str(path), _table(path, split))
     copied = folder and path.is_dir() and not stated.revision
@@ -233,6 +236,7 @@ def _once(rows: list[Row], file: str) -> list[Row]:
 def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Problem]:
     """Make the problems, each with the same columns in the same order."""
     others = [row.pop("others") for row in rows]
+    # TRL's table needs the same columns in each row.
     names = dict.fromkeys(name for columns in others for name in columns)
     kept = [name for name in names if _fits_a_table(name, [columns.get(name) for columns in others], dataset)]
     return [
