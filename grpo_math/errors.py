@@ -96,7 +96,8 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
         return
     import difflib
 
-    near = difflib.get_close_matches(str(value)[:100], choices, n=1)
+    near = [choice for choice in choices if choice.startswith(f"{value}_")]
+    near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
 
