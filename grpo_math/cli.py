@@ -9,7 +9,6 @@ Does not import torch, transformers or trl before a command needs them: ``--help
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import json
 import logging
@@ -122,14 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
+    except BrokenPipeError:  # the reader, such as head, has ended
         streams.close_stdout()
-        if error.errno == errno.EPIPE:  # the reader, such as head, has ended
-            return streams.CLOSED
-        print(f"error: stdout, or a file, cannot be written ({error.strerror}): make room", file=sys.stderr)
-        return 2
+        return streams.CLOSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

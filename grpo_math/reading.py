@@ -13,7 +13,6 @@ Does not check what a file should contain. Imports no other package, because the
 import codecs
 import csv
 import difflib
-import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -24,8 +23,6 @@ from typing import Any
 
 from grpo_math.errors import UserError
 
-GZIP = b"\x1f\x8b"
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 
@@ -61,12 +58,6 @@ def reading(path: str | Path) -> Iterator[None]:
         raise Unreadable(error, path) from None
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """Return a file's bytes. Raises `Unreadable`."""
-    with reading(path):
-        return Path(path).read_bytes()
-
-
 def read_text(path: str | Path) -> str:
     """Return a file's text, without a byte order mark. Raises `Unreadable`."""
     with reading(path):
@@ -90,10 +81,10 @@ def read_json(path: str | Path) -> Any:
 def is_table(path: str | Path) -> bool:
     """Return True if a file's name ends like that of a table.
 
-    >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name")
+    >>> is_table("a.jsonl"), is_table("a.parquet"), is_table("owner/name")
     (True, True, False)
     """
-    return str(path).removesuffix(".gz").endswith(TABLES)
+    return str(path).endswith(TABLES)
 
 
 def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
@@ -101,19 +92,13 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
 
     Raises `Unreadable`. Every cell of a CSV file is text, so that ``007`` and ``1.50`` stay as they are.
     """
-    name = str(path).removesuffix(".gz")
     with reading(path):
-        content = Path(path).read_bytes()
-        if content.startswith(GZIP):
-            content = gzip.decompress(content)
-        if name.endswith(".parquet"):
+        content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+        if str(path).endswith(".parquet"):
             from pyarrow import parquet
 
             return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
-        if content.startswith(UTF_16):
-            content = content.decode("utf-16").encode()
-        content = content.removeprefix(codecs.BOM_UTF8)
-        if name.endswith((".csv", ".tsv")):
+        if str(path).endswith((".csv", ".tsv")):
             return _cells(content.decode())
         if content.lstrip().startswith(b"["):
             return enumerate(json.loads(content), 1)

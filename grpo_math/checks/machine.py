@@ -24,7 +24,7 @@ from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
 from grpo_math.reading import home
 from grpo_math.run import checkpoints, lock, resume
-from grpo_math.run.files import existing, read_only, refuse_unwritable
+from grpo_math.run.files import existing, read_only
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
@@ -225,8 +225,6 @@ def output_dir(setup: Setup) -> Iterator[CheckResult]:
     setup.refuse("output_dir", read_only(parent), f"cannot be written: {parent} is read-only", another)
     of_model = name and model and os.path.realpath(folder) == os.path.realpath(home(model))
     setup.refuse("output_dir", of_model, "is the folder of the model", another)
-    if rates := s["difficulty_file"]:
-        refuse_unwritable("difficulty_file", rates, Path(rates).parent, "name another file")
     nothing = str(asked).lower() == "true" and not checkpoints.checkpoints(folder)
     setup.refuse("resume_from_checkpoint", nothing, f"finds no checkpoint in {folder}", LEAVE)
     named, run_dir = resume.source(folder, asked)

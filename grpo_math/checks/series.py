@@ -121,8 +121,8 @@ class Run:
 
     @cached_property
     def comparable(self) -> bool:
-        """True if early and late rewards can be compared: no curriculum or resampling chose the problems by reward."""
-        return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
+        """True if early and late rewards can be compared: no resampling chose the problems by reward."""
+        return not self.get("resample_groups", 0)
 
     @property
     def refreshes(self) -> bool:

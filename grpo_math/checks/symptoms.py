@@ -124,7 +124,7 @@ def _stuck(run: Run, high: bool) -> Symptom | None:
     if high != (value > 0 and (share >= 0.5 if share is not None and not for_format else value >= 1)):
         return None
     words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
-    setting = "difficulty_band: [0.1, 0.9]"
+    setting = "dataset: another"
     if high and for_format:
         setting = "rewards: [accuracy, gated]"
     elif not high and run.series(metrics.TRUNCATED).level > 0.5:
@@ -218,7 +218,7 @@ def _uniform(run: Run, kind: str, other: str) -> Symptom | None:
     uniform, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
     words = f"{percent(uniform.mean)} of the groups in {uniform.span}, {percent(ours.mean)} for this cause"
     many = len(uniform) >= FEW and uniform.mean >= UNIFORM
-    return Symptom(words, "difficulty_band: [0.1, 0.9]") if many and len(theirs) and ours.mean > theirs.mean else None
+    return Symptom(words, "resample_groups: 3") if many and len(theirs) and ours.mean > theirs.mean else None
 
 
 groups_too_easy = partial(_uniform, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)

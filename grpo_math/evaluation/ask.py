@@ -43,8 +43,6 @@ class Asked:
         named = template_of_run if template is None else template
         self.template, self.prompt_of = str(named), None if named == PLAIN else as_template(named).prompt
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
-        if self.max_new_tokens < 1:
-            raise ConfigError("max_completion_length", max_new_tokens, "leaves nothing to say", "give 1 or more")
         if only is not None and trained is None:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
         self.sides = _sides(base, trained, [only] if only else ["base", "trained"])
@@ -86,18 +84,16 @@ class Asked:
 def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
     """Return the base, the trained model with its adapter (None if there is one model), the template and the length."""
     refuse_missing_folder("target", target)
-    folder = Path(target)
-    base = base_of_adapter(folder)
-    run = folder if (folder / "config.yaml").exists() else folder.parent
-    config = config_of(run) if run == folder or (base and (run / "config.yaml").exists()) else None
-    if config:
-        read = of_run.read(str(run))
+    if config := config_of(Path(target)):
+        read = of_run.read(target)
         if read.tools:
             reason = f"was trained to call {', '.join(read.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
-        return read.base, read.trained, read.template if config.get("prompt_template") else PLAIN, read.max_new_tokens
-    if base:
-        return base, (base, str(folder)), PLAIN, 512
+        # A script of the user has no template in its config.yaml.
+        template = read.template if config.get("prompt_template") else PLAIN
+        return read.base, read.trained, template, read.max_new_tokens
+    if base := base_of_adapter(target):
+        return base, (base, target), PLAIN, 512
     return target, None, PLAIN, 512
 
 

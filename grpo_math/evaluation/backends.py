@@ -20,14 +20,15 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from grpo_math.errors import ConfigError, UserError, first_line, one_of
+from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.problems.of_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
 
@@ -50,8 +51,7 @@ class Sampling:
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
         if not 0 <= self.temperature < float("inf"):
-            reason = "is negative" if self.temperature < 0 else "is not finite"
-            raise ConfigError("temperature", self.temperature, reason, "0 is greedy, above 0 samples")
+            raise ConfigError("temperature", self.temperature, "is out of range", "0 is greedy, above 0 samples")
         if self.samples > 1 and self.temperature == 0:
             reason = "cannot be drawn at temperature 0"
             raise ConfigError("samples", self.samples, reason, "give 1, or a temperature above 0")
@@ -136,6 +136,7 @@ class Model:
         port, rank = free_port(), 0
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
+        # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
         options: dict[str, Any] = {"port": port, "lora_rank": rank, "fixed": True, "extra": extra}
         server.make_key()
@@ -155,6 +156,7 @@ class Model:
 
     def share(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any], number: int, shares: int) -> list[Any]:
         """Share ``number`` has the rows r, r + n, r + 2n, ..., or the first row if there are fewer rows than shares."""
+        # A share without rows would not take part in the gathering, and the other ranks would wait.
         return gather_object([call(rows[number::shares] or rows[:1])])
 
     def check(self, prompt: str | list[dict[str, str]]) -> None:
@@ -258,11 +260,5 @@ def _generation_config(path: str) -> Any:
 
 def loaded(model: str, load: Callable[[str], Any]) -> Any:
     """Return ``load(folder of the model)``. Any exception becomes a `ConfigError` that names the model."""
-    try:
+    with naming({"model_name_or_path": "model"}), loading(model, "files"):
         return load(model_path(model))
-    except ConfigError as error:  # the error names the recipe's field
-        raise ConfigError("model", error.value, error.reason, error.remedy) from None
-    except UserError:
-        raise
-    except Exception as error:  # transformers, safetensors and the Hub raise different kinds
-        raise ConfigError("model", model, "cannot be loaded", f"{type(error).__name__}: {first_line(error)}") from None

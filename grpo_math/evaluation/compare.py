@@ -105,12 +105,12 @@ def comparison(before: Results, after: Results, examples: int | None = 3) -> dic
 
 
 def _side(results: Results, which: int, before: Results, after: Results) -> dict[str, Any]:
-    flags = [[row["category"] in RIGHT for row in pair[which]] for pair in _by_problem(before, after)]
+    means = [_score(pair[which]) for pair in _by_problem(before, after)]
     return {
         "model": results.get("model"),
         "adapter": results.get("adapter"),
         "accuracy": share(results),
-        "ci95": list(wilson_of_means(flags)),
+        "ci95": list(wilson_of_means(means, len(results["rows"]))),
         "accuracy_in_format": share(results, IN_FORMAT),
         "categories": {name: count(results, name) for name in CATEGORIES},
     }

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
+from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_of_means
 from grpo_math.grading import Grade, Verdict
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
 CALLS = ("calls", "failures", "timeouts")  # counted for each completion with tools
-WITH = {"with_call": "with", "without_call": "without"}
 Record = dict[str, Any]
 Results = dict[str, Any]
 
@@ -42,8 +41,8 @@ def category(grade: Grade, truncated: bool) -> str:
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """Return the summary metrics of graded records. Each problem has ``samples`` consecutive records.
 
-    ``mean@n`` has its standard error over problems, and ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is
-    each power of 2 up to ``samples``, and ``samples``. ``by_subject`` and ``by_level`` exist if the problems have them.
+    ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is each power of 2 up to ``samples``, and ``samples``.
+    ``by_subject`` and ``by_level`` exist if the problems have them.
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "answer": None}]
@@ -53,48 +52,44 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] in RIGHT for record in problem] for problem in problems]
-    mean, error = mean_at_n(right)
-    votes = [([record.get("answer") for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
+    means = [fmean(flags) for flags in right]
+    # All k up to 32 would make a long table.
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
+    at_k: dict[str, dict[str, list[float]]] = {"pass@k": {}, "maj@k": {}}  # the value of each problem
+    for k in ks:
+        at_k["pass@k"][str(k)] = [pass_at_k(samples, sum(flags), k) for flags in right]
+        at_k["maj@k"][str(k)] = [
+            maj_at_k([record.get("answer") for record in problem], flags, k)
+            for problem, flags in zip(problems, right, strict=True)
+        ]
     counts = Counter(record["category"] for record in records)
     return {
         "n": len(problems),
-        ACCURACY: mean,
-        "ci95": list(wilson_of_means(right)),
+        ACCURACY: fmean(means),
+        "ci95": _interval(means, samples),
         ACCURACY_IN_FORMAT: sum(record["category"] in IN_FORMAT for record in records) / len(records),
-        "mean@n": {"n": samples, "mean": mean, "standard_error": error},
+        "mean@n": {"n": samples, "mean": fmean(means), "ci95": _interval(means, samples)},
         "categories": {name: counts[name] for name in CATEGORIES},
-        "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
-        "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
-        **({"calling": _calling(records)} if all("calls" in record for record in records) else {}),
-        **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
-    }
-
-
-def _calling(records: Sequence[Record]) -> dict[str, Any]:
-    """Return calls, failures and timeouts per answer, and the accuracy of answers with and without a call.
-
-    >>> _calling([{"calls": 2, "failures": 1, "timeouts": 0, "category": "correct"}])["with_call"]
-    {'n': 1, 'accuracy': 1.0}
-    """
-    parts = {name: [r for r in records if bool(r["calls"]) == (name == "with_call")] for name in WITH}
-    return {
-        **{name: fmean(record[name] for record in records) for name in CALLS},
+        **{name: {k: fmean(values) for k, values in by_k.items()} for name, by_k in at_k.items()},
         **{
-            name: {"n": len(part), "accuracy": fmean(r["category"] in RIGHT for r in part) if part else None}
-            for name, part in parts.items()
+            f"{name}_ci95": {k: _interval(values, samples) for k, values in by_k.items()} for name, by_k in at_k.items()
         },
+        **{f"by_{name}": _by(name, problems, means) for name in PARTS if any(name in record for record in records)},
     }
 
 
-def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:
-    parts: dict[str, list[list[bool]]] = {}
-    for problem, flags in zip(problems, right, strict=True):
+def _interval(values: Sequence[float], samples: int) -> list[float]:
+    return list(wilson_of_means(values, samples * len(values)))
+
+
+def _by(name: str, problems: Sequence[Sequence[Record]], means: Sequence[float]) -> dict[str, Any]:
+    parts: dict[str, list[float]] = {}
+    for problem, mean in zip(problems, means, strict=True):
         value = problem[0].get(name)
-        parts.setdefault("none" if value is None else str(value), []).append(flags)
+        parts.setdefault("none" if value is None else str(value), []).append(mean)
     return {
-        part: {"n": len(flags), "accuracy": mean_at_n(flags).mean, "ci95": list(wilson_of_means(flags))}
-        for part, flags in sorted(parts.items())
+        part: {"n": len(values), "accuracy": fmean(values), "ci95": _interval(values, len(problems[0]))}
+        for part, values in sorted(parts.items())
     }
 
 
@@ -117,23 +112,10 @@ def text_of(results: Results) -> str:
         f"{n} problem{'' if n == 1 else 's'}, {drawn}",
         f"accuracy in format  {results['accuracy_in_format']:6.1%}",
     ]
-    if calling := results.get("calling"):
-        right = [
-            f"{calling[name]['n']} answers {label} a call, {calling[name]['accuracy']:.1%} right"
-            for name, label in WITH.items()
-            if calling[name]["n"]
-        ]
-        lines.append(
-            f"calls an answer      {calling['calls']:5.2f}  failed {calling['failures']:.2f}, of these out of time "
-            f"{calling['timeouts']:.2f}; {', '.join(right)}"
-        )
-    if samples > 1:
-        mean = results["mean@n"]
-        error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
-        lines.append(f"{f'mean@{samples}':<19} {mean['mean']:6.1%}{error}")
-        for name in ("pass@k", "maj@k"):  # pass@1 equals the accuracy, and maj@1 nearly does
-            shares = [f"{k}: {value:.1%}" for k, value in results[name].items() if k != "1"]
-            lines.append(f"{name:<18}  " + "  ".join(shares))
+    for name in ("pass", "maj") if samples > 1 else ():
+        for k, value in results[f"{name}@k"].items():
+            if k != "1":  # pass@1 equals the accuracy, and maj@1 nearly does
+                lines.append(f"{f'{name}@{k}':<18}  {value:6.1%}  95% interval {_range(results[f'{name}@k_ci95'][k])}")
     rows = [
         [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]
     ]

@@ -12,43 +12,35 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, first_line
+from grpo_math.errors import ConfigError
+from grpo_math.reading import reading
 from grpo_math.run.files import replace_text
 
 Line = dict[str, Any]
 
 
-def read(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[Line]:
-    """Return the complete lines after the first; [] if the file does not exist.
+def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[Line]:
+    """Return the complete lines after the first, and remove an incomplete last line. A new file gets its first line.
 
-    Raises `ConfigError` for the setting ``field`` if the file is not a journal, or has other ``conditions``.
+    Raises `Unreadable` if the file is not a journal, and `ConfigError` for the setting ``field`` if it has other
+    ``conditions``.
     """
     path = Path(path)
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps({"measured": dict(conditions)}, ensure_ascii=False) + "\n")
         return []
-    try:
-        whole = path.read_bytes().split(b"\n")[:-1]  # bytes, because a write may have ended within a character
-        first, *lines = [json.loads(line) for line in whole]
-        measured = dict(first["measured"])
-    except Exception as error:
-        reason = f"cannot be read as measured results ({type(error).__name__}: {first_line(error)})"
-        raise ConfigError(field, str(path), reason, "name another file") from None
+    content = path.read_bytes()  # bytes, because a write may have ended within a character
+    whole = content[: content.rfind(b"\n") + 1]
+    with reading(path):
+        first, *lines = [json.loads(line) for line in whole.splitlines()]
+        measured = {**first["measured"]}
+    # Only the conditions of this version are compared: an older file may state more.
     for name in conditions:
         if measured.get(name) != conditions[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {conditions[name]!r}"
             raise ConfigError(field, str(path), was, "name another file, or change the setting back")
-    return lines
-
-
-def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[Line]:
-    """Return the lines as `read` does. Write the first line of a new file, and remove an incomplete last line."""
-    path = Path(path)
-    lines = read(path, conditions, field)
-    if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps({"measured": dict(conditions)}, ensure_ascii=False) + "\n")
+    os.truncate(path, len(whole))
     return lines
 
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, first_line
+from grpo_math.errors import ConfigError
+from grpo_math.generation.models import loading
 from grpo_math.problems.prompts import Template, template_of
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
 from grpo_math.run.weights import weights_in
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
-FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
 
 
 class OfRun(NamedTuple):
@@ -71,8 +71,5 @@ def _of_revision(name: str, revision: str) -> str:
         return name
     from huggingface_hub import snapshot_download
 
-    try:
-        return snapshot_download(name, revision=revision, allow_patterns=FILES)
-    except Exception as error:  # many kinds, from the client of the Hub
-        why = f"of {name} cannot be downloaded ({first_line(error)})"
-        raise ConfigError("model_revision", revision, why, "check the name") from None
+    with loading(name, f"revision {revision}"):
+        return snapshot_download(name, revision=revision)

@@ -100,6 +100,7 @@ def over_ranks(
         )
     evaluated = parts[0]
     if len(parts) > 1:
+        # If there are fewer rows than ranks, several ranks evaluate the first row: it counts once.
         all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
         evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
         evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))

@@ -10,9 +10,8 @@ Does not compute the metrics of the records (figures.py) or compare two results 
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,12 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
 from grpo_math.grading import GRADER, Grade, grade_batch
-from grpo_math.problems.prompts import refuse_without_call
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import refuse_unwritable, write_json
+from grpo_math.run.files import write_json
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
 
-VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
 Row = Mapping[str, Any]
 Records = dict[tuple[str, int], Record]  # by problem and sample
 
@@ -76,7 +73,7 @@ def evaluate(
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
     evaluation of a model in memory starts again, because the model has no name to compare.
     """
-    _check(model, rows, output, tools)
+    _check(model, rows, tools)
     started = time.perf_counter()
     settings = {
         **output.about,
@@ -90,7 +87,7 @@ def evaluate(
         "grader": GRADER,
         **({"tools": tools.stated} if tools else {}),
     }
-    file, known, keep = None, {}, None
+    file, known = None, {}
     if output.path is not None:
         file = Path(output.path)
         if model.named:
@@ -99,17 +96,16 @@ def evaluate(
             file = _file_in(file, settings)
         if model.named:
             known = _known(file, settings)
-            keep = partial(journal.append, answers_file(file))
+    journal_file = answers_file(file) if file and model.named else None
     options: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout, "progress": output.progress}
-    records = answer(model, rows, sampling, known=known, keep=keep, **options)
-    installed = versions()
+    records = _answer(model, rows, sampling, known, journal_file, **options)
     results = {
         "format": FORMAT,
         **settings,
         **summary(records, sampling.samples),
         **({} if output.contamination is None else {"contamination": output.contamination}),
         "seconds": round(time.perf_counter() - started, 2),
-        "versions": {name: installed[name] for name in VERSIONS if name in installed},
+        "versions": versions(),
         "prompt_of_first_row": rows[0]["prompt"],
         "rows": records,
     }
@@ -119,18 +115,18 @@ def evaluate(
     return results
 
 
-def answer(
+def _answer(
     model: Model,
     rows: Sequence[Row],
     sampling: Sampling,
+    known: Records,
+    journal_file: Path | None,
     *,
-    tools: Toolbox | None = None,
-    grade_timeout: float = 5.0,
-    known: Records | None = None,
-    keep: Callable[[list[Record]], None] | None = None,
-    progress: bool = False,
+    tools: Toolbox | None,
+    grade_timeout: float,
+    progress: bool,
 ) -> list[Record]:
-    """Return the graded records, row by row. ``keep`` is called with the records of each new batch.
+    """Return the graded records, row by row. The records of each new batch are added to ``journal_file``.
 
     A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
     """
@@ -141,13 +137,13 @@ def answer(
         ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
     ]
     numbered = list(enumerate(batches(ids, sampling.batch_size)))
-    records = dict(known or {})
-    missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
+    # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
+    missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
     if not missing:
-        return [records[key] for key in keys]
-    for _, batch in missing:
-        for i in batch:
-            records.pop(keys[i], None)
+        return [known[key] for key in keys]
+    # Without these, the progress bar would count a record of a missing batch twice.
+    new_keys = {keys[i] for _, batch in missing for i in batch}
+    records = {key: record for key, record in known.items() if key not in new_keys}
     model.check_context(max(map(len, ids)))
     generate = model.generator(sampling)
     if conversation:
@@ -158,8 +154,8 @@ def answer(
             completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
             grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
             new = [_record(*jobs[i], c, grade) for i, c, grade in zip(batch, completions, grades, strict=True)]
-            if keep is not None:
-                keep(new)
+            if journal_file is not None:
+                journal.append(journal_file, new)
             records.update((_key(record), record) for record in new)
             right = sum(record["category"] in RIGHT for record in records.values())
             bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
@@ -167,23 +163,16 @@ def answer(
     return [records[key] for key in keys]
 
 
-def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | None) -> None:
+def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
     """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
     if not rows:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
     if len({str(row["id"]) for row in rows}) < len(rows):
         raise ConfigError("rows", len(rows), "share an id", "give each problem another id")
-    refuse_without_call(str(rows[0].get("answer_format")), tools.stated["names"] if tools else ())
     if not model.named:  # a training run has checked its tools and its model
         return
     if tools and tools.limits:
         require_layers()
-    if output.path is not None:
-        file = Path(output.path)
-        folder = file.parent if file.suffix == ".json" else file
-        refuse_unwritable("output", str(file), folder, "name another file or folder")
-    if tools:
-        tools.conversation(model.tokenizer)
     model.check(rows[0]["prompt"])
 
 

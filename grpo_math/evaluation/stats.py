@@ -1,4 +1,4 @@
-"""Scores and their uncertainty: accuracy intervals, pass@k, maj@k, mean@n, and the paired difference of two runs.
+"""Scores and their uncertainty: intervals, pass@k, maj@k, and the paired difference of two runs.
 
 Resampling draws whole problems, because completions of one problem are not independent. Every function is exact or
 seeded: the same arguments give the same results on every platform.
@@ -9,7 +9,7 @@ Does not grade and does not read files: the arguments are counts, flags and scor
 import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, variance
 from typing import NamedTuple
 
 TAIL = 0.025  # probability outside each end of a 95% interval
@@ -25,11 +25,6 @@ class PairedDifference(NamedTuple):
     n: int
     gained: int
     lost: int
-
-
-class MeanAtN(NamedTuple):
-    mean: float
-    standard_error: float | None
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
@@ -53,26 +48,28 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     return lo, hi
 
 
-def wilson_of_means(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return Wilson's interval of mean@n, the mean p of scores in [0, 1]. ``scores[i]`` has the scores of problem i.
+def wilson_of_means(means: Sequence[float], completions: int) -> tuple[float, float]:
+    """Return Wilson's interval of the mean p over problems of mean@n, pass@k or maj@k.
 
+    ``means`` has the value of each problem, in [0, 1], and ``completions`` is how many completions all problems have.
     The completions of a problem are not independent, so they count as fewer. With P problems, `wilson` gets the number
-    n_eff that matches the standard error SE of `mean_at_n`:
+    n_eff that matches the standard error SE = stdev(means) / sqrt(P):
 
         n_eff = p (1 - p) / SE^2, at least P and at most the number of completions
 
-    (Dean and Pagano 2015, on proportions from clusters). With one completion per problem the result equals `wilson`.
+    (Dean and Pagano 2015, on proportions from clusters). With values 0 and 1 the result equals `wilson`.
 
-    >>> wilson_of_means([[1], [0], [0], [1]]) == wilson(2, 4)
+    >>> wilson_of_means([1, 0, 0, 1], 4) == wilson(2, 4)
     True
-    >>> [round(bound, 3) for bound in wilson_of_means([[1, 1, 1, 1], [0, 0, 0, 0]])]  # 2 problems, and not 8 answers
+    >>> [round(bound, 3) for bound in wilson_of_means([1, 0], 8)]  # 2 problems, and not 8 answers
     [0.095, 0.905]
     """
-    mean, error = mean_at_n(scores)
-    most = sum(map(len, scores))
-    spread = mean * (1 - mean)
+    problems, mean = len(means), fmean(means)
+    squared_error = variance(means) / problems if problems > 1 else 0.0
     # Without spread, or with one problem, the error is unknown: each problem counts once.
-    effective = min(max(spread / error**2, len(scores)), most) if error else len(scores)
+    effective = float(problems)
+    if squared_error:
+        effective = min(max(mean * (1 - mean) / squared_error, problems), completions)
     return wilson(mean * effective, effective)
 
 
@@ -109,6 +106,7 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
     right = Counter(answer for answer, flag in zip(answers, correct, strict=True) if flag)
     abstaining = len(answers) - votes.total()
     wins = 0.0
+    # For each right answer: the draws in which it gets ``won`` of the k votes and no other answer gets more.
     for answer, count in votes.items():
         if not right[answer]:
             continue
@@ -122,6 +120,7 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
 
 def _draws_that_do_not_beat(won: int, others: list[int], abstaining: int, size: int) -> list[int]:
     """Count the draws of ``size`` more completions with no other answer above ``won`` votes, by the number of ties."""
+    # (completions drawn, answers that tie with ``won``) -> number of draws; the other answers are added one by one.
     ways = {(drawn, 0): math.comb(abstaining, drawn) for drawn in range(min(abstaining, size) + 1)}
     for count in others:
         grown: dict[tuple[int, int], int] = {}
@@ -131,22 +130,6 @@ def _draws_that_do_not_beat(won: int, others: list[int], abstaining: int, size: 
                 grown[state] = grown.get(state, 0) + before * math.comb(count, votes)
         ways = grown
     return [ways.get((size, ties), 0) for ties in range(len(others) + 1)]
-
-
-def mean_at_n(scores: Sequence[Sequence[float]]) -> MeanAtN:
-    """Return the mean over problems of each problem's mean score, and its standard error over problems.
-
-    ``scores[i]`` has the scores of problem i's completions, with mean m_i. With P problems the error is
-    stdev(m) / sqrt(P); with a single problem it is None.
-
-    >>> mean, error = mean_at_n([[1, 1], [0, 1], [0, 0], [1, 0]])  # means 1, 1/2, 0, 1/2; their variance is 1/6
-    >>> mean, round(error, 6)
-    (0.5, 0.204124)
-    >>> mean_at_n([[1, 0]])
-    MeanAtN(mean=0.5, standard_error=None)
-    """
-    means = [fmean(row) for row in scores]
-    return MeanAtN(fmean(means), stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None)
 
 
 def paired_bootstrap(

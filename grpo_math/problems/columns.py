@@ -2,9 +2,9 @@ r"""Find the problem and the gold answer in a row: by the common column names, o
 
 ``outer.inner`` names a field inside a column, and ``one+other`` joins two columns with a line break.
 
->>> row = {"Question": "What is 3 + 4?", "reward_model": {"ground_truth": "7"}, "id": 1}
+>>> row = {"question": "What is 3 + 4?", "reward_model": {"ground_truth": "7"}, "id": 1}
 >>> [first(row, name, ACCEPTED[name]) for name in ("problem", "answer", "level")]
-[('Question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('level', None)]
+[('question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('level', None)]
 
 Does not check what a column contains: rows.py does.
 """
@@ -61,12 +61,11 @@ def chosen(stated: Mapping[str, str], of_source: Mapping[str, str] = MappingProx
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
-    """Return the name, as the row spells it, and the value of the first column with a value; (field, None) without
-    one."""
+    """Return the name and the value of the first column with a value; (field, None) without one."""
     for name in names:
-        value = row.get(name) if name in row else _value(row, name)
+        value = _value(row, name)
         if value is not None:
-            return _spelt(row, name), value
+            return name, value
     return (names[0] if len(names) == 1 else field), None
 
 
@@ -81,8 +80,8 @@ def refuse_missing(present: Sequence[str], columns: Columns, dataset: str) -> No
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
-    parts = {part.partition(".")[0].lower() for names in columns.values() for name in names for part in name.split("+")}
-    return [name for name in present if name.lower() in parts]
+    parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}
+    return [name for name in present if name in parts]
 
 
 def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
@@ -90,15 +89,12 @@ def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
     return f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or say --columns {field}=NAME"
 
 
-def _spelt(row: Mapping[str, Any], name: str) -> str:
-    """Return a name with the row's capitals: some data sets write Problem and Answer."""
-    return name if name in row else next((key for key in row if key.lower() == name.lower()), name)
-
-
 def _value(row: Mapping[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
     if "+" in name:
-        values = [first(row, part, (part,))[1] for part in name.split("+")]
-        return "\n".join(str(value) for value in values if value not in (None, "")) or None
+        values = [row.get(part) for part in name.split("+")]
+        return "\n".join(str(value) for value in values if value) or None
     outer, _, inner = name.partition(".")
-    value = row.get(_spelt(row, outer))
-    return value if not inner else value.get(inner) if isinstance(value, Mapping) else None
+    value = row.get(outer)
+    return value.get(inner) if isinstance(value, Mapping) else None

@@ -7,21 +7,18 @@ training text. Here it has to be the whole training problem, or "What is 1 + 2?"
 paper chooses n between 8 and 13 by the length of a set's texts. Here n is 13, because 8 consecutive words are often a
 common phrase (81 of GSM8K's 1,319 test problems share 8 words with a training problem; 3 share 13 words).
 
-An overlap is a hint and not a proof: a phrase that a source repeats counts like a copy. So each example has the share
-of the problem's n-grams that one training problem contains.
+An overlap is a hint and not a proof: a phrase that a source repeats counts like a copy.
 
 Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
 
 NGRAM = 13
-EXAMPLES = 5
 SPLITS = ("train", "test", "heldout")
 WORD = re.compile(r"[^\W\d_]+|\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[-+*/=<>^|%]")
 SPACING = re.compile(r"[\s$]|\\[,;!]")
@@ -41,48 +38,36 @@ def words(text: str) -> list[str]:
 def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
     """Count the ``problems`` that share ``ngram`` consecutive words with a training problem, or are equal to one.
 
-    ``equal`` counts problems that differ only in case, spaces and final punctuation. ``examples`` has the worst
-    overlaps: the problem, the training problem that shares most of its n-grams, and the shared part.
+    ``equal`` counts problems that differ only in case, spaces and final punctuation.
 
-    >>> train = [{"id": "t", "problem": "What is 3 + 4?"}]
-    >>> result = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)
-    >>> result["overlapping"], result["equal"], result["share"], result["examples"][0]["training_id"]
-    (1, 1, 0.5, 't')
+    >>> train = [{"problem": "What is 3 + 4?"}]
+    >>> result = overlap([{"problem": "what is 3+4"}, {"problem": "What is 3 + 5?"}], train)
+    >>> result["overlapping"], result["equal"], result["share"]
+    (1, 1, 0.5)
     """
-    grams = [_ngrams(row["problem"], ngram) for row in problems]
-    holders: dict[tuple[str, ...] | str, list[int]] = {}  # n-gram, or whole text -> the problems that contain it
+    # The index is over the problems of the evaluation, because a training set may be a thousand times larger.
+    by_text: dict[str, list[int]] = {}
+    by_gram: dict[tuple[str, ...], list[int]] = {}
     for i, row in enumerate(problems):
-        holders.setdefault(_whole(row["problem"]), []).append(i)
-        for gram in grams[i]:
-            holders.setdefault(gram, []).append(i)
-    worst: dict[int, tuple[bool, float, Row]] = {}  # problem -> (equal, share of its n-grams, training problem)
+        by_text.setdefault(_whole(row["problem"]), []).append(i)
+        for gram in _ngrams(row["problem"], ngram):
+            by_gram.setdefault(gram, []).append(i)
+    equal: set[int] = set()
+    shared: set[int] = set()
     size = 0
     for row in training:
         size += 1
-        equal = holders.get(_whole(row["problem"]), [])
-        shared = Counter(i for gram in _ngrams(row["problem"], ngram) for i in holders.get(gram, ()))
-        for i in {*equal, *shared}:
-            overlapping = (i in equal, 1.0 if i in equal else shared[i] / len(grams[i]), row)
-            if i not in worst or overlapping[:2] > worst[i][:2]:
-                worst[i] = overlapping
-    order = sorted(worst, key=lambda i: (worst[i][:2], -i), reverse=True)
+        equal.update(by_text.get(_whole(row["problem"]), ()))
+        for gram in _ngrams(row["problem"], ngram):
+            shared.update(by_gram.get(gram, ()))
+    overlapping = len(equal | shared)
     return {
         "ngram": ngram,
         "n": len(problems),
         "training_problems": size,
-        "overlapping": len(worst),
-        "share": len(worst) / len(problems),
-        "equal": sum(same for same, _, _ in worst.values()),
-        "examples": [
-            {
-                "id": problems[i]["id"],
-                "problem": problems[i]["problem"],
-                "training_id": worst[i][2]["id"],
-                "training_problem": worst[i][2]["problem"],
-                "share_of_ngrams": round(worst[i][1], 3),
-            }
-            for i in order[:EXAMPLES]
-        ],
+        "overlapping": overlapping,
+        "share": overlapping / len(problems),
+        "equal": len(equal),
     }
 
 

@@ -8,8 +8,8 @@ the prompt asks for. All rows of a data set have the same keys.
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
 | path/to/folder[:config] | a copy of a set in a local folder, as `hf download` writes it |
-| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
-| generated, generated:word,sums | problems made by generated.py |
+| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet; one split |
+| generated, generated:sums,products | problems made by generated.py |
 
 The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
 (without thousands separators), or the whole column. columns.py finds the columns.
@@ -87,13 +87,17 @@ def load_problems(
             raise ConfigError("columns", columns, "would be ignored: generated problems have none", "leave it out")
         return _generated(levels, hub.split_of(split, generated.SPLITS), template, limit, seed)
     rows, errors = read_rows(dataset, split, template=template, data_dir=data_dir, columns=columns)
-    if errors and not skip_bad_rows and source_of(dataset) is None:
+    skips = skip_bad_rows or source_of(dataset) is not None
+    if errors and (not skips or not rows):
         raise errors[0]
     if not rows:
-        why = f" ({errors[0].field} {errors[0].reason}, line {errors[0].line})" if errors else ""
-        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "check the file")
+        raise ConfigError("dataset", dataset, "has no rows", "check the file")
     if errors:
-        logger.warning(_skipped(errors, len(rows) + len(errors)))
+        total, one = len(rows) + len(errors), errors[0]
+        logger.warning(
+            f"skipped {len(errors):,} of {total:,} rows of {one.file}; line {one.line}: {one.field} {one.reason}"
+        )
+    # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
     if limit is not None:
         drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
         kept = {row["id"] for row in drawn}
@@ -124,6 +128,7 @@ def read_rows(
         except BadRow as bad:
             errors.append(DataError(opened.file, line, *bad.args))
             continue
+        # Results and completions are matched by id. Joined data sets often repeat ids.
         if row["id"] in ids:
             row["id"] = number
         ids.add(row["id"])
@@ -157,7 +162,7 @@ def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> 
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        return _Opened(Path(path.name.removesuffix(".gz")).stem, dataset, _table(path, split))
+        return _Opened(path.stem, dataset, _table(path, split))
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
@@ -171,13 +176,11 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], place_of(dataset)
     base, bracket, cut = split.partition("[")
-    if base == "train" and set(source.splits) == {"test"}:
-        logger.warning("%s has a test split only, which is used: report no figures on it after training", name)
-        base = "test"
     base = hub.split_of(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
+    # A ``data_dir`` that lacks the file is an error; the variable may name a folder with other sets only.
     if folder and file_name and not stated.config and (path.is_file() or data_dir):
         return _Opened(label, str(path), _table(path, split))
     copied = folder and path.is_dir() and not stated.revision
@@ -233,6 +236,7 @@ def _once(rows: list[Row], file: str) -> list[Row]:
 def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Problem]:
     """Make the problems, each with the same columns in the same order."""
     others = [row.pop("others") for row in rows]
+    # TRL's table needs the same columns in each row.
     names = dict.fromkeys(name for columns in others for name in columns)
     kept = [name for name in names if _fits_a_table(name, [columns.get(name) for columns in others], dataset)]
     return [
@@ -248,28 +252,12 @@ def _problem(row: Row, template: Template, others: Row) -> Problem:
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
-    """Return whether a column can be in TRL's table: it has one type, and training does not use its name."""
+    """Return whether a column can be in TRL's table, in which a column has one type."""
     import pyarrow
 
-    reason = "training uses this name itself" if column in which.MADE else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:
-        reason = first_line(error)
-    if reason:
-        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {reason}")
-    return not reason
-
-
-def _skipped(errors: list[DataError], total: int) -> str:
-    """Return one line that counts the skipped rows by reason."""
-    lines: dict[str, list[str]] = {}
-    for error in errors:
-        lines.setdefault(f"{error.field} {error.reason}", []).append(str(error.line))
-    reasons = [f"{reason} ({_listed(at)})" for reason, at in [*lines.items()][:5]]
-    return f"skipped {len(errors):,} of {total:,} rows of {errors[0].file}: {'; '.join(reasons)}"
-
-
-def _listed(lines: list[str]) -> str:
-    more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
-    return f"line{'s' if len(lines) > 1 else ''} {', '.join(lines[:8])}{more}"
+        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {first_line(error)}")
+        return False
+    return True

@@ -3,7 +3,6 @@
 Does not interpret a row (rows.py does), and does not run code of a repository.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -31,14 +30,7 @@ def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, 
     folder = home(address.path)
     local = folder.is_dir()
     path = str(folder) if local else address.path
-    if local and address.revision:
-        raise ConfigError("dataset", name, "is a folder, which has no revisions", f"leave out @{address.revision}")
-    log = logging.getLogger("datasets")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # `datasets` logs an error and then raises it; the message below contains it
     try:
-        if not local:
-            _ask(path)
         if not known:
             split = split_of(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
         cache = {"cache_dir": _cache_of(folder)} if local else {}
@@ -47,8 +39,6 @@ def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, 
         raise
     except Exception as error:  # many kinds, from `datasets` and the Hub: the remedy is the same
         raise _cannot(path, local, name, error, remedy) from None
-    finally:
-        log.setLevel(level)
     columns.refuse_missing(table.column_names, accepted, name)
     if known or not local:  # the other columns of a set on the Hub may be gigabytes
         table = table.select_columns(columns.used(table.column_names, accepted))
@@ -56,21 +46,12 @@ def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, 
 
 
 def _cache_of(folder: Path) -> str:
-    """Return a cache folder for these versions of the files: `datasets` may return old rows of a changed file."""
+    """Return a cache folder for these versions of the files."""
     import datasets
 
+    # If README.md lists the files, `datasets` returns the cached rows of a file that has changed since.
     stats = sorted((str(path), path.stat().st_mtime_ns) for path in folder.resolve().rglob("*") if path.is_file())
     return str(Path(datasets.config.HF_DATASETS_CACHE) / f"grpo_math-{sha256(repr(stats).encode()).hexdigest()[:12]}")
-
-
-def _ask(path: str) -> None:
-    """Call the Hub once, with a short timeout: load_dataset would retry for half a minute, and print each attempt."""
-    import datasets
-    import huggingface_hub
-
-    owner, _, repository = path.partition("/")
-    if not (Path(datasets.config.HF_DATASETS_CACHE) / f"{owner}___{repository.lower()}").is_dir():
-        huggingface_hub.HfApi().dataset_info(path, timeout=10)
 
 
 def split_of(split: str, names: Collection[str]) -> str:
@@ -82,9 +63,6 @@ def split_of(split: str, names: Collection[str]) -> str:
     base, bracket, cut = split.partition("[")
     if base not in names and SAME.get(base) in names:
         base = SAME[base]
-    if base == "test" and [*names] == ["train"]:
-        remedy = "hold rows out of train: train[:200] to evaluate on, train[200:] to train on"
-        raise ConfigError("split", split, "is not known", remedy)
     one_of("split", base, tuple(names))
     return base + bracket + cut
 

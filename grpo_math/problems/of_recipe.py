@@ -20,9 +20,7 @@ from grpo_math.reading import is_table
 
 HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points
-EVAL_LENGTH = 2048  # tokens of a completion. With longer ones, an evaluation without vLLM would take hours
 HELD_OUT = 256  # at most this many problems of a file are held out, and at most a tenth of the file
-OVERLAP = 0.02  # share of the evaluation problems that may be training problems; one of MATH's test problems is
 
 
 @contextmanager
@@ -127,14 +125,9 @@ class RecipeProblems:
         return HELDOUT_N if evaluates(self.settings) and not self.settings["heldout"] else 0
 
     @property
-    def _too_long(self) -> bool:
-        return not self.settings["use_vllm"] and (self.settings["max_completion_length"] or 0) > EVAL_LENGTH
-
-    @property
     def _most_evaluated(self) -> int:
-        s = self.settings
-        by_default = 0 if self._too_long else EVAL_N
-        return (by_default if s["eval_n"] is None else s["eval_n"]) or self._during
+        stated = self.settings["eval_n"]
+        return (EVAL_N if stated is None else stated) or self._during
 
     def _load(self, dataset: str, split: str, columns: str, **options: Any) -> list[Problem]:
         options = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **options}
@@ -206,21 +199,11 @@ class RecipeProblems:
         rows = [row for row in rows if row["problem"] not in taken] or rows
         return HeldOutSet(entry["data"], split, rows[:n], entry.get("samples"), entry.get("temperature"))
 
-    @cached_property
+    @property
     def eval_n(self) -> int:
         """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
-        s, rows = self.settings, self._candidates
-        if s["eval_n"] is not None:
-            return s["eval_n"]
-        trained = {row["problem"] for row in self.rows}
-        equal = sum(row["problem"] in trained for row in rows)
-        if self._too_long:
-            self.no_eval = f"completions may be {s['max_completion_length']} tokens long"
-            return 0
-        if equal > OVERLAP * len(rows) and not s["eval_dataset"]:
-            self.no_eval = f"{equal} of {len(rows)} problems that {self.eval_dataset} has for it are trained on"
-            return 0
-        return min(EVAL_N, len(rows))
+        stated = self.settings["eval_n"]
+        return min(EVAL_N, len(self._candidates)) if stated is None else stated
 
     @property
     def about_eval(self) -> str | None:

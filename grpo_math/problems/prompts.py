@@ -4,9 +4,9 @@ Each of `TEMPLATES` is a text or a list of chat messages that TRL can tokenize, 
 name is also the name of the answer format, which grading/formats.py describes. A `Template` is one of these or the
 user's prompt, with a system prompt and an answer format.
 
->>> build_prompt("What is 3 + 4?", "r1_zero")[-20:]
+>>> as_template("r1_zero").prompt("What is 3 + 4?")[-20:]
 '?\nAssistant: <think>'
->>> build_prompt("What is 3 + 4?", "gsm8k")[-1]
+>>> as_template("gsm8k").prompt("What is 3 + 4?")[-1]
 {'role': 'user', 'content': 'What is 3 + 4?'}
 
 Does not tokenize, and does not apply a chat template: TRL does both.
@@ -16,9 +16,9 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, one_of
 from grpo_math.grading.formats import FORMATS
-from grpo_math.run.user_functions import is_user_function, load_function, said_by
+from grpo_math.run.user_functions import is_user_function, load_function
 
 Prompt = str | list[dict[str, Any]]
 PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's message is the problem
@@ -112,11 +112,6 @@ def as_template(
     return Template(name, system, answer_format)
 
 
-def build_prompt(problem: str, template: str | Template) -> Prompt:
-    """Return the prompt of ``problem``. Raises `ConfigError` for an unknown template."""
-    return as_template(template).prompt(problem)
-
-
 def _prompt(name: str, system: str | None, problem: str, row_prompt: Prompt | None = None) -> Prompt:
     if name == AS_IS or PROBLEM in name:
         text = problem if name == AS_IS else name.replace(PROBLEM, problem)
@@ -140,18 +135,8 @@ def _filled(name: str, problem: str) -> Prompt:
 
 
 def _of_function(name: str, problem: str) -> Prompt:
-    try:
-        prompt = load_function("prompt_template", name)(problem)
-    except UserError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            "prompt_template", name, f"raised {said_by(error)}", f"it is called with {problem!r}"
-        ) from error
-    chat = isinstance(prompt, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt
-    )
-    if not prompt or not (chat or isinstance(prompt, str)):
+    prompt = load_function("prompt_template", name)(problem)
+    if not prompt or not isinstance(prompt, str | list):
         remedy = "return text, or messages with role and content"
         raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
     return prompt

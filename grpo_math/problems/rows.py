@@ -28,10 +28,8 @@ Row = dict[str, Any]
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
-SURROGATE = re.compile("[\ud800-\udfff]")
-NOT_FINITE = ("nan", "snan", "inf", "-inf", "infinity", "-infinity")  # of a float and a Decimal
 PARTS = ("level", "subject", "tolerance")
-NO_GOLD = ("", "proof", "notfound", "null")  # what published sets write if a problem has no answer
+NO_GOLD = ("", "proof", "notfound", "null", "nan")  # what data sets write if a problem has no answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
 REMEDY = "correct the row, or pass --skip_bad_rows"
 
@@ -52,22 +50,23 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
     problem_key, prompt = columns.first(fields, "problem", accepted["problem"])
     problem = _question(prompt, problem_key)
     # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.
-    own_prompt = prompt if problem is not prompt or problem_key.lower() == "prompt" else None
+    own_prompt = prompt if problem is not prompt or problem_key == "prompt" else None
     missing = columns.remedy_of(fields, "problem", accepted["problem"])
     _check(isinstance(problem, str), problem_key, _kind(problem, "text"), missing if problem is None else "")
     problem = problem.removeprefix(source.around[0]).removesuffix(source.around[1])
-    _check_text(problem, problem_key)
+    _check(bool(problem.strip()), problem_key, "is empty")
     answer = _answer(fields, accepted, problem, source)
-    id_key, identity = columns.first(fields, "id", accepted["id"])
-    identity = default_id if identity is None else identity
-    _check(isinstance(identity, str | int) and not isinstance(identity, bool), id_key, _kind(identity, "text"))
-    row = {"id": str(identity), "problem": problem.strip(), "answer": answer, "own_prompt": own_prompt}
-    _check_text(row["id"], id_key)
+    _, identity = columns.first(fields, "id", accepted["id"])
+    row = {
+        "id": default_id if identity is None else str(identity),
+        "problem": problem.strip(),
+        "answer": answer,
+        "own_prompt": own_prompt,
+    }
     parts = _parts(fields, accepted, answer, source)
     if source is not OWN:  # other columns of a built-in set may be gigabytes, and the user did not name them
         return {**row, "others": parts}
-    asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
-    left_out = {*row, *PARTS, *asked}  # `asked`: a prompt, which the template's prompt replaces
+    left_out = {*row, *PARTS, *columns.MADE}
     return {**row, "others": {**{name: fields[name] for name in fields if name not in left_out}, **parts}}
 
 
@@ -103,15 +102,13 @@ def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: 
     key, answer = columns.first(fields, "answer", accepted["answer"])
     if isinstance(answer, list) and key == "final_answer":  # OlympiadBench: a completion has to give all answers
         answer = ", ".join(map(str, answer)) if answer else None
-    is_number = isinstance(answer, Number) and not isinstance(answer, bool)  # a Decimal too, from Parquet
     missing = columns.remedy_of(fields, "answer", accepted["answer"])
-    good = is_number or isinstance(answer, str)
-    _check(good, key, _kind(answer, "text or a number"), missing if answer is None else "")
+    is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)  # a Decimal too, from Parquet
+    _check(is_gold, key, _kind(answer, "text or a number"), missing if answer is None else "")
     text = str(answer)
-    _check(not is_number or text.lower() not in NOT_FINITE, key, "is not finite")
-    _check_text(text, key)
+    _check(bool(text.strip()), key, "is empty")
     gold = _gold(text, problem, source)
-    if key.lower().endswith("solution") and gold == text.strip() and ("\n" in text or len(text) > LONGEST_GOLD):
+    if key.endswith("solution") and gold == text.strip() and ("\n" in text or len(text) > LONGEST_GOLD):
         gold = ""  # prose that does not end in an answer
     _check(gold.lower() not in NO_GOLD, key, "contains no gold answer")
     return gold
@@ -154,11 +151,6 @@ def _tolerance(fields: Mapping[str, Any], accepted: Columns, gold: str, source: 
 def _check(good: bool, field: str, reason: str, first: str = "") -> None:
     if not good:
         raise BadRow(field, reason, f"{first}; {REMEDY}" if first else REMEDY)
-
-
-def _check_text(text: str, field: str) -> None:
-    _check(bool(text.strip()), field, "is empty")
-    _check(not SURROGATE.search(text), field, "contains half of a surrogate pair, which no tokenizer accepts")
 
 
 def _kind(value: object, accepted: str) -> str:

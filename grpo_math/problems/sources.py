@@ -150,17 +150,9 @@ def folder_of(name: str) -> str:
 
 
 def listed(data: str) -> list[str]:
-    """Split data sets at commas. The levels of generated problems are separated by commas too.
+    """Split data sets at commas.
 
-    >>> listed("gsm8k, generated:sums,word,owner/name:main")
-    ['gsm8k', 'generated:sums,word', 'owner/name:main']
+    >>> listed("gsm8k, owner/name:main")
+    ['gsm8k', 'owner/name:main']
     """
-    from grpo_math.problems.generated import LEVELS
-
-    names: list[str] = []
-    for part in (part.strip() for part in data.split(",")):
-        if part in LEVELS and names and names[-1].startswith("generated:"):
-            names[-1] += f",{part}"
-        else:
-            names.append(part)
-    return names
+    return [part.strip() for part in data.split(",")]

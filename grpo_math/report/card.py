@@ -24,7 +24,7 @@ RECIPE = (
     *("reward_weights", "prompt_template", "system_prompt", "num_generations", "temperature", "top_p"),
     *("max_completion_length", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay"),
     *("max_grad_norm", "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"),
-    *("distributed_type", "difficulty_band", "curriculum", "seed"),
+    *("distributed_type", "seed"),
 )
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
 # The files that are pushed in addition to the weights and the plots.

@@ -19,7 +19,7 @@ from grpo_math.yaml_files import read_yaml
 PROBLEMS = "problems.txt"
 # Settings that say where a run's output goes, how often it is saved and whom it talks to: not what is computed.
 APART = {
-    *("output_dir", "resume", "resume_from_checkpoint", "difficulty_file", "dataset_num_proc"),
+    *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
     *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
     *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
     *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_revision", "hub_always_push"),

@@ -1,4 +1,4 @@
-"""The settings of a run that TRL does not have: data, template, rewards, evaluation, difficulty.
+"""The settings of a run that TRL does not have: data, template, rewards, evaluation.
 
 Does not import torch. Does not define the trainer's own settings (trainer/config.py), and does not check combinations
 of settings (rules.py).
@@ -18,7 +18,7 @@ class TrainArguments:
         "generated",
         "The problems to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), "
-        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, two_step, word, long_products).",
+        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, long_products).",
     )
     columns: str | None = setting(
         None,
@@ -61,8 +61,7 @@ class TrainArguments:
     eval_n: int | None = setting(
         None,
         "Problems that are evaluated before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none if the data hold none out or, without vLLM, if max_completion_length is over 2048 or no "
-        "process holds the whole model.",
+        "these are fewer; none if the data hold none out or, without vLLM, if no process holds the whole model.",
         ge=0,
     )
     heldout_every: int = setting(
@@ -105,43 +104,20 @@ class TrainArguments:
         choices=("auto", "force"),
     )
 
-    difficulty_band: list[float] | None = setting(
-        None,
-        "Keep only the training problems whose pass rate lies between these two numbers, for example 0.1 0.9. The "
-        "rate is that of the untrained model at the recipe's temperature and completion length, and is measured once.",
-        ge=0,
-        le=1,
-    )
-    curriculum: str = setting(
-        "none",
-        "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as in TRL.",
-        choices=("none", "easy_to_hard"),
-    )
-    difficulty_samples: int = setting(8, "Completions of each problem for its pass rate.", ge=1)
-    difficulty_file: str | None = setting(
-        None,
-        "The file of the pass rates. Default: one in the folder pass_rates next to output_dir, "
-        "named after the model and the way of measuring.",
-    )
-
     def __post_init__(self) -> None:
         template = prompts.template_of(vars(self))
         self.prompt_template, self.answer_format = template.name, template.answer_format  # as config.yaml states them
         prompts.refuse_without_call(template.name, self.tools)
-
-    @property
-    def needs_pass_rates(self) -> bool:
-        return self.difficulty_band is not None or self.curriculum != "none"
 
 
 def needing_whole(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that generate with the model, and so need the whole model on each process unless vLLM
     samples. Without vLLM they do not work with ZeRO-3 or FSDP.
 
-    >>> needing_whole({"eval_n": 64, "heldout_every": 0, "curriculum": "none"})
+    >>> needing_whole({"eval_n": 64, "heldout_every": 0})
     ['eval_n']
     """
     if settings.get("use_vllm"):
         return []
-    names = ("eval_n", "heldout_every", "eval_strategy", "eval_on_start", "difficulty_band", "curriculum")
-    return [name for name in names if settings.get(name) not in (None, 0, "no", "none")]
+    names = ("eval_n", "heldout_every", "eval_strategy", "eval_on_start")
+    return [name for name in names if settings.get(name) not in (None, 0, "no")]

@@ -9,7 +9,6 @@ GROUPS = {
     "Tools": ["tools", "python"],
     "Rewards and grading": ["rewards", "grade_timeout"],
     "Batch": ["prompts_per_step", "resample_groups"],
-    "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],
     "Advantage and loss": [*("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps")],
     "Speed and memory": [
         *("pack_updates", "max_tokens_per_micro_batch", "max_seq_length_train", "long_sequences"),

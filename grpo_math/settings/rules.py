@@ -337,10 +337,6 @@ def _accelerator(s: Settings) -> dict[str, Any]:
     return {**accelerator, **(accelerator.get("gradient_accumulation_kwargs") or {})}
 
 
-def _no_pass_rates(s: Settings) -> bool:
-    return s["difficulty_band"] is None and s["curriculum"] == "none"
-
-
 def _served_adapter(s: Settings) -> bool:
     return s["use_peft"] and s["use_vllm"] and s["vllm_sync"] == "adapter"
 
@@ -448,21 +444,6 @@ PROGRAM = [
         lambda s: s["eval_n"] == 0 and (s["heldout"] or not evaluates(s)),
         "nothing is evaluated",
         "set eval_n, or heldout_every",
-    ),
-    Rule(
-        "difficulty_band",
-        lambda s: (
-            s["difficulty_band"] is not None
-            and not (len(s["difficulty_band"]) == 2 and s["difficulty_band"][0] <= s["difficulty_band"][1])
-        ),
-        "is not a band of pass rates",
-        "give two, for example 0.1 0.9",
-    ),
-    unused(
-        "difficulty_samples difficulty_file",
-        _no_pass_rates,
-        "no pass rate is measured",
-        "set difficulty_band or curriculum, or leave it out",
     ),
     unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
     unused("python", lambda s: s["tools"] and "python" not in s["tools"], "the tool python is not among tools"),

@@ -26,17 +26,13 @@ from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, r
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
-from grpo_math.evaluation import pass_rates, suite
+from grpo_math.evaluation import suite
 from grpo_math.evaluation.backends import Sampling
-from grpo_math.evaluation.engine import engine_of
 from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-from grpo_math.grading import GRADER
 from grpo_math.planner.settings import DEFAULTS
-from grpo_math.problems import difficulty
-from grpo_math.problems.datasets import to_dataset
 from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
@@ -160,7 +156,6 @@ def train(settings: Settings, stop: Stop) -> None:
             run = Run(settings, run_dir)
             if run.prepare():
                 run.attach(watchdog, stop)
-                run.select_problems()
                 run.evaluate("before")
                 run.train(stop)
                 if not stop.heeded:
@@ -199,11 +194,6 @@ class Run:
         probe(self.arguments, config)
         arguments = self.arguments
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
-        if arguments.needs_pass_rates:
-            self.measured_how = self.way_of_measuring()
-            default = pass_rates.default_file(self.run_dir, self.measured_how)
-            self.rates_file = Path(self.arguments.difficulty_file or default)
-            pass_rates.read(self.rates_file, self.measured_how)  # another kind of file is refused before weights load
         warned = ask(setup, CHECKS)
         _ = [self.sampling(one) for one in setup.problems.during]  # a setting that cannot be sampled is refused here
         rewards = [load_reward(name) for name in self.arguments.rewards]
@@ -255,38 +245,6 @@ class Run:
         if arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), arguments.stop_at))
         trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
-
-    def way_of_measuring(self) -> dict[str, Any]:
-        """Return the settings that a pass rate depends on, apart from the problem."""
-        arguments, config, model = self.arguments, self.config, self.settings.model
-        revision = "" if model.model_revision == "main" else f"@{model.model_revision}"
-        return {
-            "grader": GRADER,
-            "model": f"{model.model_name_or_path}{revision}",
-            "template": "\n".join(filter(None, (arguments.system_prompt, arguments.prompt_template))),
-            "temperature": config.temperature,
-            "max_tokens": config.max_completion_length or 512,
-            "samples": arguments.difficulty_samples,
-            **({"tools": self.tools.stated} if self.tools else {}),
-        }
-
-    def select_problems(self) -> None:
-        """Leave out problems and order them by their pass rates, if the recipe asks for that."""
-        if not self.arguments.needs_pass_rates:
-            return
-        trainer, config, band = self.trainer, self.config, self.arguments.difficulty_band
-        rows = self.setup.problems.rows
-        options: dict[str, Any] = {"grade_timeout": config.grade_timeout, "tools": self.tools}
-        with engine_of(trainer, self.tools) as model:
-            rates = pass_rates.measure(model, rows, self.rates_file, self.measured_how, seed=config.seed, **options)
-        if band is not None:
-            rows, line = difficulty.in_band(rows, rates, *band)
-            if self.is_main:
-                print(line, flush=True)
-            batch_of(vars(config), config.world_size).refuse_few(len(rows), "difficulty_band", band)
-        if self.arguments.curriculum == "easy_to_hard":
-            rows = difficulty.easy_to_hard(rows, rates)
-        trainer.train_dataset = to_dataset(rows)
 
     def sampling(self, one: HeldOutSet) -> Sampling:
         _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)

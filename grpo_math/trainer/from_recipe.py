@@ -65,7 +65,6 @@ def build(read: Recipe) -> Settings:
         raise UserError(f"{message}: change that setting") from None
     finally:
         rules.logger.disabled = False
-    config.shuffle_dataset = config.shuffle_dataset and arguments.curriculum == "none"
     return Settings(arguments, config, model, read.values, read.given, read.argv)
 
 

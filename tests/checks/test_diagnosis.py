@@ -336,8 +336,7 @@ EDGES = [
 @pytest.mark.parametrize(
     ("name", "lines", "settings"),
     [
-        # Under a curriculum a reward that stays is a success, and dynamic sampling holds it near a half.
-        ("flat_reward", FLAT, {"curriculum": "easy_to_hard"}),
+        # Dynamic sampling holds the reward near a half.
         ("flat_reward", FLAT, {"resample_groups": 2}),
         ("adapter_not_moving", changed(kl=0.0), {"reference_refresh_steps": 1}),
     ],
@@ -453,7 +452,7 @@ def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set()
     [finding] = [f for f in diagnose(after(1, 12), CONFIG) if f.check == "collapse"]
     assert "1 of the 1 lines up to step 1 hold a reward, none in steps 2 to 12" in finding.message
     assert finding.remedy.endswith(": learning_rate: 1e-05")
-    assert "collapse" not in alarms(after(3, 30), CONFIG | {"curriculum": "easy_to_hard"})
+    assert "collapse" not in alarms(after(3, 30), CONFIG | {"resample_groups": 2})
     # One reward in thirty lines is luck, not a level to fall from.
     luck = after(0, 40)
     luck[25][metrics.REWARD_MAX] = luck[25][metrics.REWARD] = 1.0
@@ -491,7 +490,7 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first():
         ({"accuracy": 0.4}, {}, "rewards: [accuracy]"),
         ({"accuracy": 0.1, "truncated": 0.9}, {}, "max_completion_length: 256"),
         ({"accuracy": 0.0, "no_answer": 0.9}, {}, "rewards: [shaped]"),
-        ({"accuracy": 0.0, "no_answer": 0.1}, {}, "difficulty_band: [0.1, 0.9]"),
+        ({"accuracy": 0.0, "no_answer": 0.1}, {}, "dataset: another"),
     ],
 )
 def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):

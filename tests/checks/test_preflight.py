@@ -340,7 +340,6 @@ def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch)
     [
         (["--dataset", "generated:sums"], 128, "128 problems of generated:sums, test, are evaluated: 256 completions"),
         (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
-        (["--max_completion_length", "4096"], 0, "no verdict on the run: completions may be 4096 tokens long"),
         (["--eval_split", "nowhere"], 0, "no verdict on the run: eval_split='nowhere' is not known"),
     ],
 )
@@ -372,17 +371,6 @@ def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
     stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
     assert stated[:2] == (problems[8:], problems[:4])
     assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
-
-
-def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):
-    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
-    extra = tmp_path / "own.jsonl"
-    extra.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = setup("--dataset", str(extra)).problems
-    assert asked.eval_n == 0
-    assert "8 of 8 problems" in asked.about_eval
-    stated = setup("--dataset", str(extra), "--eval_n", "4").problems
-    assert (len(stated.held_out), stated.about_eval) == (4, None)
 
 
 # The data

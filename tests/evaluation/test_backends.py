@@ -65,31 +65,18 @@ def server(tokenizer, smollm):
     vllm.stop()
 
 
-def test_a_server_is_asked_for_one_completion_at_a_time(server, smollm, rows, tokenizer):
+def test_a_running_server_is_asked_for_one_completion_at_a_time(server, smollm, rows, tokenizer):
     url, asked = server
-    results = evaluate(
-        smollm,
-        rows,
-        samples=4,
-        temperature=0.8,
-        max_new_tokens=12,
-        batch_size=6,
-        backend="vllm-server",
-        server=url,
-        progress=False,
-    )
+    sampled = {"samples": 4, "temperature": 0.8, "max_new_tokens": 12, "batch_size": 6}
+    results = evaluate(smollm, rows, backend="vllm-server", server=url, progress=False, **sampled)
     requests = [body for path, body in asked if path == "/v1/completions"]
     assert [body["n"] for body in requests] == [1] * 12
     assert len({body["seed"] for body in requests}) == 12, "vLLM would give all prompts of a seed the same draws"
     for body in requests:
-        assert len(body["prompt"]) == 1
-        assert all(isinstance(token, int) for token in body["prompt"][0])
         assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.8, 1.0, 0, 12)
         assert tokenizer.eos_token_id in body["stop_token_ids"]
-    assert results["backend"] == "vllm-server"
     for row in results["rows"]:
         assert row["category"] == ("truncated" if row["truncated"] else "correct")
-        assert row["tokens"] == 12 or not row["truncated"]
     assert 0 < results["accuracy"] < 1
 
 

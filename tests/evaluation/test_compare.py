@@ -56,6 +56,7 @@ def with_second(**changes) -> dict:
         (one(1, 1) | {"samples": 7}, "samples differs (before 1, after 7): "),
         (one(1, 1) | {"temperature": 7}, "temperature differs (before 0.0, after 7): "),
         (one(1, 1) | {"max_new_tokens": 7}, "max_new_tokens differs (before 8, after 7): "),
+        (one(1, 1) | {"tools": {"names": ["python"]}}, "tools differs (before None, after {'names': ['python']}): "),
         (one(0, 1, 1), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
         (with_second(problem="another"), "problem of 'p1' differs: evaluate both on the same data"),
         (with_second(gold="another"), "gold of 'p1' differs: evaluate both on the same data"),

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import journal
+from grpo_math.reading import Unreadable
 
 ABOUT = {"model": "m", "seed": 0}
 LINES = [{"id": i, "text": "½ of a line\n" * i} for i in range(3)]
@@ -30,15 +31,15 @@ def test_another_way_of_measuring_is_named(tmp_path):
     with pytest.raises(
         ConfigError, match=r"output='.*a' was measured with seed=0, not 1: name another file"
     ) as refused:
-        journal.read(tmp_path / "a", {**ABOUT, "seed": 1}, "output")
+        journal.resume(tmp_path / "a", {**ABOUT, "seed": 1}, "output")
     with pytest.raises(ConfigError, match=r"was measured with template=None, not 'gsm8k'"):
-        journal.read(tmp_path / "a", {**ABOUT, "template": "gsm8k"}, "output")
+        journal.resume(tmp_path / "a", {**ABOUT, "template": "gsm8k"}, "output")
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]\n", "notes", '{"measured": 3}\n'])
 def test_something_else_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "a").write_text(text)
-    with pytest.raises(ConfigError, match="cannot be read as measured results"):
+    with pytest.raises(Unreadable, match="a cannot be read"):
         journal.resume(tmp_path / "a", ABOUT, "output")
     assert (tmp_path / "a").read_text() == text

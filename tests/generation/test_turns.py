@@ -10,7 +10,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.turns import Conversation, Limits, calls_of, play
-from grpo_math.problems.prompts import build_prompt
+from grpo_math.problems.prompts import as_template
 
 
 def add(a: int, b: int) -> int:
@@ -30,10 +30,10 @@ def conversation_of(tokenizer, *tools, **settings):
 
 def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
     conversation = conversation_of(tokenizer, python)
-    text = tokenizer.decode(conversation.prompt(build_prompt("1 + 1?", "python")))
+    text = tokenizer.decode(conversation.prompt(as_template("python").prompt("1 + 1?")))
     assert "assistant\n```python\nprint(3 + 4)\n```<|im_end|>\n<|im_start|>tool\n7<|im_end|>" in text
     ids = tokenizer.encode("```python\nprint(3 + 4)\n```<|im_end|>")
-    (call,) = conversation.message(ids, conversation.prompt(build_prompt("1 + 1?", "python")))["tool_calls"]
+    (call,) = conversation.message(ids, conversation.prompt(as_template("python").prompt("1 + 1?")))["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     for output in ("#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"):
         assert not conversation.message(tokenizer.encode(output), []).get("tool_calls")

@@ -56,15 +56,10 @@ def test_the_overlap_is_that_of_comparing_every_window_with_every_window():
         assert 0 < len(shared) < 60
 
 
-def test_the_examples_are_the_worst_and_name_the_nearest_training_problem():
+def test_the_text_counts_overlapping_and_equal_problems():
     near = STORY.replace("How many are left", "How many has she now")
     far = "Omar has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 sons. Who is he?"
-    results = overlap([row(far, "far"), row(STORY, "copy")], [row(near, "near"), row(STORY, "same"), row("Why?", "no")])
-    copy, other = results["examples"]
-    assert (copy["id"], copy["training_id"], copy["share_of_ngrams"]) == ("copy", "same", 1.0)
-    assert other["id"] == "far"
-    assert 0 < other["share_of_ngrams"] < 1
-    assert (results["overlapping"], results["equal"], results["share"], results["training_problems"]) == (2, 1, 1.0, 3)
+    results = overlap([row(far), row(STORY)], [row(near), row(STORY), row("Why?")])
     assert "2 of 2 (100.0%) problems overlap with the 3 of training by 13 words in a row, 1 is equal" in text_of(
         results
     )

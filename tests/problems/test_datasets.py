@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
 import datasets as hub_datasets
-import huggingface_hub
 import pytest
 
 from grpo_math.errors import ConfigError, DataError
@@ -57,13 +55,6 @@ def test_the_published_sets_have_their_rows_and_every_row_has_a_gold(dataset, sp
         assert row["prompt"][-1] == {"role": "user", "content": row["problem"]}
 
 
-@needs_data
-def test_every_gsm8k_gold_is_a_plain_integer():
-    golds = [row["answer"] for split in ("train", "test") for row in load_problems("gsm8k", split)]
-    assert all(re.fullmatch(r"-?\d+", gold) for gold in golds)
-    assert (golds[0], golds[7473]) == ("72", "18")  # Natalia's clips, Janet's ducks
-
-
 @pytest.mark.slow
 @needs_data
 def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
@@ -97,11 +88,8 @@ def test_a_limit_draws_rows_by_the_seed_and_keeps_the_order_of_the_file():
 
 
 @needs_data
-def test_heldout_means_test_and_math500_has_nothing_else(caplog):
+def test_heldout_means_test():
     assert load_problems("gsm8k", "heldout", limit=3) == load_problems("gsm8k", "test", limit=3)
-    assert not caplog.records
-    assert len(load_problems("math500")) == 500
-    assert caplog.messages == ["math500 has a test split only, which is used: report no figures on it after training"]
     with pytest.raises(ConfigError, match=r"split='tset' is not known: did you mean 'test'\? \(train, test\)"):
         load_problems("gsm8k", "tset")
 
@@ -149,11 +137,9 @@ def test_the_other_columns_of_a_file_are_kept_as_they_are_in_every_row(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["prompt", "grade"])
-def test_a_column_with_a_name_that_training_uses_is_left_out_with_a_warning(name, tmp_path, caplog):
+def test_a_column_with_a_name_that_training_uses_is_left_out(name, tmp_path):
     file = write(tmp_path / "mine.jsonl", {**GOOD, name: "x", "source": "mine"})
     assert [list(row) for row in load_problems(file)] == [[*COMMON, "source"]]
-    reason = "is left out, no reward gets it: training uses this name itself"
-    assert caplog.messages == [f"the column {name!r} of {file} {reason}"]
 
 
 def test_all_rows_have_level_and_subject_as_soon_as_one_has(tmp_path):
@@ -186,19 +172,14 @@ BAD_ROWS = {
     ),
     "an empty marker": ({"problem": "a?", "answer": "work\n####  "}, "answer contains no gold answer"),
     "a gold of the wrong type": ({"problem": "a?", "answer": ["7"]}, "answer is of type list, not text or a number"),
-    "a gold that is not finite": ('{"problem": "a?", "answer": NaN}', "answer is not finite"),
+    "a missing gold as pandas writes it": ('{"problem": "a?", "answer": NaN}', "answer contains no gold answer"),
     "no problem": ({"answer": "7"}, "problem is missing"),
     "a problem of the wrong type": ({"problem": 5, "answer": "7"}, "problem is of type int, not text"),
     "a prompt of messages": ({"prompt": [{"role": "user"}], "answer": "7"}, "prompt is of type list, not text"),
-    "half a surrogate pair": (
-        r'{"problem": "a \ud83d?", "answer": "7"}',
-        "problem contains half of a surrogate pair, which no tokenizer accepts",
-    ),
     "not JSON": ("{'problem': 1}", "row cannot be read (JSONDecodeError: Expecting property name enclosed"),
     "not an object": ([1, 2], "row is of type list, not an object"),
     "not UTF-8": (b'{"problem": "caf\xe9?", "answer": "7"}', "row cannot be read (UnicodeDecodeError: "),
     "nested without end": ("[" * 100_000, "row cannot be read (RecursionError: "),
-    "an id of the wrong type": ({**GOOD, "id": {"a": 1}}, "id is of type dict, not text"),
 }
 
 
@@ -214,14 +195,14 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
 
     assert [row["id"] for row in load_problems(file, skip_bad_rows=True)] == ["first", "bad/4"]
     (message,) = caplog.messages
-    assert message.startswith(f"skipped 1 of 3 rows of {file}: {reason}")
-    assert message.endswith("(line 3)")
+    assert message.startswith(f"skipped 1 of 3 rows of {file}; line 3: {reason}")
 
 
 def test_a_file_without_a_good_row_is_an_error(tmp_path):
-    for rows in ([], [{"problem": "a?"}]):
-        with pytest.raises(ConfigError, match="has no row that can be used"):
-            load_problems(write(tmp_path / "none.jsonl", *rows), skip_bad_rows=True)
+    with pytest.raises(ConfigError, match="has no rows"):
+        load_problems(write(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match=r"none\.jsonl:1: answer is missing"):
+        load_problems(write(tmp_path / "none.jsonl", {"problem": "a?"}), skip_bad_rows=True)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +212,7 @@ def test_a_file_without_a_good_row_is_an_error(tmp_path):
         ({"dataset": "imo"}, f"dataset='imo' is not known: use one of {', '.join(ACCEPTED)}"),
         (
             {"dataset": "generated:sum"},
-            "level='sum' is not known: did you mean 'sums'? "
-            "(sums, differences, products, two_step, word, long_products)",
+            "level='sum' is not known: did you mean 'sums'? (sums, differences, products, long_products)",
         ),
         ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
         (
@@ -259,21 +239,17 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message)
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def hub(monkeypatch):
     """A stand-in for the Hub: {(id, split): rows}; every load is noted."""
     stored: dict = {"loads": []}
 
-    def dataset_info(self, name, timeout):
+    def load_dataset(name, config, split, revision):
         if not any(key[0] == name for key in stored if isinstance(key, tuple)):
             raise OSError("[Errno -2] Name or service not known\nand more lines")
-
-    def load_dataset(name, config, split, revision):
         stored["loads"].append((name, config, split, revision))
         return hub_datasets.Dataset.from_list(stored[name, split])
 
     monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
-    monkeypatch.setattr(hub_datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
     monkeypatch.setattr(hub_datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
     monkeypatch.setattr(hub_datasets, "load_dataset", load_dataset)
     return stored
@@ -327,7 +303,7 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
     assert {row["level"] for row in rows} == {1, 2}
     assert load_problems("generated", "test", limit=256) == rows
     assert load_problems("generated:sums,differences", "heldout", limit=256) == rows
-    assert {row["level"] for row in load_problems("generated:word, two_step", limit=20)} == {4, 5}
+    assert {row["level"] for row in load_problems("generated:products, long_products", limit=20)} == {3, 4}
     assert load_problems("generated", limit=50, seed=1) != load_problems("generated", limit=50)
     assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
     assert len(load_problems("generated", "heldout", limit=320)) == 306  # all that there are

@@ -1,13 +1,12 @@
-"""Files of rows as people have them: five formats, compressed or in UTF-16, and what cannot be read."""
+"""Files of rows as people have them: five formats, and what cannot be read."""
 
-import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.errors import DataError, UserError
 from grpo_math.problems.datasets import load_problems
 
 ROWS = [{"problem": "What is 3 + 4?", "answer": "7"}, {"problem": "Wie viel, “genau”, ist 0,5 · 3?", "answer": "1.50"}]
@@ -21,11 +20,6 @@ FILES = {
     "marked.csv": CSV.encode("utf-8-sig"),
     "semicolons.csv": "problem;answer\nWhat is 3 + 4?;7\nWie viel, “genau”, ist 0,5 · 3?;1.50\n".encode(),
     "mine.tsv": "problem\tanswer\nWhat is 3 + 4?\t7\nWie viel, “genau”, ist 0,5 · 3?\t1.50\n".encode(),
-    "mine.jsonl.gz": gzip.compress(JSONL.encode()),
-    "mine.csv.gz": gzip.compress(CSV.encode()),
-    "utf16.jsonl": JSONL.encode("utf-16"),
-    "utf16.csv": CSV.encode("utf-16"),
-    "utf16.json": json.dumps(ROWS, ensure_ascii=False).encode("utf-16"),
 }
 
 
@@ -67,7 +61,6 @@ def test_a_number_of_any_kind_is_a_gold_answer(tmp_path):
         ),
         ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
         ("a.csv", "problem,answer\ncaf\u00e9,7\n".encode("latin-1"), "UnicodeDecodeError: "),
-        ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
         ("a.jsonl", None, "No such file or directory"),
     ],
@@ -88,15 +81,3 @@ def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):
     with pytest.raises(DataError, match=r"a\.csv:2: row has more cells than the file has columns"):
         load_problems(str(file))
     assert [row["answer"] for row in load_problems(str(file), skip_bad_rows=True)] == ["7"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["parquet"])
-def test_a_folder_that_cannot_be_read_says_so_without_a_log(tmp_path, capfd, caplog, kind):
-    (tmp_path / f"train.{kind}").write_bytes(b"PAR1 [{ and no more")
-    with pytest.raises(
-        ConfigError, match=r"is a folder that cannot be read \((JSON parse error|ArrowInvalid)"
-    ) as error:
-        load_problems(str(tmp_path))
-    assert "\n" not in str(error.value)
-    assert "Failed to read" not in capfd.readouterr().err + caplog.text

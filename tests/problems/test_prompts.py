@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_math.grading.formats import FORMATS, in_format
-from grpo_math.problems.prompts import TEMPLATES, build_prompt
+from grpo_math.problems.prompts import TEMPLATES, as_template
 
 PROBLEM = "What is {5} + 6? %s {0} <answer>"
 
@@ -119,7 +119,7 @@ REJECTED = {
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_prompt_holds_the_problem_once_and_word_for_word(template):
-    prompt = build_prompt(PROBLEM, template)
+    prompt = as_template(template).prompt(PROBLEM)
     whole = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     assert whole.count(PROBLEM) == 1
     if not isinstance(prompt, str):
@@ -139,21 +139,21 @@ def test_the_prompt_holds_the_problem_once_and_word_for_word(template):
     ],
 )
 def test_a_chat_has_a_worked_example_in_the_format_that_it_teaches_or_none(template, roles):
-    messages = build_prompt(PROBLEM, template)
+    messages = as_template(template).prompt(PROBLEM)
     assert [message["role"] for message in messages] == roles.split()
     if len(messages) > 2:
         assert in_format(messages[-2]["content"], template)
         assert FORMATS[template].marker.findall(messages[-2]["content"]) == ["7"]
     messages[0]["content"] = "changed"
-    assert build_prompt(PROBLEM, template)[0]["content"] != "changed"
+    assert as_template(template).prompt(PROBLEM)[0]["content"] != "changed"
 
 
 def test_the_worked_example_of_python_calls_it_and_r1_zero_has_opened_the_thinking():
-    messages = build_prompt("a?", "python")
+    messages = as_template("python").prompt("a?")
     (call,) = messages[2]["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     assert messages[3]["content"] == "7"
-    assert build_prompt("a?", "r1_zero").endswith("User: a?\nAssistant: <think>")
+    assert as_template("r1_zero").prompt("a?").endswith("User: a?\nAssistant: <think>")
 
 
 def test_every_template_has_the_answer_format_of_its_name():
@@ -161,7 +161,7 @@ def test_every_template_has_the_answer_format_of_its_name():
     for name, answer_format in FORMATS.items():
         assert answer_format.name == name
         for piece in answer_format.tags:
-            output = build_prompt("a?", name)
+            output = as_template(name).prompt("a?")
             text = output if isinstance(output, str) else " ".join(message["content"] for message in output)
             assert piece in text  # the prompt shows what it asks for
 

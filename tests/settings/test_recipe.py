@@ -48,7 +48,7 @@ def test_every_range_is_of_a_field_and_every_default_is_taken():
         ("bf16", None, None),
         ("rewards", "accuracy", ["accuracy"]),
         ("rewards", ["accuracy", "overlong"], ["accuracy", "overlong"]),
-        ("difficulty_band", ["0.1", "0.9"], [0.1, 0.9]),
+        ("reward_weights", ["0.1", "0.9"], [0.1, 0.9]),
         ("report_to", "none", "none"),
         ("report_to", ["wandb"], ["wandb"]),
         ("model_init_kwargs", '{"dtype": "float32"}', {"dtype": "float32"}),
@@ -110,7 +110,7 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them_and_env_reach
         ("loss_type", {"a": 1}, "loss_type={'a': 1} is not a text: give a text"),
         ("generation_kwargs", "fast", "generation_kwargs='fast' is not a mapping: write it as {\"name\": 1}"),
         ("model_init_kwargs", '{"token": ', "model_init_kwargs='***' is not a mapping: write it as {\"name\": 1}"),
-        ("difficulty_band", ["low"], "difficulty_band='low' is not a number: give a number"),
+        ("reward_weights", ["low"], "reward_weights='low' is not a number: give a number"),
         ("max_completion_length", None, "max_completion_length=None is empty: give a value, or leave it out for 512"),
     ],
 )

@@ -18,7 +18,6 @@ VALUES = {
     "surrogate": ["reinforce", "a:b"],
     "dataset": ["rows.jsonl"],
     "delta": [2.0, 0.5],
-    "difficulty_band": [[0.9, 0.1]],
     "epsilon": [0.1],
     "epsilon_high": [0.3],
     "generation_kwargs": [{name: 1} for name in rules.OF_GENERATION] + [{"do_sample": False}],

@@ -17,7 +17,6 @@ from trl.generation import vllm_client, vllm_generation
 
 from grpo_math import evaluate
 from grpo_math.evaluation.engine import engine_of
-from grpo_math.evaluation.pass_rates import measure
 from grpo_math.generation.sync import KeyedClient
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -105,18 +104,6 @@ def test_trls_evaluation_by_the_server_leaves_the_seeds_of_training(server, tiny
         seeds[evaluated] = sorted(request["seed"] for request in of_training)
         assert (len(events.metrics), len(of_training) < len(requests)) == ((2, True) if evaluated else (0, False))
     assert seeds[True] == seeds[False]
-
-
-@pytest.mark.slow
-def test_pass_rates_are_measured_by_the_server(server, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(server.url, tiny, tokenizer, tmp_path)
-    rows = [{**row, "id": "x", "problem": row["prompt"]} for row in ROWS]
-    how = {"model": "m", "samples": 3, "temperature": 0.5, "max_tokens": 2}
-    with engine_of(trainer) as model:
-        requests = requests_of(server)
-        rates = measure(model, rows, tmp_path / "rates.jsonl", how)
-    assert len(rates) == 5
-    assert [(r["temperature"], r["max_tokens"]) for r in requests] == [(0.5, 2)] * 15
 
 
 class Events(TrainerCallback):
