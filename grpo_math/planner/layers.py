@@ -1,4 +1,4 @@
-"""A transformers model with one layer of each kind, set up as the trainer does, on fake tensors.
+"""The first layers of a transformers model, set up as the trainer does, on fake tensors.
 
 Does not run the model.
 """
@@ -58,44 +58,23 @@ def kind_of(layer: Any) -> Any:
     )
 
 
-def cut(text: Any, chosen: list[int], total: int, shared: int) -> Any:
-    """Return the config with only these layers. Fields with one entry per layer are cut too."""
-    fields = text.to_dict()
-    for key, value in fields.items():
+def first_layers(config: Any, kinds: list[Any]) -> Any:
+    """Return a text config with as few layers as contain one of each kind, and a second one of the first layer's kind.
+    Fields with one entry per layer are cut too.
+
+    The first layers and not a selection, because a model's code derives the kind of a layer from its number. The first
+    layer keeps less than a later one of its kind, because the embedding's output is kept anyway.
+    """
+    text, total = copy.deepcopy(config.get_text_config()), len(kinds)
+    again = kinds.index(kinds[0], 1) if kinds[0] in kinds[1:] else 0
+    n = 1 + max(again, *(kinds.index(kind) for kind in kinds))
+    for key, value in vars(text).items():
         if isinstance(value, (list, tuple)) and len(value) == total:
-            fields[key] = [value[i] for i in chosen]
-        if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
-            of = {int(k): v for k, v in value.items()}
-            fields[key] = {new: of[old] for new, old in enumerate(chosen) if old in of}
-    fields["num_hidden_layers"] = len(chosen)
-    if "num_kv_shared_layers" in fields:
-        fields["num_kv_shared_layers"] = shared
-    fields.pop("model_type", None)
-    return type(text)(**fields)
-
-
-def with_layers(config: Any, dtype: torch.dtype, chosen: list[int], kinds: list[Any]) -> Any:
-    """Build the model with only these layers, from a config with fewer layers. If the kind of a layer depends on its
-    number, build the whole model and remove the other layers."""
-    shared = sum("'is_kv_shared_layer', True" in str(kinds[i]) for i in chosen)
-    less = cut(config.get_text_config(), chosen, len(kinds), shared)
-    model = build(less, dtype)
-    name, layers = layers_of(model)
-    if [kind_of(layer) for layer in layers] == [kinds[i] for i in chosen]:
-        return model
-    model = build(config, dtype)
-    name, layers = layers_of(model)
-    parent, _, attribute = name.rpartition(".")
-    kept = [layers[i] for i in chosen]
-    setattr(model.get_submodule(parent), attribute, torch.nn.ModuleList(kept))
-    configs = (getattr(module, "config", None) for module in model.modules())
-    for text in {id(one): one for one in configs if hasattr(one, "num_hidden_layers")}.values():
-        vars(text).update({k: v for k, v in vars(less).items() if not k.startswith("_")})
-    for number, layer in enumerate(kept):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = number
-    return model
+            setattr(text, key, list(value[:n]))
+    text.num_hidden_layers = n
+    if hasattr(text, "num_kv_shared_layers"):  # the last layers use the cache of an earlier one
+        text.num_kv_shared_layers = max(0, n - (total - text.num_kv_shared_layers))
+    return text
 
 
 def in_four_bit(model: Any, compute: torch.dtype) -> None:
@@ -122,10 +101,10 @@ def in_four_bit(model: Any, compute: torch.dtype) -> None:
     model.is_loaded_in_4bit = True
 
 
-def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any:
-    """Return the cut model, set up as the trainer does: quantisation, adapter, checkpointing, packing and tiles."""
+def prepared(config: Any, how: Json) -> Any:
+    """Return the model of a config, set up as the trainer does: quantised, with adapter, checkpointing, packing."""
     dtype = torch.bfloat16 if how["stream"] == 2 else torch.float32
-    model = with_layers(config, dtype, chosen, kinds)
+    model = build(config, dtype)
     if how["four_bit"]:
         in_four_bit(model, dtype)
     base = model
@@ -138,15 +117,15 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.requires_grad and parameter.dtype != adapter:
                     module._parameters[name] = torch.nn.Parameter(parameter.detach().to(adapter))
+        # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
+        model.enable_input_require_grads()
     model.train()
     if how["checkpointing"]:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False}
         )
-        if how["lora"]:
-            model.enable_input_require_grads()
     plain = "sdpa" if base._supports_sdpa else "eager"
-    base.set_attn_implementation("eager" if how["eager"] else attention.register(plain))
+    base.set_attn_implementation(attention.register(plain))
     recurrent.fork_states(base)
     recurrent.verified.update(type(module) for module in recurrent.stateful(base))
     tiled_mlp.set_up([model], how["checkpointing"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Settings, Zero
-from grpo_math.planner.work import ROOM, Run, Work, packs, tiles, work_of
+from grpo_math.planner.work import ROOM, Run, Work, tiles, work_of
 from grpo_math.run.machine import GB
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
@@ -54,21 +54,16 @@ OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vl
 
 
 class Precision(NamedTuple):
-    """Bytes per element: weights and residual stream, matrix products, adapter weights.
-
-    ``compute`` differs from ``stream`` only under autocast: float32 weights, 16-bit products. bitsandbytes multiplies
-    in the dtype of the stream.
-    """
+    """Bytes per element of the weights and the residual stream, and of the adapter's weights."""
 
     stream: int
-    compute: int
     adapter: int
     autocast: bool
 
     @property
     def half(self) -> int:
-        """Bytes per element under autocast. bitsandbytes matmuls ignore autocast."""
-        return 2 if self.autocast else self.compute
+        """Bytes per element of a matrix product. bitsandbytes ignores autocast."""
+        return 2 if self.autocast else self.stream
 
 
 def at(line: list[float], sizes: tuple[int, ...]) -> int:
@@ -90,10 +85,9 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
     stated = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
-        return Precision(2, 2, 2, False)
-    compute = 2 if autocast and not quantised else stream
+        return Precision(2, 2, False)
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
-    return Precision(stream, compute, adapter, autocast)
+    return Precision(stream, adapter, autocast)
 
 
 # Stored tensors
@@ -111,8 +105,8 @@ def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
     other = (shape.total - matrices) * stream
     if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
         other += (4 - stream) * shape.vocab * shape.hidden
-    nested = settings["use_bnb_nested_quant"] or shape.prequantized
-    if settings["load_in_4bit"] or shape.prequantized:
+    if settings["load_in_4bit"]:
+        nested = settings["use_bnb_nested_quant"]
         quantised = sum(linear.layers * four_bit(linear.weights, nested) for linear in shape.linears)
     elif settings["load_in_8bit"]:
         quantised = sum(linear.layers * (linear.weights + 4 * linear.n_out) for linear in shape.linears)
@@ -137,7 +131,6 @@ def trainable(shape: Shape, settings: Settings, precise: Precision | None = None
     if not settings["use_peft"]:
         return list(shape.tensors)
     how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
-    how["row"] = None if how["packed"] else [1, 64]
     rank, r = how["lora"]["r"], settings["lora_r"]
     trained = shape.measured(how)["trained"]
     return [(size * r // rank if adapts else size, count) for size, adapts, count in trained]
@@ -148,15 +141,12 @@ def how_of(
 ) -> dict[str, Any]:
     """Return the settings that measure.py needs.
 
-    A micro-batch is measured at its real size if its memory is not linear in its tokens: with padded rows, layers with
-    a state, or attention that no torch kernel computes.
+    A micro-batch is measured at its real size if its memory is not linear in its tokens.
     """
     lora: dict[str, Any] | None = None
     row: list[Any] | None = None
-    if work and not work.packed:
-        row = [work.rows, work.prompt + work.completion]
-    elif work and (shape.stateful or shape.spelled):
-        row = work.groups
+    if work and not shape.linear:
+        row = [{"prompt": work.prompt - 1, "lengths": lengths} for lengths in work.groups]
     if settings["use_peft"]:
         rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
@@ -167,13 +157,11 @@ def how_of(
         "stream": precise.stream,
         "adapter": precise.adapter,
         "autocast": precise.autocast,
-        "four_bit": settings["load_in_4bit"] or shape.prequantized,
+        "four_bit": settings["load_in_4bit"],
         "lora": lora,
         "cpu": settings["use_cpu"],
         "checkpointing": settings["gradient_checkpointing"],
-        "packed": packs(shape, settings),
         "tiles": tiles,
-        "eager": settings["attn_implementation"] == "eager",
         "row": row,
     }
 
@@ -183,7 +171,8 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
 
     AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes for float32. torch adds a step of
     4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes a parameter, two constants of 4 bytes
-    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit.
+    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit. The state of
+    a paged optimizer counts as on the GPU, although its pages can move to main memory.
 
     >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_torch", 4)
     49164
@@ -193,20 +182,10 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
     if name == "sgd":
         return 0
     if "8bit" in name:
-        small = sum(8 * n * count for n, count in tensors if n < 4096)
-        large = sum((2 * n + 8 * -(-n // 256)) * count for n, count in tensors if n >= 4096)
-        return small + large + (2 * 256 * 4 if large else 0)
+        return 2 * 256 * 4 + sum((8 * n if n < 4096 else 2 * n + 8 * -(-n // 256)) * count for n, count in tensors)
     if name == "paged_adamw_32bit":
         return sum(8 * n * count for n, count in tensors)
     return sum((2 * element * n + 4) * count for n, count in tensors)
-
-
-def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
-    """Return the bytes of optimizer state that a paged optimizer keeps in main memory: the moments of tensors with at
-    least 100,000 elements. Their pages move to the GPU and back as needed."""
-    if not name.startswith("paged"):
-        return 0
-    return sum((2 if "8bit" in name else 8) * n * count for n, count in tensors if n >= 100_000)
 
 
 # The phases
@@ -251,8 +230,6 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
         backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
-        if paged := paged_bytes(tensors, settings["optim"]):
-            main["optimizer"], state = n * paged, state - paged
         communication += trained * element if n > 1 else 0
     return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
@@ -262,9 +239,10 @@ def phases(
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes."""
     work = work_of(shape, settings, run, zero.stage)
-    always, backward, main = stored(shape, settings, zero, precise, run.processes)
+    processes = run.batch.processes
+    always, backward, main = stored(shape, settings, zero, precise, processes)
     if settings["activation_offloading"]:
-        main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
+        main["activations"] = processes * shape.layers * work.tokens * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
@@ -329,13 +307,13 @@ def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: W
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
-    The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers:
-    without packing, or with a dropout, which TRL does not turn off. At the end there are the keys and values of all
+    The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
+    dropout, which TRL does not turn off. At the end there are the keys and values of all
     rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
     prefill of a later turn contains the tool result of each row, at most as long as a completion.
     """
-    rows = -(-run.rollout // run.processes)
-    lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
+    rows = -(-run.batch.rollout // run.batch.processes)
+    lean = not (settings["use_peft"] and settings["lora_dropout"] > 0)
     prompts = -(-rows // settings["num_generations"]) if lean else rows
     constant, token = (elements * precise.stream for elements in shape.cache)
     length = settings["max_completion_length"]

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import plain, read_config, shape_of, shapes, targets
+from grpo_math.planner.model import check_targets, plain, read_config, shape_of, shapes
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -54,10 +54,9 @@ def test_a_name_that_no_linear_map_has_is_refused():
     shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
     for expected in (["q_proj", "query"], "query", ["query"]):
         with pytest.raises(ConfigError, match="lora_target_modules='query'"):
-            targets(shape, {"use_peft": True, "lora_target_modules": expected})
-    assert [
-        linear.name for linear in targets(shape, {"use_peft": True, "lora_target_modules": ["q_proj", "up_proj"]})
-    ] == ["q_proj", "up_proj"]
+            check_targets(shape, {"lora_target_modules": expected})
+    for right in (None, "all-linear", ["q_proj", "up_proj"], r".*\.mlp\..*_proj"):
+        check_targets(shape, {"lora_target_modules": right})
 
 
 def test_a_measurement_is_kept_by_what_decides_about_shapes():
