@@ -52,8 +52,8 @@ class Work(NamedTuple):
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """Return the number of token tiles in which trainer/tiled_mlp.py computes an MLP."""
-    whole = settings["use_dora"] or settings["load_in_8bit"] or not shape.tiled
-    return 1 if whole else max(1, min(MOST_TILES, tokens // TILE))
+    whole = settings["use_dora"] or settings["load_in_8bit"] or not settings["gradient_checkpointing"]
+    return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not whole else 1
 
 
 def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
@@ -70,6 +70,4 @@ def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> 
     lengths = [*[t] * full, *[last] * bool(last)]
     groups = [lengths[start : start + group] for start in range(0, len(lengths), group)]
     work = Work(run.prompt, groups)
-    if settings["gradient_checkpointing"] and zero_stage < 3:
-        return work._replace(tiles=tiles(shape, settings, work.tokens))
-    return work
+    return work._replace(tiles=tiles(shape, settings, work.tokens)) if zero_stage < 3 else work

@@ -32,6 +32,7 @@ COMMON: list[tuple[dict[str, Any], Precision]] = [
     ({**LORA, "lora_dropout": 0.0}, HALF),
     ({**LORA, "lora_dropout": 0.0, **QUANTISED}, FOUR_BIT),
     ({**LORA, "lora_dropout": 0.05}, HALF),
+    ({**LORA, "lora_dropout": 0.0}, FULL),
     ({}, HALF),
     ({}, FULL),
     ({}, ZERO),
