@@ -85,12 +85,9 @@ def arrange(settings: Settings, gpus: int, need: int, sizes: list[int], divides:
     # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
     # settings/batch.py raises.
     policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
-    held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why = f"{held} the server's weights and a sequence"
-    why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
-    why += f"; the server takes {tp}, since TRL sends weights to no data parallel ranks" if tp > need else ""
+    why = f"the server needs {need} GPU{'s' * (need > 1)}, and the batch divides by {policy} for the policy"
     if idle := gpus - policy - server:
-        why += f"; {idle} stay idle, which neither the server's heads nor the batch divide by"
+        why += f"; {idle} stay idle, because neither the server's heads nor the batch divide by more"
     return Layout("server", policy, server, tp, why, idle)
 
 
@@ -135,7 +132,7 @@ def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: in
         raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
     of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
-    held = sum(weights(shape, of_server, 2).values()) + sequence_bytes(shape, of_server, prompt)
+    held = weights(shape, of_server, 2) + sequence_bytes(shape, of_server, prompt)
     fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes)
     return next(fits, sizes[-1]), sizes
 

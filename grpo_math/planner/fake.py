@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from math import prod
 from typing import Any
 
 import torch
@@ -38,8 +37,6 @@ class Live(TorchDispatchMode):
         if func is aten._unsafe_view.default:  # the fake tensor cache would give the output a new storage
             func = aten.view.default
         out = func(*args, **(kwargs or {}))
-        if "gemm_4bit" in str(func):  # bitsandbytes dequantises the weights, and their constants in float32
-            self.trace.append(self.now + prod(args[2]) * args[0].element_size() + prod(args[2]) // 64 * 4)
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._made(tensor.untyped_storage())

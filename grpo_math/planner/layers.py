@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from grpo_math.planner.fake import Live
 from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
@@ -77,37 +75,9 @@ def first_layers(config: Any, kinds: list[Any]) -> Any:
     return text
 
 
-def in_four_bit(model: Any, compute: torch.dtype) -> None:
-    """Replace linear maps, except the head, with bitsandbytes modules. A bitsandbytes parameter cannot contain a fake
-    tensor, so use a plain parameter with the attributes that bitsandbytes and peft read."""
-    import bitsandbytes as bnb
-
-    head = model.get_output_embeddings()
-    how: Json = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8}
-    for parent in list(model.modules()):
-        for name, old in list(parent.named_children()):
-            if type(old) is not torch.nn.Linear or old is head:
-                continue
-            with unset_fake_temporarily(), torch.device("meta"):
-                new: Any = bnb.nn.Linear4bit(old.in_features, old.out_features, old.bias is not None, compute, **how)
-            with Live([]):  # Live answers `.item()`
-                data, state = bnb.functional.quantize_4bit(old.weight.data, blocksize=64, **how)
-            weight: Any = torch.nn.Parameter(data, requires_grad=False)
-            attributes = {**how, "quant_state": state, "bnb_quantized": True, "blocksize": 64, "module": new}
-            for key, value in attributes.items():
-                setattr(weight, key, value)
-            new.weight, new.bias, new.quant_state, new.support_avx512bf16_for_cpu = weight, old.bias, state, False
-            setattr(parent, name, new)
-    model.is_loaded_in_4bit = True
-
-
 def prepared(config: Any, how: Json) -> Any:
-    """Return the model of a config, set up as the trainer does: quantised, with adapter, checkpointing, packing."""
-    dtype = torch.bfloat16 if how["stream"] == 2 else torch.float32
-    model = build(config, dtype)
-    if how["four_bit"]:
-        in_four_bit(model, dtype)
-    base = model
+    """Return the model of a config, set up as the trainer does: with adapter, checkpointing, packing, tiles."""
+    base = model = build(config, torch.bfloat16 if how["stream"] == 2 else torch.float32)
     if how["lora"]:
         from peft import LoraConfig, get_peft_model
 
@@ -136,8 +106,4 @@ def prepared(config: Any, how: Json) -> Any:
 
 
 def stored(model: Any) -> list[Tensor]:
-    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for module in model.modules():
-        if (state := getattr(module, "quant_state", None)) is not None:
-            tensors += [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
-    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    return [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]

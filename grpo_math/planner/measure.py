@@ -235,7 +235,7 @@ def shape(config: Any) -> Json:
         if type(module) is torch.nn.Linear and module is not head:
             within = path.removeprefix(name + ".").partition(".")[2] if path.startswith(name) else path
             linears[within, module.in_features, module.out_features, module.bias is not None] += 1
-    how: Json = {"stream": 2, "four_bit": False, "lora": None, "checkpointing": False, "autocast": False}
+    how: Json = {"stream": 2, "lora": None, "checkpointing": False, "autocast": False}
     model = prepared(less, how)
     attention.kernels_used.clear()
     update(model, how, [{"prompt": 64, "lengths": [64, 64]}])

@@ -29,7 +29,6 @@ PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one proces
 
 TERMS = {
     "base_weights": "base weights",
-    "unquantised_weights": "weights that stay unquantised",
     "adapter": "adapter",
     "gradients": "gradients",
     "gradients_in_transit": "gradients on their way",
@@ -93,7 +92,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
 # Stored tensors
 
 
-def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
+def weights(shape: Shape, settings: Settings, stream: int) -> int:
     """Return the bytes of the base model.
 
     4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, in blocks of 64, and a table of 16 floats a matrix. A
@@ -111,8 +110,8 @@ def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
     elif settings["load_in_8bit"]:
         quantised = sum(linear.layers * (linear.weights + 4 * linear.n_out) for linear in shape.linears)
     else:
-        return {"base_weights": matrices * stream + other}
-    return {"base_weights": quantised, "unquantised_weights": other}
+        quantised = matrices * stream
+    return quantised + other
 
 
 def four_bit(n: int, nested: bool) -> int:
@@ -124,6 +123,13 @@ def four_bit(n: int, nested: bool) -> int:
     blocks = -(-n // 64)
     constants = blocks + -(-blocks // 256) * 4 + 4 + 256 * 4 if nested else blocks * 4
     return -(-n // 2) + constants + 16 * 4
+
+
+def dequantised(shape: Shape, settings: Settings, stream: int) -> int:
+    """Return the bytes of the largest matrix that bitsandbytes dequantises for a product, and of its constants."""
+    if not settings["load_in_4bit"]:
+        return 0
+    return max(linear.weights * stream + linear.weights // 64 * 4 for linear in shape.linears)
 
 
 def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> list[tuple[int, int]]:
@@ -157,7 +163,6 @@ def how_of(
         "stream": precise.stream,
         "adapter": precise.adapter,
         "autocast": precise.autocast,
-        "four_bit": settings["load_in_4bit"],
         "lora": lora,
         "cpu": settings["use_cpu"],
         "checkpointing": settings["gradient_checkpointing"],
@@ -211,11 +216,11 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
     trained = sum(size * count for size, count in tensors)
     share, element = -(-trained // n), precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
-    always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
+    always, main = {"base_weights": base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
     if zero.stage == 3:
         always = {name: -(-size // n) for name, size in always.items()}
         if zero.offloads_parameters:
-            main["base_weights"], always = sum(base.values()), dict.fromkeys(always, 0)
+            main["base_weights"], always = base, dict.fromkeys(always, 0)
     if settings["reference_refresh_steps"] and not full:
         always["reference"] = always["adapter"]
     elif settings["beta"] and full:
@@ -277,6 +282,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
         away = max(0, shape.layers - OFFLOAD_STASH) * work.tokens * shape.hidden * precise.stream
     end, kept = (at(measurement[name], sizes) - away for name in ("forward", "backward"))
     fullest = max(at(line, sizes) for line in measurement["moments"]) - away
+    fullest += dequantised(shape, settings, precise.stream)
     scored = work.scored * (shape.hidden * precise.stream + 16)
     tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
     if precise.stream != precise.half:  # a slice of the weights after the cast
@@ -328,6 +334,7 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     how = how_of(shape, settings, precise, tiles(shape, settings, tokens))
     lines = shape.measured(how)["prefill"]
     prefill["sampling"] = max(at(line, (1, tokens, tokens * width)) for line in lines)
+    prefill["sampling"] += dequantised(shape, settings, precise.stream)
     end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
@@ -339,7 +346,7 @@ def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[st
     in the remaining memory. The KV cache has at least one sequence of the context length.
     """
     tp = settings["vllm_tensor_parallel_size"]
-    weight_bytes = -(-sum(weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2).values()) // tp)
+    weight_bytes = -(-weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2) // tp)
     one = -(-sequence_bytes(shape, settings, prompt) // tp)
     cache = max(int(share) - weight_bytes - VLLM_OVERHEAD, one)
     return {"vllm_weights": weight_bytes, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}

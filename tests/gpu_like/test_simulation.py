@@ -73,8 +73,7 @@ def test_the_plan_says_what_is_live_and_what_is_reserved(kind, tmp_path):
     results, engine = simulate(path, prompt_tokens=256), recipe["use_vllm"]
     phases = plan(recipe, gpus=1 + engine, gpu_gb=80, cpu_gb=64, prompt_tokens=256)["phases"]
     terms, kinds = phases["training"], results["kinds"]
-    weights = terms["base_weights"] + terms.get("unquantised_weights", 0)
-    assert kinds["weights"] == pytest.approx(weights, rel=0.01)
+    assert kinds["weights"] == pytest.approx(terms["base_weights"], rel=0.01)
     for name, output in (("adapter", "adapter"), ("gradients", "gradients"), ("optimizer", "optimizer state")):
         assert kinds.get(output, 0) == pytest.approx(terms.get(name, 0), rel=0.001)
     for phase, simulated in results["live"].items():

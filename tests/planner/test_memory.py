@@ -52,14 +52,6 @@ def test_an_adapter_has_the_parameters_of_pefts(family, targets, dora):
     assert sum(count for _, count in counted) == len(tensors)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_full_training_trains_every_parameter(tied):
-    shape, model = small("qwen3", tie_word_embeddings=tied)
-    counted = memory.trainable(shape, resolve({}))
-    assert sum(n * count for n, count in counted) == sum(p.numel() for p in model.parameters()) == shape.total
-    assert sum(count for _, count in counted) == len(list(model.parameters()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), [("lora", torch.bfloat16), ("full", torch.float32)])
 def test_adamw_keeps_what_the_plan_says(kind, dtype):

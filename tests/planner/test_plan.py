@@ -131,16 +131,6 @@ def test_a_context_longer_than_the_models_is_a_problem():
     assert "4608 tokens" in answer["problems"][0]
 
 
-def test_deepspeed_of_an_accelerate_config_is_read():
-    recipe = {"model_name_or_path": MODEL, **LORA, "use_peft": False}
-    extra = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
-    accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": extra}
-    plain, offloaded = (plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate=a) for a in (None, accelerate))
-    assert "optimizer" in plain["phases"]["training"]
-    assert "optimizer" not in offloaded["phases"]["training"]
-    assert offloaded["main_memory"]["optimizer"] > 20 * GB
-
-
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [

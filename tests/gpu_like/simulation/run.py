@@ -160,7 +160,7 @@ def settings_of(argv: list[str], folder: Path) -> Any:
     model.model_name_or_path = str(folder_of(shape, folder))
     config.report_to, config.save_strategy, config.disable_tqdm = [], "no", True
     config.longest_first = True
-    config.optim = str(config.optim).replace("paged_", "")  # paged state counts as on the GPU
+    config.optim = type(config.optim)(config.optim.value.removeprefix("paged_"))  # paged state counts as on the GPU
     config.dataloader_pin_memory = config.log_completions = False
     return settings
 
