@@ -230,11 +230,11 @@ def shape(config: Any) -> Json:
     if reason := attention.unsupported(whole.config, whole._supports_sdpa):
         raise NotImplementedError(f"updates are not packed: {reason}")
     text, head, name = whole.config.get_text_config(), whole.get_output_embeddings(), layers_of(whole)[0]
-    linears: Counter[tuple[str, int, int, bool]] = Counter()
+    linears: Counter[tuple[str, int, int]] = Counter()
     for path, module in whole.named_modules():
         if type(module) is torch.nn.Linear and module is not head:
             within = path.removeprefix(name + ".").partition(".")[2] if path.startswith(name) else path
-            linears[within, module.in_features, module.out_features, module.bias is not None] += 1
+            linears[within, module.in_features, module.out_features] += 1
     how: Json = {"stream": 2, "lora": None, "checkpointing": False, "autocast": False}
     model = prepared(less, how)
     attention.kernels_used.clear()

@@ -27,6 +27,7 @@ HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
+Terms = dict[str, int]  # bytes by name
 TERMS = {
     "base_weights": "base weights",
     "adapter": "adapter",
@@ -196,16 +197,10 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
 # The phases
 
 
-class Stored(NamedTuple):
-    """Terms that are always on a GPU, terms that a backward pass adds, and terms of main memory."""
-
-    always: dict[str, int]
-    backward: dict[str, int]
-    main: dict[str, int]
-
-
-def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int) -> Stored:
-    """Return weights, reference, gradients and optimizer state, on each GPU and in main memory.
+def stored(
+    shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int
+) -> tuple[Terms, Terms, Terms]:
+    """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
 
     Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
     bytes a parameter. The state is partitioned over processes from stage 1, gradients from stage 2, weights from stage
@@ -236,12 +231,12 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
         communication += trained * element if n > 1 else 0
-    return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
+    return {**always, "optimizer": state, "communication": communication}, backward, main
 
 
 def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
-) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+) -> tuple[dict[str, Terms], Terms]:
     """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes."""
     work = work_of(shape, settings, run, zero.stage)
     processes = run.batch.processes
@@ -269,7 +264,7 @@ def phases(
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
 
 
-def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
+def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> Terms:
     """Return the terms of an update at its memory peak, without the stored tensors.
 
     The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
@@ -310,7 +305,7 @@ def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: W
     return (work.scored * shape.hidden + trained) * gradients + plain
 
 
-def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
+def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> Terms:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
     The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
@@ -339,7 +334,7 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
-def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:
+def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> Terms:
     """Return the terms of vLLM, which fills its whole share of the GPU.
 
     The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache

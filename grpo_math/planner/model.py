@@ -36,7 +36,6 @@ class Linear(NamedTuple):
     path: str
     n_in: int
     n_out: int
-    bias: bool
     layers: int
 
     @property

@@ -49,7 +49,8 @@ def plan(
     or ``configs``, several of them by name to choose from. ``offline``: do not use the Hub and do not measure. Raises
     `UserError` if the recipe cannot be planned.
 
-    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
+    >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
+    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
