@@ -60,8 +60,6 @@ def _quantize(model: Any, config: Any) -> None:
     import bitsandbytes
     from bitsandbytes.functional import quantize_4bit
 
-    if not config.load_in_4bit:
-        raise NotImplementedError("8 bit")
     head = model.get_output_embeddings()
     how = {
         "compress_statistics": config.bnb_4bit_use_double_quant,
