@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_like.answers import Stream
 from gpu_like.simulation import workspace
-from gpu_like.simulation.record import BETWEEN, LOADING, Record, Storage
+from gpu_like.simulation.record import GENERATION, LOADING, TRAINING, Record, Storage
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
@@ -24,15 +24,12 @@ class Live:
         self._held: dict[int, tuple[int, Any]] = {}
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        before = self.phase
-        self.enter(phase)
-        try:
-            yield
-        finally:
-            self.enter(before)
+    def generating(self) -> Iterator[None]:
+        self.enter(GENERATION)
+        yield
+        self.enter(TRAINING)
 
-    def enter(self, phase: str = BETWEEN) -> None:
+    def enter(self, phase: str) -> None:
         self.phase = phase
         self.record.phases.append((len(self.record.events), phase))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_like.simulation.allocator import Allocator, Block
 
-LOADING, BETWEEN, GENERATION = "loading", "between", "generation"
+LOADING, GENERATION, TRAINING = "loading", "generation", "training"
 
 
 @dataclass

@@ -30,9 +30,8 @@ import torch
 from gpu_like.simulation import device, generation
 from gpu_like.simulation.live import Live
 from gpu_like.simulation.model import folder_of, without_weights
-from gpu_like.simulation.record import BETWEEN
+from gpu_like.simulation.record import TRAINING
 from tokenizers import Tokenizer, models, pre_tokenizers
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
@@ -67,8 +66,8 @@ def reward(completions: list[Any], **columns: Any) -> list[float | None]:
     return [float(number % 2) for number, _ in enumerate(completions)]
 
 
-class Phases(TrainerCallback):
-    """The optimizer's part of a step, and whose storages are there after it."""
+class Names(TrainerCallback):
+    """Say which storages are gradients, and which the optimizer's state."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -76,10 +75,8 @@ class Phases(TrainerCallback):
     def on_pre_optimizer_step(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
         for parameter in model.parameters():
             self.live.name(parameter.grad, "gradients")
-        self.live.enter("optimizer")
 
     def on_optimizer_step(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        self.live.enter()
         for state in getattr(optimizer, "optimizer", optimizer).state.values():
             for value in state.values():
                 self.live.name(value, "optimizer state")
@@ -100,24 +97,8 @@ def name_weights(live: Live, trainer: Any) -> None:
                     live.name(value, frozen)
 
 
-def watch(trainer: Any, live: Live, bar: Any) -> None:
-    """Say which phase is under way, and compute no more parts of a step than `PARTS`."""
-
-    def within(owner: Any, name: str, phase: str) -> None:
-        plain = getattr(owner, name)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with live.during(phase):
-                out = plain(*args, **kwargs)
-            bar.update()
-            return out
-
-        setattr(owner, name, called)
-
-    within(trainer, "_generate_and_score_completions", "scoring")
-    within(trainer, "_loss_of", "forward")
-    within(trainer.accelerator, "backward", "backward")
-    within(torch.autograd, "grad", "backward")
+def watch(trainer: Any, live: Live) -> None:
+    """Name the gradients, and compute no more parts of a step than `PARTS`."""
     gradient, loss_of = torch.autograd.grad, trainer._loss_of
 
     def named(*args: Any, **kwargs: Any) -> Any:
@@ -165,8 +146,7 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
     torch.cuda.empty_cache = live.emptied
     pretend.pretend_triton()
     rows = [{"prompt": text, "answer": "1"} for text in prompts(prompt)]
-    total = 2 + STEPS * (1 + 2 * min(PARTS, config.gradient_accumulation_steps))
-    with device.FakeCuda(live.after), without_weights(), tqdm(desc="simulating", total=total) as bar:
+    with device.FakeCuda(live.after), without_weights():
         trainer: Any = build.trainer_of(config, settings.model, rows, tokenizer(), [reward])
         name_weights(live, trainer)
         trainer._grade = lambda *args: None
@@ -174,18 +154,17 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
 
         def made_up(prompts: list[list[int]], *others: Any) -> Any:
             if not engine:
-                with live.during("generation"):
+                with live.generating():
                     generation.generate(trainer, generates, prompts, *others)
             logps = [[0.0] * length for _ in prompts] if engine else None
             return [[device.TOKEN] * length for _ in prompts], logps
 
         trainer._generate_single_turn, trainer.use_vllm = made_up, engine
-        watch(trainer, live, bar)
-        trainer.add_callback(Phases(live))
+        watch(trainer, live)
+        trainer.add_callback(Names(live))
         trainer.remove_callback(PrinterCallback)
-        live.enter(BETWEEN)
+        live.enter(TRAINING)
         trainer.train()
-        bar.total = bar.n
     return live
 
 
