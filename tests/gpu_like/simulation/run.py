@@ -132,7 +132,7 @@ def settings_of(argv: list[str], folder: Path) -> Any:
     config, model = settings.config, settings.model
     shape = read_config(model.model_name_or_path, model.model_revision)
     model.model_name_or_path = str(folder_of(shape, folder))
-    config.report_to, config.save_strategy, config.disable_tqdm = [], "no", True
+    config.report_to, config.save_strategy, config.eval_strategy, config.disable_tqdm = [], "no", "no", True
     config.longest_first = True
     config.optim = type(config.optim)(config.optim.value.removeprefix("paged_"))  # paged state counts as on the GPU
     config.dataloader_pin_memory = config.log_completions = False
