@@ -6,6 +6,7 @@ separate process, and the answer is kept in the cache folder.
 Does not read weights, and imports neither torch nor transformers.
 """
 
+import atexit
 import hashlib
 import json
 import os
@@ -176,7 +177,9 @@ def _worker() -> Any:
     command = [sys.executable, "-m", "grpo_math.planner.measure"]
     pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)
+    atexit.register(worker.kill)  # unloading torch would outlast the command
+    return worker
 
 
 def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dict[str, Any]:
