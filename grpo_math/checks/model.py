@@ -12,7 +12,7 @@ from grpo_math.checks.services import SECONDS, offline
 from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.models import model_path
-from grpo_math.planner.model import Shape, targets
+from grpo_math.planner.model import Shape, check_targets
 from grpo_math.reading import home, is_folder
 from grpo_math.settings.rules import LEAVE
 
@@ -93,7 +93,7 @@ def adapter(setup: Setup) -> Iterator[CheckResult]:
         )
         return
     _check_modules(setup, shape)
-    targets(shape, s)
+    check_targets(shape, s)
 
 
 def _check_modules(setup: Setup, shape: Shape) -> None:

@@ -1,6 +1,6 @@
 """The layout of GPUs: the policy's processes, and vLLM on the same GPUs or on separate ones.
 
-`arrange` returns the layout that the recipe asks for, `recommend` the settings to try on these GPUs.
+`arrange` returns the layout that the recipe asks for.
 
 Does not start anything, and does not change the recipe.
 """
@@ -38,16 +38,6 @@ class Layout(NamedTuple):
     def data_parallel(self) -> int:
         return self.server // self.tensor_parallel
 
-    @property
-    def name(self) -> str:
-        """Return a short name for a table: the generation mode, or the server's GPUs + the policy's GPUs.
-
-        >>> Layout("server", 4, 4, 2, "").name, Layout("server", 1, 1, 1, "").name, Layout("colocate", 2, 0, 1, "").name
-        ('4+4 tp2', '1+1', 'colocate')
-        """
-        both = f"{self.server}+{self.policy}" + f" tp{self.tensor_parallel}" * (self.tensor_parallel > 1)
-        return both if self.generation == "server" else self.generation
-
     def roles(self) -> list[dict[str, Any]]:
         """Return the role of each GPU: the server's GPUs first, then the policy's.
 
@@ -66,60 +56,40 @@ class Layout(NamedTuple):
         return [role for role in roles if role["gpus"]]
 
 
-def arrange(
-    shape: Shape, settings: Settings, gpus: int, gpu_bytes: int, prompt: int, divides: Callable[[int], bool]
-) -> Layout:
-    """Return the layout that the recipe asks for. ``divides(n)`` is True if the batch divides evenly by n processes.
+def arrange(settings: Settings, gpus: int, need: int, sizes: list[int], divides: Callable[[int], bool]) -> Layout:
+    """Return the layout that the recipe asks for.
 
-    A server gets the GPUs that it needs for the weights and one sequence. The policy gets as many of the others as the
-    batch divides by. The remaining GPUs go to the server, as data parallel ranks.
+    ``need``: how many GPUs hold the model in vLLM. ``sizes``: the possible tensor parallel sizes. ``divides(n)`` is
+    True if the batch divides evenly by n processes. A server gets the GPUs that it needs. The policy gets as many of
+    the others as the batch divides by. The remaining GPUs go to the server, as data parallel ranks.
+
+    >>> adapter = {"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2}
+    >>> arrange(adapter, 8, 2, [2], lambda n: n < 5)[:4]
+    ('server', 4, 4, 2)
     """
     tp = settings["vllm_tensor_parallel_size"]
     if not settings["use_vllm"]:
         return Layout("transformers", gpus, 0, 1, "use_vllm is false: every GPU trains, and generates its own share")
     if settings["vllm_mode"] == "colocate":
-        if gpus % tp or shape.heads % tp:
-            reason = f"does not divide {gpus} GPUs and {shape.heads} heads"
-            raise ConfigError("vllm_tensor_parallel_size", tp, reason, "use 1")
+        if gpus % tp:
+            raise ConfigError("vllm_tensor_parallel_size", tp, f"does not divide {gpus} GPUs", "use 1")
         sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
     if url := elsewhere(settings):
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
-    if gpus < 2:
-        reason = "needs a separate GPU, and only one is visible"
+    if gpus <= need:
+        reason = f"needs {need} separate GPU{'s' * (need > 1)}, and {gpus} {'is' if gpus == 1 else 'are'} visible"
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
-    need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
-    tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]
-    even = [split for split in tried if divides(split[0])]
+    splits = [(policy, *server_ranks(settings, gpus - policy, need, sizes)) for policy in range(gpus - need, 0, -1)]
+    even = [split for split in splits if divides(split[0])]
     # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
     # settings/batch.py raises.
-    policy, server, tp = min(even or tried[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
+    policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
     held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
     why = f"{held} the server's weights and a sequence"
-    why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
-    why += f"; the server takes {tp}, since TRL sends weights to no data parallel ranks" if tp > need else ""
     if idle := gpus - policy - server:
-        why += f"; {idle} stay idle, which neither the server's heads nor the batch divide by"
+        why += f"; {idle} stay idle, because neither the server's heads nor the batch divide by more"
     return Layout("server", policy, server, tp, why, idle)
-
-
-def uncounted(settings: Settings, gpus: int, divides: Callable[[int], bool]) -> Layout:
-    """Return the layout for a model whose memory is unknown. The recipe gives the server's number of GPUs.
-
-    >>> uncounted({"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2}, 8, lambda n: n < 5).name
-    '2+4 tp2'
-    """
-    why, tp = "the plan does not know this recipe's memory", settings.get("vllm_tensor_parallel_size", 1)
-    if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") == "colocate":
-        return Layout("colocate" if settings.get("use_vllm") else "transformers", gpus, 0, tp, why)
-    if url := elsewhere(settings):
-        return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
-    if gpus <= tp:
-        raise ConfigError("vllm_mode", "server", f"needs {tp} GPUs of {gpus} for itself", "set vllm_mode to colocate")
-    policy = next((n for n in range(gpus - tp, 0, -1) if divides(n)), gpus - tp)
-    if idle := gpus - tp - policy:
-        why += f", and the batch does not divide by {policy + idle}"
-    return Layout("server", policy, tp, tp, why, idle)
 
 
 def elsewhere(settings: Settings) -> str:
@@ -138,7 +108,7 @@ def sends_adapter(settings: Settings) -> bool:
     return bool(settings["use_peft"]) and settings.get("vllm_sync", "adapter") == "adapter"
 
 
-def server_ranks(shape: Shape, settings: Settings, gpus: int, need: int) -> tuple[int, int]:
+def server_ranks(settings: Settings, gpus: int, need: int, sizes: list[int]) -> tuple[int, int]:
     """Return (GPUs of ``gpus`` that a server can use, tensor parallel size); ``need`` GPUs hold the model.
 
     An adapter can be sent to data parallel copies. TRL's weight transfer does not support data parallel copies of a
@@ -146,42 +116,26 @@ def server_ranks(shape: Shape, settings: Settings, gpus: int, need: int) -> tupl
     """
     if sends_adapter(settings):
         return gpus // need * need, need
-    most = [tp for tp in _sizes(shape) if need <= tp <= gpus]
-    return (most[-1], most[-1]) if most else (need, need)
+    most = max(tp for tp in sizes if tp <= gpus)
+    return most, most
 
 
-def _sizes(shape: Shape) -> list[int]:
-    return [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0]
+def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: int, most: int) -> tuple[int, list[int]]:
+    """Return the fewest GPUs that hold the weights and a sequence, and all possible tensor parallel sizes.
 
-
-def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: int, most: int) -> int:
-    """Return the fewest GPUs that hold the weights and a sequence: a power of two that divides the heads.
-
-    At most ``most`` GPUs are used. ``vllm_tensor_parallel_size`` in the recipe is a lower bound.
+    A size is a power of two that divides the heads, at most ``most``, and at least the recipe's
+    ``vllm_tensor_parallel_size``.
     """
     stated = settings["vllm_tensor_parallel_size"]
-    if stated not in _sizes(shape) or stated > most:
+    sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and stated <= tp <= most]
+    if stated not in sizes:
         reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
         raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
     of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
-    held = sum(weights(shape, of_server, 2).values()) + sequence_bytes(shape, of_server, prompt)
-    choices = [tp for tp in _sizes(shape) if stated <= tp <= most]
-    fits = [tp for tp in choices if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes]
-    return fits[0] if fits else choices[-1]
-
-
-def recommend(gpus: int, tokens: int) -> list[dict[str, Any]]:
-    """Return settings to try on ``gpus`` GPUs, fastest first. ``tokens`` is the longest prompt plus completion.
-
-    On one GPU: vLLM on the policy's GPU, asleep during updates, with the largest share that fits, else generation by
-    transformers. On several GPUs a server comes first, so that the policy and vLLM do not share memory.
-    """
-    asleep = {"vllm_enable_sleep_mode": True}
-    beside = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": tokens, **asleep}
-    sleeping = [{**beside, "vllm_gpu_memory_utilization": share} for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
-    server = [{"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": tokens}] if gpus > 1 else []
-    return [*server, *sleeping, {"use_vllm": False}]
+    held = weights(shape, of_server, 2) + sequence_bytes(shape, of_server, prompt)
+    fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes)
+    return next(fits, sizes[-1]), sizes
 
 
 def here() -> tuple[int, float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from math import prod
 from typing import Any
 
 import torch
@@ -38,8 +37,6 @@ class Live(TorchDispatchMode):
         if func is aten._unsafe_view.default:  # the fake tensor cache would give the output a new storage
             func = aten.view.default
         out = func(*args, **(kwargs or {}))
-        if "gemm_4bit" in str(func):  # bitsandbytes dequantises the weights, and their constants in float32
-            self.trace.append(self.now + prod(args[2]) * args[0].element_size() + prod(args[2]) // 64 * 4)
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._made(tensor.untyped_storage())
@@ -93,19 +90,6 @@ class Head(torch.autograd.Function):
         return torch.empty(ctx.like[0], dtype=ctx.like[1])
 
 
-class Dropout(torch.autograd.Function):
-    """The memory of CUDA's kernel: a byte per element. On a CPU torch saves a mask in the input's dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.empty_like(states, dtype=torch.bool))
-        return torch.empty_like(states)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.empty_like(gradient)
-
-
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.AttentionParams) -> varlen.Kernel:
     """Return the kernel that `varlen.kernel` chooses on a GPU."""
     if scores.needs_eager or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
@@ -137,8 +121,8 @@ def apply(module: Any, function: Any, recurse: bool = True) -> Any:
 
 
 def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if training and p and isinstance(states, FakeTensor):
-        return Dropout.apply(states)
+    if training and p and isinstance(states, FakeTensor):  # CUDA's kernel saves a byte an element, a CPU's the dtype
+        return torch.native_dropout(states, p, True)[0]
     return plain_dropout(states, p, training, inplace)
 
 

@@ -1,4 +1,4 @@
-"""A transformers model with one layer of each kind, set up as the trainer does, on fake tensors.
+"""The first layers of a transformers model, set up as the trainer does, on fake tensors.
 
 Does not run the model.
 """
@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from grpo_math.planner.fake import Live
 from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
@@ -58,77 +56,28 @@ def kind_of(layer: Any) -> Any:
     )
 
 
-def cut(text: Any, chosen: list[int], total: int, shared: int) -> Any:
-    """Return the config with only these layers. Fields with one entry per layer are cut too."""
-    fields = text.to_dict()
-    for key, value in fields.items():
+def first_layers(config: Any, kinds: list[Any]) -> Any:
+    """Return a text config with as few layers as contain one of each kind, and a second one of the first layer's kind.
+    Fields with one entry per layer are cut too.
+
+    The first layers and not a selection, because a model's code derives the kind of a layer from its number. The first
+    layer keeps less than a later one of its kind, because the embedding's output is kept anyway.
+    """
+    text, total = copy.deepcopy(config.get_text_config()), len(kinds)
+    again = kinds.index(kinds[0], 1) if kinds[0] in kinds[1:] else 0
+    n = 1 + max(again, *(kinds.index(kind) for kind in kinds))
+    for key, value in vars(text).items():
         if isinstance(value, (list, tuple)) and len(value) == total:
-            fields[key] = [value[i] for i in chosen]
-        if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
-            of = {int(k): v for k, v in value.items()}
-            fields[key] = {new: of[old] for new, old in enumerate(chosen) if old in of}
-    fields["num_hidden_layers"] = len(chosen)
-    if "num_kv_shared_layers" in fields:
-        fields["num_kv_shared_layers"] = shared
-    fields.pop("model_type", None)
-    return type(text)(**fields)
+            setattr(text, key, list(value[:n]))
+    text.num_hidden_layers = n
+    if hasattr(text, "num_kv_shared_layers"):  # the last layers use the cache of an earlier one
+        text.num_kv_shared_layers = max(0, n - (total - text.num_kv_shared_layers))
+    return text
 
 
-def with_layers(config: Any, dtype: torch.dtype, chosen: list[int], kinds: list[Any]) -> Any:
-    """Build the model with only these layers, from a config with fewer layers. If the kind of a layer depends on its
-    number, build the whole model and remove the other layers."""
-    shared = sum("'is_kv_shared_layer', True" in str(kinds[i]) for i in chosen)
-    less = cut(config.get_text_config(), chosen, len(kinds), shared)
-    model = build(less, dtype)
-    name, layers = layers_of(model)
-    if [kind_of(layer) for layer in layers] == [kinds[i] for i in chosen]:
-        return model
-    model = build(config, dtype)
-    name, layers = layers_of(model)
-    parent, _, attribute = name.rpartition(".")
-    kept = [layers[i] for i in chosen]
-    setattr(model.get_submodule(parent), attribute, torch.nn.ModuleList(kept))
-    configs = (getattr(module, "config", None) for module in model.modules())
-    for text in {id(one): one for one in configs if hasattr(one, "num_hidden_layers")}.values():
-        vars(text).update({k: v for k, v in vars(less).items() if not k.startswith("_")})
-    for number, layer in enumerate(kept):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = number
-    return model
-
-
-def in_four_bit(model: Any, compute: torch.dtype) -> None:
-    """Replace linear maps, except the head, with bitsandbytes modules. A bitsandbytes parameter cannot contain a fake
-    tensor, so use a plain parameter with the attributes that bitsandbytes and peft read."""
-    import bitsandbytes as bnb
-
-    head = model.get_output_embeddings()
-    how: Json = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8}
-    for parent in list(model.modules()):
-        for name, old in list(parent.named_children()):
-            if type(old) is not torch.nn.Linear or old is head:
-                continue
-            with unset_fake_temporarily(), torch.device("meta"):
-                new: Any = bnb.nn.Linear4bit(old.in_features, old.out_features, old.bias is not None, compute, **how)
-            with Live([]):  # Live answers `.item()`
-                data, state = bnb.functional.quantize_4bit(old.weight.data, blocksize=64, **how)
-            weight: Any = torch.nn.Parameter(data, requires_grad=False)
-            attributes = {**how, "quant_state": state, "bnb_quantized": True, "blocksize": 64, "module": new}
-            for key, value in attributes.items():
-                setattr(weight, key, value)
-            new.weight, new.bias, new.quant_state, new.support_avx512bf16_for_cpu = weight, old.bias, state, False
-            setattr(parent, name, new)
-    model.is_loaded_in_4bit = True
-
-
-def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any:
-    """Return the cut model, set up as the trainer does: quantisation, adapter, checkpointing, packing and tiles."""
-    dtype = torch.bfloat16 if how["stream"] == 2 else torch.float32
-    model = with_layers(config, dtype, chosen, kinds)
-    if how["four_bit"]:
-        in_four_bit(model, dtype)
-    base = model
+def prepared(config: Any, how: Json) -> Any:
+    """Return the model of a config, set up as the trainer does: with adapter, checkpointing, packing, tiles."""
+    base = model = build(config, torch.bfloat16 if how["stream"] == 2 else torch.float32)
     if how["lora"]:
         from peft import LoraConfig, get_peft_model
 
@@ -138,15 +87,15 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.requires_grad and parameter.dtype != adapter:
                     module._parameters[name] = torch.nn.Parameter(parameter.detach().to(adapter))
+        # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
+        model.enable_input_require_grads()
     model.train()
     if how["checkpointing"]:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False}
         )
-        if how["lora"]:
-            model.enable_input_require_grads()
     plain = "sdpa" if base._supports_sdpa else "eager"
-    base.set_attn_implementation("eager" if how["eager"] else attention.register(plain))
+    base.set_attn_implementation(attention.register(plain))
     recurrent.fork_states(base)
     recurrent.verified.update(type(module) for module in recurrent.stateful(base))
     tiled_mlp.set_up([model], how["checkpointing"])
@@ -157,8 +106,4 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
 
 
 def stored(model: Any) -> list[Tensor]:
-    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for module in model.modules():
-        if (state := getattr(module, "quant_state", None)) is not None:
-            tensors += [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
-    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    return [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]

@@ -1,4 +1,4 @@
-"""Measure a model's memory from its config.json: one layer of each kind of its class, on tensors without memory.
+"""Measure a model's memory from its config.json: layers of each kind of its class, on tensors without memory.
 
 `python -m grpo_math.planner.measure` answers each line with a JSON request by one JSON line: `shape` or `measure`. Fake
 tensors have a shape, a dtype and a storage, but no memory, so that a model of any size runs forward and backward. A
@@ -26,7 +26,7 @@ from transformers import DynamicCache
 from grpo_math.errors import first_line
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Head, Live
-from grpo_math.planner.layers import build, config_of, kind_of, layers_of, prepared, stored
+from grpo_math.planner.layers import build, config_of, first_layers, kind_of, layers_of, prepared, stored
 from grpo_math.trainer import attention, recurrent, tiled_mlp, varlen
 from grpo_math.trainer.packing import GroupLayout
 
@@ -68,26 +68,18 @@ def packed(groups: list[Json]) -> tuple[Json, list[Tensor]]:
     return {**given, "attention_mask": mask, "packed_groups": tuple(layouts)}, [*given.values(), mask, index]
 
 
-def padded(rows: int, length: int) -> tuple[Json, list[Tensor]]:
-    """Return the same for padded rows, with the full mask."""
-    mask = torch.zeros(rows, 1, length, length, dtype=torch.bool)
-    ids = torch.zeros(rows, length, dtype=torch.long)
-    return {"input_ids": ids, "attention_mask": mask}, [ids, mask]
-
-
 def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
     """Return marks of a forward pass (before each layer, after the last, after the norm, after autocast) and of a
     backward pass (at the start, after the norm, before each layer from the last, at the end)."""
     base = model.get_base_model() if how["lora"] else model
-    given, inputs = packed(row) if how["packed"] else padded(*row)
+    given, inputs = packed(row)
     live = Live([*stored(model), *inputs])
     forward, backward, layers = Marks(live), Marks(live), layers_of(base)[1]
 
     def boundary(states: Any) -> None:
         forward()
         states = states[0] if isinstance(states, tuple) else states
-        if states.requires_grad:
-            states.register_hook(backward)
+        states.register_hook(backward)
 
     def before(module: Any, args: Any, given: Any) -> None:
         boundary(args[0] if args else given["hidden_states"])
@@ -107,28 +99,27 @@ def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
     return forward, backward
 
 
-def moments(model: Any, how: Json, kinds: list[Any], chosen: list[int], row: Any) -> list[list[int]]:
-    """Return live bytes of the whole model without the stored tensors, from a pass of the cut model: [at the end of the
-    forward pass], [at the start of the backward pass], and at each allocation of each stretch."""
+def moments(model: Any, how: Json, times: list[int], row: Any) -> list[list[int]]:
+    """Return live bytes of the whole model without the stored tensors: [at the end of the forward pass], [at the start
+    of the backward pass], and at each allocation of each stretch.
+
+    The pass has the first layers of the model only. ``times``: how many layers each of them represents.
+    """
     forward, backward = update(model, how, row)
-    n, f, b = len(chosen), forward.now, backward.now
-    kept = {kinds[i]: f[at + 1] - f[at] for at, i in enumerate(chosen)}
-    left = {kinds[i]: b[n - at] - b[n - at + 1] for at, i in enumerate(chosen) if at or len(b) == n + 3}
-    left = {**kept, **left}
-    counts, measured = Counter(kinds), Counter(kinds[i] for i in chosen)
-    more_kept = sum(kept[kind] * (counts[kind] - measured[kind]) for kind in counts)
-    more_left = sum(left[kind] * (counts[kind] - measured[kind]) for kind in counts)
+    n, f, b = len(times), forward.now, backward.now
+    kept = [f[at + 1] - f[at] for at in range(n)]
+    left = [b[n - at] - b[n - at + 1] for at in range(n)]
+    more_kept, more_left = (
+        sum((count - 1) * size for count, size in zip(times, sizes, strict=True)) for sizes in (kept, left)
+    )
     stretches = [[f[n + 1] + more_kept], [b[0] + more_left]]
     for at in range(n):  # forward, as if the layer were the last of all
-        later = sum(kept[kinds[i]] for i in chosen[at:])
-        stretches.append([f[n] - later + more_kept + above for above in forward.above(at)])
+        before = f[n] - sum(kept[at:]) + more_kept
+        stretches.append([before + above for above in forward.above(at)])
     stretches.append([b[0] + more_left + above for above in backward.above(0)])
-    for at in range(n):
-        number = n - at  # the stretch of this layer, in a backward pass
-        base = b[1] + more_left
-        stretches.append([base + above for above in backward.above(number)])
-    if len(b) == n + 3:
-        stretches.append([b[n + 1] + above for above in backward.above(n + 1)])
+    for at in range(n):  # backward, as if the layer were the last of all
+        stretches.append([b[1] + more_left + above for above in backward.above(n - at)])
+    stretches.append([b[n + 1] + above for above in backward.above(n + 1)])
     return stretches
 
 
@@ -181,18 +172,23 @@ def highest(stretches: list[list[Sizes]], features: list[Sizes]) -> list[Sizes]:
     return sorted(lines[position] for position in positions)
 
 
-def kinds_of(config: Any) -> tuple[Any, list[Any], list[int]]:
-    """Return the whole model in bfloat16, the kind of each layer, and the layers to measure.
+def first(config: Any) -> tuple[Any, Any, list[int]]:
+    """Return the whole model in bfloat16, the config of its first layers, and how many layers each of them represents.
 
-    These are one layer of each kind, and a second one of the first layer's kind, because the first layer's input may
-    need no gradient.
+    >>> repeats(["window", "window", "full", "window", "window", "full"], 3)
+    [1, 3, 2]
     """
     whole = build(config, torch.bfloat16)
     kinds = [kind_of(layer) for layer in layers_of(whole)[1]]
-    layers_by_kind: dict[Any, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        layers_by_kind.setdefault(kind, []).append(number)
-    return whole, kinds, sorted({*(numbers[0] for numbers in layers_by_kind.values()), *layers_by_kind[kinds[0]][:2]})
+    less = first_layers(config, kinds)
+    return whole, less, repeats(kinds, less.num_hidden_layers)
+
+
+def repeats(kinds: list[Any], n: int) -> list[int]:
+    more, times = Counter(kinds[n:]), list[int]()
+    for kind in reversed(kinds[:n]):  # the last one of a kind represents the layers after it
+        times.insert(0, 1 + more.pop(kind, 0))
+    return times
 
 
 def measure(config: Any, how: Json) -> Json:
@@ -203,23 +199,22 @@ def measure(config: Any, how: Json) -> Json:
     adapter trains. ``prefill``: the highest moments of a pass without gradients, per (1, tokens, queries x keys).
     """
     n = how["tiles"]
-    _, kinds, chosen = kinds_of(config)
-    model = prepared(config, kinds, chosen, how)
+    _, less, times = first(config)
+    model = prepared(less, how)
     rows = [how["row"]]
     if how["row"] is None:
         rows = [[{"prompt": prompt * n, "lengths": [completion * n] * 2}] for prompt, completion in POINTS]
     features = [[1.0, float(p + 2 * c) * n, float(3 * p + 2 * c) * n] for p, c in POINTS]
-    end, start, *stretches = fitted([moments(model, how, kinds, chosen, row) for row in rows], features)
+    end, start, *stretches = fitted([moments(model, how, times, row) for row in rows], features)
     sizes = [(1, 1024 * n), (1, 1280 * n), (2, 512 * n)]
     alone = [[1.0, float(rows * length), float(rows * length**2)] for rows, length in sizes]
     prefills = fitted([prefill(model, how, *size)[0] for size in sizes], alone)
-    counts, trained = Counter(kinds), Counter[tuple[int, bool]]()
+    trained, layers = Counter[tuple[int, bool]](), layers_of(model)[0]
     for name, parameter in model.named_parameters() if how["lora"] else ():
         if parameter.requires_grad:
-            position = next((int(part) for part in name.split(".") if part.isdigit()), None)
-            times = 1 if position is None else repeats(chosen, kinds, counts, position)
+            within = name.partition(f"{layers}.")[2]
             adapts = "lora_" in name and "magnitude" not in name  # of the adapter's rank
-            trained[parameter.numel(), adapts] += times
+            trained[parameter.numel(), adapts] += times[int(within.partition(".")[0])] if within else 1
     return {
         "forward": end[0],
         "backward": start[0],
@@ -229,63 +224,40 @@ def measure(config: Any, how: Json) -> Json:
     }
 
 
-def repeats(chosen: list[int], kinds: list[Any], counts: Counter[Any], position: int) -> int:
-    """Return the number of layers of the whole model that a measured layer represents.
-
-    If two layers of one kind are measured, the first represents only itself.
-    """
-    kind = kinds[chosen[position]]
-    alike = [p for p, i in enumerate(chosen) if kinds[i] == kind]
-    return counts[kind] - len(alike) + 1 if position == alike[-1] else 1
-
-
 def shape(config: Any) -> Json:
     """Return the shapes of the whole model. ``cache``: elements cached for a sequence, constant and per token."""
-    whole, kinds, chosen = kinds_of(config)
+    whole, less, times = first(config)
+    if reason := attention.unsupported(whole.config, whole._supports_sdpa):
+        raise NotImplementedError(f"updates are not packed: {reason}")
     text, head, name = whole.config.get_text_config(), whole.get_output_embeddings(), layers_of(whole)[0]
-    linears: Counter[tuple[str, int, int, bool]] = Counter()
+    linears: Counter[tuple[str, int, int]] = Counter()
     for path, module in whole.named_modules():
         if type(module) is torch.nn.Linear and module is not head:
             within = path.removeprefix(name + ".").partition(".")[2] if path.startswith(name) else path
-            linears[within, module.in_features, module.out_features, module.bias is not None] += 1
-    how: Json = {
-        "stream": 2,
-        "four_bit": False,
-        "lora": None,
-        "checkpointing": False,
-        "autocast": False,
-        "eager": False,
-    }
-    model = prepared(config, kinds, chosen, how)
+            linears[within, module.in_features, module.out_features] += 1
+    how: Json = {"stream": 2, "lora": None, "checkpointing": False, "autocast": False}
+    model = prepared(less, how)
     attention.kernels_used.clear()
-    update(model, {**how, "packed": True}, [{"prompt": 64, "lengths": [64, 64]}])
+    update(model, how, [{"prompt": 64, "lengths": [64, 64]}])
     few, many = (prefill(model, how, 1, length)[1] for length in (64, 128))
-    counts, constant, per_token = Counter(kinds), 0, 0
-    for position, (a, b) in enumerate(zip(few, many, strict=True)):
-        times = repeats(chosen, kinds, counts, position)
-        constant, per_token = constant + times * (2 * a - b) // 2, per_token + times * (b - a) // 64 // 2
+    constant = per_token = 0
+    for count, a, b in zip(times, few, many, strict=True):
+        constant, per_token = constant + count * (2 * a - b) // 2, per_token + count * (b - a) // 64 // 2
     parameters = list(whole.parameters())
-    stacked = sum(p.numel() for p in parameters if p.dim() == 3)  # the experts of a layer in one tensor
-    used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
-    experts = max((p.size(0) for p in parameters if p.dim() == 3), default=1)
-    total = sum(p.numel() for p in parameters)
     return {
         "family": config.model_type,
-        "layers": len(kinds),
+        "layers": sum(times),
         "hidden": text.hidden_size,
         "heads": getattr(text, "num_attention_heads", 1),
         "vocab": head.out_features,
         "tied": head.weight is whole.get_input_embeddings().weight,
         "max_tokens": getattr(text, "max_position_embeddings", None),
-        "total": total,
-        "active": total - stacked + stacked * used // experts,
+        "total": sum(p.numel() for p in parameters),
         "tensors": sorted(Counter(p.numel() for p in parameters).items()),
         "linears": [[*linear, count] for linear, count in linears.items()],
         "cache": [constant, per_token],
-        "stateful": bool(recurrent.stateful(whole)),
-        "spelled": varlen.NAMES[varlen.one_by_one] in attention.kernels_used,
-        "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(chosen),
-        "packs": attention.unsupported(whole.config, whole._supports_sdpa) is None,
+        "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
+        "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(times),
     }
 
 

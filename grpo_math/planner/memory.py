@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Settings, Zero
-from grpo_math.planner.work import ROOM, Run, Work, packs, tiles, work_of
+from grpo_math.planner.work import ROOM, Run, Work, tiles, work_of
 from grpo_math.run.machine import GB
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
@@ -27,9 +27,9 @@ HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
+Terms = dict[str, int]  # bytes by name
 TERMS = {
     "base_weights": "base weights",
-    "unquantised_weights": "weights that stay unquantised",
     "adapter": "adapter",
     "gradients": "gradients",
     "gradients_in_transit": "gradients on their way",
@@ -54,21 +54,16 @@ OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vl
 
 
 class Precision(NamedTuple):
-    """Bytes per element: weights and residual stream, matrix products, adapter weights.
-
-    ``compute`` differs from ``stream`` only under autocast: float32 weights, 16-bit products. bitsandbytes multiplies
-    in the dtype of the stream.
-    """
+    """Bytes per element of the weights and the residual stream, and of the adapter's weights."""
 
     stream: int
-    compute: int
     adapter: int
     autocast: bool
 
     @property
     def half(self) -> int:
-        """Bytes per element under autocast. bitsandbytes matmuls ignore autocast."""
-        return 2 if self.autocast else self.compute
+        """Bytes per element of a matrix product. bitsandbytes ignores autocast."""
+        return 2 if self.autocast else self.stream
 
 
 def at(line: list[float], sizes: tuple[int, ...]) -> int:
@@ -90,16 +85,15 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
     stated = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
-        return Precision(2, 2, 2, False)
-    compute = 2 if autocast and not quantised else stream
+        return Precision(2, 2, False)
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
-    return Precision(stream, compute, adapter, autocast)
+    return Precision(stream, adapter, autocast)
 
 
 # Stored tensors
 
 
-def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
+def weights(shape: Shape, settings: Settings, stream: int) -> int:
     """Return the bytes of the base model.
 
     4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, in blocks of 64, and a table of 16 floats a matrix. A
@@ -111,14 +105,14 @@ def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
     other = (shape.total - matrices) * stream
     if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
         other += (4 - stream) * shape.vocab * shape.hidden
-    nested = settings["use_bnb_nested_quant"] or shape.prequantized
-    if settings["load_in_4bit"] or shape.prequantized:
+    if settings["load_in_4bit"]:
+        nested = settings["use_bnb_nested_quant"]
         quantised = sum(linear.layers * four_bit(linear.weights, nested) for linear in shape.linears)
     elif settings["load_in_8bit"]:
         quantised = sum(linear.layers * (linear.weights + 4 * linear.n_out) for linear in shape.linears)
     else:
-        return {"base_weights": matrices * stream + other}
-    return {"base_weights": quantised, "unquantised_weights": other}
+        quantised = matrices * stream
+    return quantised + other
 
 
 def four_bit(n: int, nested: bool) -> int:
@@ -132,12 +126,18 @@ def four_bit(n: int, nested: bool) -> int:
     return -(-n // 2) + constants + 16 * 4
 
 
+def dequantised(shape: Shape, settings: Settings, stream: int) -> int:
+    """Return the bytes of the largest matrix that bitsandbytes dequantises for a product, and of its constants."""
+    if not settings["load_in_4bit"]:
+        return 0
+    return max(linear.weights * stream + linear.weights // 64 * 4 for linear in shape.linears)
+
+
 def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> list[tuple[int, int]]:
     """Return (parameters of a tensor, number of such tensors) for all trained tensors."""
     if not settings["use_peft"]:
         return list(shape.tensors)
     how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
-    how["row"] = None if how["packed"] else [1, 64]
     rank, r = how["lora"]["r"], settings["lora_r"]
     trained = shape.measured(how)["trained"]
     return [(size * r // rank if adapts else size, count) for size, adapts, count in trained]
@@ -148,15 +148,12 @@ def how_of(
 ) -> dict[str, Any]:
     """Return the settings that measure.py needs.
 
-    A micro-batch is measured at its real size if its memory is not linear in its tokens: with padded rows, layers with
-    a state, or attention that no torch kernel computes.
+    A micro-batch is measured at its real size if its memory is not linear in its tokens.
     """
     lora: dict[str, Any] | None = None
     row: list[Any] | None = None
-    if work and not work.packed:
-        row = [work.rows, work.prompt + work.completion]
-    elif work and (shape.stateful or shape.spelled):
-        row = work.groups
+    if work and not shape.linear:
+        row = [{"prompt": work.prompt - 1, "lengths": lengths} for lengths in work.groups]
     if settings["use_peft"]:
         rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
@@ -167,13 +164,10 @@ def how_of(
         "stream": precise.stream,
         "adapter": precise.adapter,
         "autocast": precise.autocast,
-        "four_bit": settings["load_in_4bit"] or shape.prequantized,
         "lora": lora,
         "cpu": settings["use_cpu"],
         "checkpointing": settings["gradient_checkpointing"],
-        "packed": packs(shape, settings),
         "tiles": tiles,
-        "eager": settings["attn_implementation"] == "eager",
         "row": row,
     }
 
@@ -183,7 +177,8 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
 
     AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes for float32. torch adds a step of
     4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes a parameter, two constants of 4 bytes
-    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit.
+    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit. The state of
+    a paged optimizer counts as on the GPU, although its pages can move to main memory.
 
     >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_torch", 4)
     49164
@@ -193,35 +188,19 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
     if name == "sgd":
         return 0
     if "8bit" in name:
-        small = sum(8 * n * count for n, count in tensors if n < 4096)
-        large = sum((2 * n + 8 * -(-n // 256)) * count for n, count in tensors if n >= 4096)
-        return small + large + (2 * 256 * 4 if large else 0)
+        return 2 * 256 * 4 + sum((8 * n if n < 4096 else 2 * n + 8 * -(-n // 256)) * count for n, count in tensors)
     if name == "paged_adamw_32bit":
         return sum(8 * n * count for n, count in tensors)
     return sum((2 * element * n + 4) * count for n, count in tensors)
 
 
-def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
-    """Return the bytes of optimizer state that a paged optimizer keeps in main memory: the moments of tensors with at
-    least 100,000 elements. Their pages move to the GPU and back as needed."""
-    if not name.startswith("paged"):
-        return 0
-    return sum((2 if "8bit" in name else 8) * n * count for n, count in tensors if n >= 100_000)
-
-
 # The phases
 
 
-class Stored(NamedTuple):
-    """Terms that are always on a GPU, terms that a backward pass adds, and terms of main memory."""
-
-    always: dict[str, int]
-    backward: dict[str, int]
-    main: dict[str, int]
-
-
-def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int) -> Stored:
-    """Return weights, reference, gradients and optimizer state, on each GPU and in main memory.
+def stored(
+    shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int
+) -> tuple[Terms, Terms, Terms]:
+    """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
 
     Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
     bytes a parameter. The state is partitioned over processes from stage 1, gradients from stage 2, weights from stage
@@ -232,11 +211,11 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
     trained = sum(size * count for size, count in tensors)
     share, element = -(-trained // n), precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
-    always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
+    always, main = {"base_weights": base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
     if zero.stage == 3:
         always = {name: -(-size // n) for name, size in always.items()}
         if zero.offloads_parameters:
-            main["base_weights"], always = sum(base.values()), dict.fromkeys(always, 0)
+            main["base_weights"], always = base, dict.fromkeys(always, 0)
     if settings["reference_refresh_steps"] and not full:
         always["reference"] = always["adapter"]
     elif settings["beta"] and full:
@@ -251,20 +230,19 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
         backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
-        if paged := paged_bytes(tensors, settings["optim"]):
-            main["optimizer"], state = n * paged, state - paged
         communication += trained * element if n > 1 else 0
-    return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
+    return {**always, "optimizer": state, "communication": communication}, backward, main
 
 
 def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
-) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+) -> tuple[dict[str, Terms], Terms]:
     """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes."""
     work = work_of(shape, settings, run, zero.stage)
-    always, backward, main = stored(shape, settings, zero, precise, run.processes)
+    processes = run.batch.processes
+    always, backward, main = stored(shape, settings, zero, precise, processes)
     if settings["activation_offloading"]:
-        main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
+        main["activations"] = processes * shape.layers * work.tokens * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
@@ -286,7 +264,7 @@ def phases(
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
 
 
-def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
+def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> Terms:
     """Return the terms of an update at its memory peak, without the stored tensors.
 
     The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
@@ -299,6 +277,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
         away = max(0, shape.layers - OFFLOAD_STASH) * work.tokens * shape.hidden * precise.stream
     end, kept = (at(measurement[name], sizes) - away for name in ("forward", "backward"))
     fullest = max(at(line, sizes) for line in measurement["moments"]) - away
+    fullest += dequantised(shape, settings, precise.stream)
     scored = work.scored * (shape.hidden * precise.stream + 16)
     tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
     if precise.stream != precise.half:  # a slice of the weights after the cast
@@ -326,16 +305,16 @@ def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: W
     return (work.scored * shape.hidden + trained) * gradients + plain
 
 
-def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
+def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> Terms:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
-    The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers:
-    without packing, or with a dropout, which TRL does not turn off. At the end there are the keys and values of all
+    The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
+    dropout, which TRL does not turn off. At the end there are the keys and values of all
     rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
     prefill of a later turn contains the tool result of each row, at most as long as a completion.
     """
-    rows = -(-run.rollout // run.processes)
-    lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
+    rows = -(-run.batch.rollout // run.batch.processes)
+    lean = not (settings["use_peft"] and settings["lora_dropout"] > 0)
     prompts = -(-rows // settings["num_generations"]) if lean else rows
     constant, token = (elements * precise.stream for elements in shape.cache)
     length = settings["max_completion_length"]
@@ -350,18 +329,19 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     how = how_of(shape, settings, precise, tiles(shape, settings, tokens))
     lines = shape.measured(how)["prefill"]
     prefill["sampling"] = max(at(line, (1, tokens, tokens * width)) for line in lines)
+    prefill["sampling"] += dequantised(shape, settings, precise.stream)
     end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
-def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:
+def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> Terms:
     """Return the terms of vLLM, which fills its whole share of the GPU.
 
     The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache
     in the remaining memory. The KV cache has at least one sequence of the context length.
     """
     tp = settings["vllm_tensor_parallel_size"]
-    weight_bytes = -(-sum(weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2).values()) // tp)
+    weight_bytes = -(-weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2) // tp)
     one = -(-sequence_bytes(shape, settings, prompt) // tp)
     cache = max(int(share) - weight_bytes - VLLM_OVERHEAD, one)
     return {"vllm_weights": weight_bytes, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}

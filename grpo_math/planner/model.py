@@ -6,6 +6,7 @@ separate process, and the answer is kept in the cache folder.
 Does not read weights, and imports neither torch nor transformers.
 """
 
+import atexit
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.reading import read_json
 
-FORMAT = 1  # of the answers of measure.py
+FORMAT = 3  # of the answers of measure.py
 HERE = Path(__file__).parent
 # Fields of a config.json that do not change a shape.
 ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")
@@ -36,7 +37,6 @@ class Linear(NamedTuple):
     path: str
     n_in: int
     n_out: int
-    bias: bool
     layers: int
 
     @property
@@ -67,15 +67,11 @@ class Shape:
     tied: bool
     max_tokens: int | None
     total: int
-    active: int  # parameters that one token goes through
-    tensors: tuple[tuple[int, int], ...]  # (elements, how many of that size)
-    linears: tuple[Linear, ...]
+    tensors: list[tuple[int, int]]  # (elements, how many of that size)
+    linears: list[Linear]
     cache: tuple[int, int]  # elements in the KV cache of a sequence: constant, and per token
-    stateful: bool  # has layers with a state, measured without their fast kernel
-    spelled: bool  # has attention that no torch kernel computes
+    linear: bool  # memory is linear in the tokens: no layer has a state or attention that no torch kernel computes
     tiled: bool  # trainer/tiled_mlp.py supports its layers
-    packs: bool
-    prequantized: bool  # the checkpoint is stored in bitsandbytes' 4 bit
     measures: bool  # measure now if a measurement is neither shipped nor cached
 
     def measured(self, how: dict[str, Any]) -> dict[str, Any]:
@@ -92,25 +88,16 @@ def shape_of(source: str, config: Mapping[str, Any], measures: bool = True) -> S
     Raises `ConfigError` if transformers cannot build a model from the config.json, and, without ``measures``, if the
     model has not been measured.
     """
-    how, fields = config.get("quantization_config") or {}, plain(config)
-    four_bit = how.get("quant_method") == "bitsandbytes" and bool(how.get("load_in_4bit"))
-    if how and not four_bit and how.get("quant_method") != "mxfp4":  # mxfp4 is trained in 16 bit
-        reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
+    method = (config.get("quantization_config") or {}).get("quant_method", "mxfp4")
+    if method != "mxfp4":  # which is trained in 16 bit
+        reason = f"is stored quantised by {method!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
-    if not isinstance(config.get("model_type"), str):
+    if not config.get("model_type"):
         raise _refusal(source, "has no model_type in its config.json")
+    fields = plain(config)
     answer = {**measured(source, fields, None, measures)}
-    linears = tuple(Linear(*linear) for linear in answer.pop("linears"))
-    tensors = tuple((size, count) for size, count in answer.pop("tensors"))
-    return Shape(
-        source=source,
-        config=fields,
-        linears=linears,
-        tensors=tensors,
-        prequantized=four_bit,
-        measures=measures,
-        **answer,
-    )
+    linears = [Linear(*linear) for linear in answer.pop("linears")]
+    return Shape(source=source, config=fields, linears=linears, measures=measures, **answer)
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,25 +120,20 @@ def wanted_modules(settings: Mapping[str, Any]) -> Any:
     return modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
 
 
-def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
-    """Return the linear maps of a layer that get a LoRA. Raises `ConfigError` for a name that matches none of them."""
+def check_targets(shape: Shape, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a name in ``lora_target_modules`` that matches no linear map of a layer."""
     modules = wanted_modules(settings)
-    if not settings["use_peft"]:
-        return ()
     if modules is None or modules == "all-linear":
-        return shape.linears
-    names = [modules] if isinstance(modules, str) else modules
-    matches = {name: [x for x in shape.linears if _matches(x, name, isinstance(modules, str))] for name in names}
-    for name in names:
-        if not matches[name]:
+        return
+    paths = [f"model.layers.0.{linear.path}" for linear in shape.linears]
+    for name in [modules] if isinstance(modules, str) else modules:
+        if isinstance(modules, str):
+            matches = any(re.fullmatch(name, path) for path in paths)
+        else:
+            matches = any(f".{path}".endswith(f".{name}") for path in paths)
+        if not matches:
             remedy = f"use all-linear, or {', '.join(dict.fromkeys(linear.name for linear in shape.linears))}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
-    return tuple(x for x in shape.linears if any(x in matches[name] for name in names))
-
-
-def _matches(linear: Linear, name: str, pattern: bool) -> bool:
-    path = f"model.layers.0.{linear.path}"
-    return bool(re.fullmatch(name, path)) if pattern else f".{path}".endswith(f".{name}")
 
 
 # Measurements: shipped, cached, or made now
@@ -188,23 +170,20 @@ def shipped() -> dict[str, dict[str, Any]]:
     return answers
 
 
-_worker: list[subprocess.Popen[str]] = []
-_announced: set[str] = set()  # models whose progress line has been printed
+@cache
+def _worker() -> Any:
+    """Return the measuring process. Importing torch takes longest, so one process answers all requests."""
+    print("plan     measuring the model once: 10 to 30 s", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "grpo_math.planner.measure"]
+    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)
+    atexit.register(worker.kill)  # unloading torch would outlast the command
+    return worker
 
 
 def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dict[str, Any]:
-    """Ask the measuring process. It is started once, because importing torch takes longest."""
-    if source not in _announced:
-        _announced.add(source)
-        print(f"plan     measuring {source} once: 10 to 30 s", file=sys.stderr, flush=True)
-    if not _worker or _worker[0].poll() is not None:
-        command = [sys.executable, "-m", "grpo_math.planner.measure"]
-        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        _worker[:] = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)]
-    worker = _worker[0]
-    assert worker.stdin is not None
-    assert worker.stdout is not None
+    worker = _worker()
     try:
         worker.stdin.write(json.dumps({"config": config, "how": how}) + "\n")
         worker.stdin.flush()
@@ -233,17 +212,13 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
         path = path / "config.json"
         if not path.exists():
             raise _refusal(name, "has no config.json", "give the folder of a model")
-    elif os.path.lexists(path):
-        raise _refusal(name, "is not a folder", "give the folder of a model")
     else:
         # A model and its post-trained form have the same shape.
         for same in (name, *(name.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
             if same in shapes():
                 return shapes()[same]
         path = _download(name, revision, offline)
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise _refusal(name, "has a config.json that is not an object")
+    config: dict[str, Any] = read_json(path)
     return config
 
 

@@ -46,8 +46,8 @@ def resolve(recipe: Settings) -> dict[str, Any]:
     >>> resolve({"optim": "adamw"})
     Traceback (most recent call last):
     ...
-    grpo_math.planner.settings.NotPlanned: optim='adamw' is not known: did you mean 'adamw_torch'? (adamw_torch, \
-adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd)
+    grpo_math.planner.settings.NotPlanned: optim='adamw' is not known to the plan: use one of adamw_torch, \
+adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
     settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
     init = settings["model_init_kwargs"] or {}
@@ -55,16 +55,13 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
         if isinstance(init, Mapping) and init.get(name):
             settings[name] = init[name]
     kernel = settings["attn_implementation"]
-    if kernel not in (None, "sdpa", "eager") and "flash" not in str(kernel):
-        remedy = "use sdpa, eager or flash_attention_2"
-        raise NotPlanned("attn_implementation", kernel, "is not known to the plan", remedy)
+    if kernel not in (None, "sdpa") and "flash" not in str(kernel):
+        raise NotPlanned("attn_implementation", kernel, "is not known to the plan", "use sdpa or flash_attention_2")
     one_of("dtype", settings["dtype"], DTYPES)
-    try:
-        one_of("optim", settings["optim"], OPTIMIZERS)
-    except ConfigError as error:
-        raise NotPlanned(error.field, error.value, error.reason, error.remedy) from None
-    for name in ("fsdp", "bnb_4bit_quant_storage"):
-        if settings[name]:
+    if settings["optim"] not in OPTIMIZERS:
+        raise NotPlanned("optim", settings["optim"], "is not known to the plan", f"use one of {', '.join(OPTIMIZERS)}")
+    for name in ("fsdp", "bnb_4bit_quant_storage", "pack_updates"):
+        if settings[name] != DEFAULTS[name] and settings[name] is not None:
             raise NotPlanned(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
     quantised = next((name for name in ("load_in_4bit", "load_in_8bit") if settings[name]), None)
     if quantised and not settings["use_peft"]:

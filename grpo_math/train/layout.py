@@ -5,6 +5,7 @@ Does not start anything (launcher.py and server.py do), and does not span severa
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,11 @@ from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
+from grpo_math.planner.plan import divides
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.streams import say
-from grpo_math.settings import accelerate, batch
+from grpo_math.settings import accelerate
 from grpo_math.settings.shipped import accelerate_file
 
 
@@ -102,14 +104,11 @@ def arrange(
 
 
 def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
-    def divides(processes: int) -> bool:
-        try:
-            batch.plan({**DEFAULTS, **recipe}, set(recipe), processes)
-        except ConfigError:
-            return False
-        return True
-
-    return devices.uncounted(recipe, gpus, divides)
+    """Return the layout of a recipe whose memory is unknown. The recipe gives the server's number of GPUs."""
+    settings = {**DEFAULTS, **recipe}
+    size = settings["vllm_tensor_parallel_size"]
+    layout = devices.arrange(settings, gpus, size, [size], partial(divides, settings, set(recipe)))
+    return layout._replace(why="the plan does not know this recipe's memory")
 
 
 def _installed(package: str) -> bool:

@@ -1,15 +1,14 @@
 """The table of layouts: common models on common GPUs, for one LoRA recipe: `python tests/benchmarks/layouts.py`.
 
-A cell is the fastest layout of `devices.recommend` that fits, without DeepSpeed if that is possible, with ZeRO-3 if
+A cell is the fastest layout that fits, without DeepSpeed if that is possible, with ZeRO-3 if
 not. Does not depend on the machine that makes it.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices
-from grpo_math.planner.plan import Counted, choose
+from grpo_math.planner.devices import Layout
+from grpo_math.planner.plan import choose
 
 MODELS = tuple(f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32"))
 GPUS = (1, 2, 4, 8)
@@ -31,54 +30,50 @@ CONFIGS = {"": None, "z3": {"distributed_type": "DEEPSPEED", "deepspeed_config":
 SHORT = {"transformers": "t", "colocate": "c"}
 
 
-class Cell(NamedTuple):
-    """What suits ``gpus`` GPUs of ``gpu_gb`` GB; ``counted`` is None where nothing fits."""
+def settings(gpus: int) -> list[dict[str, Any]]:
+    """The settings to try, fastest first.
 
-    model: str
-    gpus: int
-    gpu_gb: int
-    config: str
-    counted: Counted | None
-
-    @property
-    def column(self) -> str:
-        return f"{self.gpus}x{self.gpu_gb}"
-
-    @property
-    def text(self) -> str:
-        name = self.counted.layout.name if self.counted else "-"
-        return f"{SHORT.get(name, name)} {self.config}".strip()
+    On one GPU: vLLM on the policy's GPU, asleep during updates, with the largest share that fits, else generation by
+    transformers. On several GPUs a server comes first, so that the policy and vLLM do not share memory.
+    """
+    vllm = {"use_vllm": True, "vllm_max_model_length": PROMPT + RECIPE["max_completion_length"]}
+    asleep = {**vllm, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    sleeping = [{**asleep, "vllm_gpu_memory_utilization": share} for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
+    server = [{**vllm, "vllm_mode": "server"}] if gpus > 1 else []
+    return [*server, *sleeping, {"use_vllm": False}]
 
 
-def cells(model: str) -> Iterator[Cell]:
-    """One row of the table."""
-    return (best(model, gpus, gpu_gb) for gpus in GPUS for gpu_gb in MEMORY)
+def best(model: str, gpus: int, gpu_gb: int) -> str:
+    """A cell: the fastest layout that fits.
 
-
-def best(model: str, gpus: int, gpu_gb: int) -> Cell:
-    """The fastest layout that fits.
-
-    >>> [best("Qwen/Qwen2.5-7B", gpus, 80).text for gpus in (1, 2, 4, 8)]
+    >>> [best("Qwen/Qwen2.5-7B", gpus, 80) for gpus in (1, 2, 4, 8)]
     ['c', '1+1', '2+2', '4+4']
     """
     for name, config in CONFIGS.items():
         if config and gpus == 1:
             continue  # nothing to split the weights over
-        for change in devices.recommend(gpus, PROMPT + RECIPE["max_completion_length"]):
+        for change in settings(gpus):
             recipe = {**RECIPE, **change, "model_name_or_path": model}
             try:
                 _, counted = choose(recipe, {name: config}, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=MAIN_MEMORY)
             except ConfigError:
                 continue
             if counted.fits:
-                return Cell(model, gpus, gpu_gb, name, counted)
-    return Cell(model, gpus, gpu_gb, "", None)
+                return f"{_short(counted.layout)} {name}".strip()
+    return "-"
+
+
+def _short(layout: Layout) -> str:
+    if layout.generation != "server":
+        return SHORT[layout.generation]
+    return f"{layout.server}+{layout.policy}" + f" tp{layout.tensor_parallel}" * (layout.tensor_parallel > 1)
 
 
 def table() -> str:
     """Markdown: a row for each model, a column for each number of GPUs and their memory."""
-    head = ["model", *(cell.column for cell in cells(MODELS[0]))]
-    rows = [[model.rpartition("/")[2], *(cell.text for cell in cells(model))] for model in MODELS]
+    columns = [(gpus, gpu_gb) for gpus in GPUS for gpu_gb in MEMORY]
+    head = ["model", *(f"{gpus}x{gpu_gb}" for gpus, gpu_gb in columns)]
+    rows = [[model.rpartition("/")[2], *(best(model, *column) for column in columns)] for model in MODELS]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 

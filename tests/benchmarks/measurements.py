@@ -19,12 +19,8 @@ from grpo_math.planner.memory import Precision, how_of
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import MOST_TILES
 
-HALF, FOUR_BIT, ZERO, FULL = (
-    Precision(2, 2, 4, True),
-    Precision(2, 2, 2, True),
-    Precision(2, 2, 2, False),
-    Precision(4, 2, 4, True),
-)
+HALF, FOUR_BIT, ZERO = Precision(2, 4, True), Precision(2, 2, True), Precision(2, 2, False)
+FULL = Precision(4, 4, True)
 LORA: dict[str, Any] = {"dtype": "bfloat16", "use_peft": True, "lora_target_modules": "all-linear"}
 QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 MODELS = (
@@ -36,6 +32,8 @@ COMMON: list[tuple[dict[str, Any], Precision]] = [
     ({**LORA, "lora_dropout": 0.0}, HALF),
     ({**LORA, "lora_dropout": 0.0, **QUANTISED}, FOUR_BIT),
     ({**LORA, "lora_dropout": 0.05}, HALF),
+    ({**LORA, "lora_dropout": 0.0}, FULL),
+    ({}, HALF),
     ({}, FULL),
     ({}, ZERO),
 ]
@@ -73,7 +71,7 @@ def main() -> None:
         for tiles, cpu in product(range(1, MOST_TILES + 1 if checkpoints else 2), (True, False)):
             for dropout in (0.0, 0.05):
                 extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
-                for precise in (Precision(4, 4, 4, False), FULL) if cpu else (FULL,):
+                for precise in (Precision(4, 4, False), FULL) if cpu else (FULL,):
                     shapes["embedded"].measured(how_of(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):

@@ -60,13 +60,11 @@ def row(name: str, kind: str, keep: Path) -> dict[str, Any] | None:
 def line(row: dict[str, Any]) -> str:
     """What is live in training and in generation, and what is reserved in the fuller of the two."""
     simulated, cells = row["simulated"], [row["name"], row["kind"]]
-    for phase, results in (("training", simulated["training"]), ("generation", simulated["phases"].get("generation"))):
+    for phase, live in simulated["live"].items():
         terms = {name: n for name, n in row["plan"][phase].items() if name not in ("cuda_context", "allocator")}
-        cells += _cells(results["live"], sum(terms.values())) if results else ["", ""]
-    fullest = max(
-        row["plan"].values() if simulated["phases"].get("generation") else [row["plan"]["training"]], key=_sum
-    )
-    cells += _cells(simulated["reserved"], _sum(fullest))
+        cells += _cells(live, sum(terms.values())) if live else ["", ""]
+    fullest = max(_sum(row["plan"][phase]) for phase, live in simulated["live"].items() if live)
+    cells += _cells(simulated["reserved"], fullest)
     return f"| {' | '.join(cells)} |"
 
 

@@ -15,8 +15,6 @@ PROGRAM = Path(__file__).parent / "simulation" / "run.py"
 def simulate(config: str, *, prompt_tokens: int = 512, fields: Sequence[str] = ()) -> dict[str, Any]:
     """Bytes that are live and reserved. Takes ten seconds to minutes."""
     command = [sys.executable, str(PROGRAM), "--config", config, "--prompt-tokens", str(prompt_tokens), *fields]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
     return answer

@@ -33,9 +33,10 @@ def test_a_moment_of_the_same_allocations_is_a_line_and_any_other_stretch_its_hi
 def test_the_formula_says_what_another_row_takes(kind):
     shape = shape_of("small", {"model_type": "qwen2", **SMALL})
     fields = {"use_peft": kind != "full", "lora_target_modules": "all-linear", "load_in_4bit": kind == "4 bit"}
-    work = Work(2, 6, 300, 500, packed=True, last=40)
-    how = how_of(shape, resolve(fields), Precision(2, 2, 4, True), 3)
-    formula, row = shape.measured(how), shape.measured({**how, "row": work.groups})
+    work = Work(300, [[500] * 4, [500, 500, 40]])
+    how = how_of(shape, resolve(fields), Precision(2, 4, True), 3)
+    groups = [{"prompt": 299, "lengths": lengths} for lengths in work.groups]
+    formula, row = shape.measured(how), shape.measured({**how, "row": groups})
     for name in ("forward", "backward"):
         assert at(formula[name], work.sizes) == pytest.approx(row[name][0], rel=0.01)
     highest_of = [max(at(line, work.sizes) for line in output["moments"]) for output in (formula, row)]

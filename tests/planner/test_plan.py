@@ -12,9 +12,8 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.planner import card_of, picture, plan, shipped_configs
+from grpo_math.planner import picture, plan, shipped_configs
 from grpo_math.planner.plan import MARGIN
-from grpo_math.planner.seconds import COMPUTE
 from grpo_math.planner.settings import resolve
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
@@ -50,7 +49,7 @@ def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-32B"])
 def test_every_plan_is_consistent_in_itself(model, gpus, way):
     if way == "server" and gpus == 1:
-        with pytest.raises(ConfigError, match="needs a separate GPU"):
+        with pytest.raises(ConfigError, match="needs 1 separate GPU"):
             planned(model, WAYS[way], gpus)
         return
     fitted = []
@@ -112,16 +111,6 @@ def test_what_no_setting_can_fit_is_said():
     assert "no change of settings makes it fit" in picture(answer)
 
 
-def test_what_is_recommended_fits_when_it_is_planned():
-    for gpus, way in ((1, "policy and vLLM"), (2, "vLLM server")):  # the recipe itself has neither
-        answer = planned("Qwen/Qwen2.5-1.5B", {}, gpus, 24)
-        lines = yaml.safe_load("\n".join(answer["recommended"]["set"]))
-        again = planned("Qwen/Qwen2.5-1.5B", lines, gpus, 24)
-        assert again["fits"]
-        assert again["layout"] == answer["recommended"]["layout"]
-        assert again["layout"][0]["role"] == way
-
-
 @pytest.mark.parametrize(
     ("gpus", "model", "size", "server", "policy"),
     [
@@ -142,16 +131,6 @@ def test_a_context_longer_than_the_models_is_a_problem():
     assert "4608 tokens" in answer["problems"][0]
 
 
-def test_deepspeed_of_an_accelerate_config_is_read():
-    recipe = {"model_name_or_path": MODEL, **LORA, "use_peft": False}
-    extra = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
-    accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": extra}
-    plain, offloaded = (plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate=a) for a in (None, accelerate))
-    assert "optimizer" in plain["phases"]["training"]
-    assert "optimizer" not in offloaded["phases"]["training"]
-    assert offloaded["main_memory"]["optimizer"] > 20 * GB
-
-
 @pytest.mark.parametrize(
     ("recipe", "named"),
     [
@@ -159,7 +138,8 @@ def test_deepspeed_of_an_accelerate_config_is_read():
         ({"optim": "lomo"}, "optim='lomo'"),
         ({"load_in_4bit": True}, "load_in_4bit=True"),
         ({"fsdp": "full_shard"}, "fsdp='full_shard'"),
-        ({"attn_implementation": "paged"}, "attn_implementation='paged'"),
+        ({"attn_implementation": "eager"}, "attn_implementation='eager'"),
+        ({"pack_updates": False}, "pack_updates=False"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_on_one_line_and_model_init_kwargs_win(recipe, named):
@@ -250,14 +230,3 @@ def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
     answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
     assert answer["accelerate_config"] == "zero2"
     assert "accelerate config: zero2 (the first that fits)" in picture(answer)
-
-
-def test_an_update_takes_eight_flops_per_token_and_parameter():
-    """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
-    recipe = {"model_name_or_path": MODEL, **LORA, "gradient_checkpointing": True}
-    seconds = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of("24,100,1000"))["seconds"]
-    low, high = COMPUTE
-    assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
-    assert "not measured" in seconds["assumed"]
-    with pytest.raises(ConfigError, match="card='h1'"):
-        card_of("h1")

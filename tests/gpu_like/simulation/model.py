@@ -60,35 +60,22 @@ def _quantize(model: Any, config: Any) -> None:
     import bitsandbytes
     from bitsandbytes.functional import quantize_4bit
 
-    if not config.load_in_4bit:
-        raise NotImplementedError("8 bit")
     head = model.get_output_embeddings()
+    how = {
+        "compress_statistics": config.bnb_4bit_use_double_quant,
+        "quant_type": config.bnb_4bit_quant_type,
+        "quant_storage": config.bnb_4bit_quant_storage,
+    }
     for parent in list(model.modules()):
         for name, old in list(parent.named_children()):
             if type(old) is not torch.nn.Linear or old is head:
                 continue
+            sizes = old.in_features, old.out_features, old.bias is not None
             with torch.device("meta"):
-                new = bitsandbytes.nn.Linear4bit(
-                    old.in_features,
-                    old.out_features,
-                    old.bias is not None,
-                    config.bnb_4bit_compute_dtype,
-                    compress_statistics=config.bnb_4bit_use_double_quant,
-                    quant_type=config.bnb_4bit_quant_type,
-                    quant_storage=config.bnb_4bit_quant_storage,
-                )
-            data, state = quantize_4bit(
-                old.weight.data,
-                blocksize=64,
-                compress_statistics=config.bnb_4bit_use_double_quant,
-                quant_type=config.bnb_4bit_quant_type,
-                quant_storage=config.bnb_4bit_quant_storage,
-            )
-            weight: Any = torch.nn.Parameter(data, requires_grad=False)
-            weight.quant_state, weight.bnb_quantized, weight.blocksize = state, True, 64
-            weight.compress_statistics = config.bnb_4bit_use_double_quant
-            weight.quant_type, weight.quant_storage = config.bnb_4bit_quant_type, config.bnb_4bit_quant_storage
-            weight.module = new
+                new: Any = bitsandbytes.nn.Linear4bit(*sizes, config.bnb_4bit_compute_dtype, **how)
+            data, state = quantize_4bit(old.weight.data, blocksize=64, **how)
+            weight = torch.nn.Parameter(data, requires_grad=False)
+            vars(weight).update(how, quant_state=state, bnb_quantized=True, blocksize=64, module=new)
             new.weight, new.bias, new.quant_state = weight, old.bias, state
             setattr(parent, name, new)
     model.is_quantized = model.is_loaded_in_4bit = True

@@ -191,23 +191,6 @@ class _Kernel:
         return lambda *args, **kwargs: None
 
 
-def pretend_paging(fakes: Any) -> None:
-    """bitsandbytes' paged state lies in main memory and comes to the GPU by pages, past the allocator."""
-    with suppress(ImportError):
-        from bitsandbytes import functional
-
-        changed: Any = functional
-
-        def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
-            with fakes:
-                state: Any = torch.empty(shape, dtype=dtype, device="cpu")
-            state.is_paged, state.page_deviceid = True, 0
-            return state
-
-        changed.get_paged = paged
-        changed.fill = changed.prefetch_tensor = lambda *args, **kwargs: None
-
-
 def pretend_triton() -> None:
     """TRL's fused LM head goes the way that it goes on a GPU."""
     import trl.trainer.utils

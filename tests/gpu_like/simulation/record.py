@@ -1,42 +1,26 @@
-"""What was allocated in a simulated run -> its peaks by phase and by kind, and the largest tensors. Pure.
+"""What was allocated in a simulated run -> its peaks by phase, and what is held at the peak of training. Pure.
 
 Does not know where the record comes from: live.py writes it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_like.simulation.allocator import Allocator, Block
 
-# In the order of an optimizer step. The trial of the largest micro-batch is a forward and a backward pass as well.
-PHASES = ("generation", "scoring", "forward", "backward", "optimizer")
-LOADING, BETWEEN = "loading", "between"
+LOADING, GENERATION, TRAINING = "loading", "generation", "training"
 
 
 @dataclass
 class Storage:
-    """One allocation. ``kind`` is what it turned out to be, where that was said."""
+    """One allocation. ``kind`` is what it turned out to be, if that is known."""
 
     size: int
     phase: str
-    line: str
-    shape: tuple[int, ...]
-    dtype: str
     stream: int = 0
-    kind: str = ""
-
-    def sort(self) -> str:
-        """Its kind, or what its phase and its line make of it."""
-        if self.kind:
-            return self.kind
-        if "ChunkedLogProb" in self.line or "chunked_logprob" in self.line:
-            return "LM head"
-        if self.phase == "generation":
-            return "KV cache" if any(word in self.line for word in ("decoding.py", "cache_utils.py")) else "sampling"
-        if self.phase == "backward":
-            return "gradients of activations" if "Backward" in self.line else "recomputed activations"
-        return {"forward": "activations", "optimizer": "optimizer's temporaries"}.get(self.phase, "rollout")
+    kind: str = "other"
 
 
 @dataclass
@@ -48,19 +32,8 @@ class Record:
     events: list[int] = field(default_factory=list)
     phases: list[tuple[int, str]] = field(default_factory=list)
 
-    def told(self, training: bool = False) -> Iterator[tuple[int, str]]:
-        """Every event with its phase, from the moment when the model is loaded: what it left behind comes first.
-
-        ``training``: as if something else generated.
-        """
-        if training:
-            return (one for one in self.told() if not one[0] or self._of(one[0]).phase != "generation")
-        return self._told()
-
-    def _of(self, event: int) -> Storage:
-        return self.storages[abs(event) - 1]
-
     def _told(self) -> Iterator[tuple[int, str]]:
+        """Every event with its phase, from the moment when the model is loaded: what it left behind comes first."""
         loaded = next((position for position, phase in self.phases if phase != LOADING), 0)
         gone = {-event for event in self.events[:loaded] if event < 0}
         for event in self.events[:loaded]:
@@ -71,34 +44,37 @@ class Record:
             for event in self.events[start:end]:
                 yield event, phase
 
-    def live(self, training: bool = False) -> tuple[dict[str, int], list[Storage]]:
-        """(most bytes at once in each phase, the storages at the highest of these moments).
+    def peaks(self) -> dict[str, int]:
+        """Most bytes at once in each phase.
 
-        >>> record = Record([Storage(8, "loading", "", (2,), "float32"), Storage(4, "forward", "", (1,), "float32")])
-        >>> record.events, record.phases = [1, 2, -2], [(0, "loading"), (1, "forward")]
-        >>> record.live()[0], [storage.size for storage in record.live()[1]]
-        ({'loading': 8, 'forward': 12}, [8, 4])
+        >>> storages, phases = [Storage(8, "loading"), Storage(4, "forward")], [(0, "loading"), (1, "forward")]
+        >>> record = Record(storages, [1, 2, -2], phases)
+        >>> record.peaks()
+        {'loading': 8, 'forward': 12}
         """
-        now, top, peaks = 0, (0, 0), dict[str, int]()
-        events = list(self.told(training))
-        for number, (event, phase) in enumerate(events):
+        now, peaks = 0, dict[str, int]()
+        for event, phase in self._told():
             if event:
-                size = self._of(event).size
+                size = self.storages[abs(event) - 1].size
                 now += size if event > 0 else -size
             peaks[phase] = max(peaks.get(phase, 0), now)
-            top = max(top, (now, -number))  # the first of equal moments
-        held = dict[int, None]()
-        for event, _ in events[: 1 - top[1]]:
-            if event > 0:
-                held[event] = None
-            else:
-                held.pop(-event, None)
-        return peaks, [self.storages[number - 1] for number in held]
+        return peaks
 
-    def reserved(self, training: bool = False) -> dict[str, int]:
-        """Bytes that the caching allocator has reserved by the end of each phase, at most."""
-        allocator, blocks, most = Allocator(), dict[int, Block](), dict[str, int]()
-        for event, phase in self.told(training):
+    def training(self) -> dict[str, int]:
+        """Bytes of each kind at the peak, as if something else generated."""
+        now, top = Counter[str](), Counter[str]()
+        for event, _ in self._told():
+            storage = self.storages[abs(event) - 1]
+            if event and storage.phase != GENERATION:
+                now[storage.kind] += storage.size if event > 0 else -storage.size
+                if now.total() > top.total():
+                    top = now.copy()
+        return dict(top)
+
+    def reserved(self) -> int:
+        """Most bytes that the caching allocator has reserved."""
+        allocator, blocks, most = Allocator(), dict[int, Block](), 0
+        for event, _ in self._told():
             if event > 0:
                 storage = self.storages[event - 1]
                 blocks[event] = allocator.take(storage.size, storage.stream)
@@ -106,37 +82,11 @@ class Record:
                 allocator.give(blocks.pop(-event))
             else:
                 allocator.empty()
-            most[phase] = max(most.get(phase, 0), allocator.reserved)
+            most = max(most, allocator.reserved)
         return most
 
     def answer(self) -> dict[str, Any]:
-        """As `grpo-math plan --simulate --json` prints it; bytes."""
-        peaks, existing = self.live()
-        alone, trained = self.live(training=True)
-        reserved = self.reserved()
-        largest = sorted(existing, key=lambda storage: -storage.size)[:10]
-        phases = {phase: {"live": peaks[phase], "reserved": reserved[phase]} for phase in PHASES if phase in peaks}
-        return {
-            "live": max(peaks.values()),
-            "reserved": max(reserved.values()),
-            "training": {
-                "live": max(alone.values()),
-                "reserved": max(self.reserved(training=True).values()),
-                "kinds": _kinds(trained),
-            },
-            "peak_phase": max(phases, key=lambda phase: phases[phase]["live"]),
-            "phases": phases,
-            "kinds": _kinds(existing),
-            "largest": [
-                {"bytes": s.size, "shape": list(s.shape), "dtype": s.dtype, "kind": s.sort(), "line": s.line}
-                for s in largest
-            ],
-        }
-
-
-def _kinds(storages: list[Storage]) -> dict[str, int]:
-    """Bytes of each kind, the most first."""
-    kinds: dict[str, int] = {}
-    for storage in storages:
-        kinds[storage.sort()] = kinds.get(storage.sort(), 0) + storage.size
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+        """In bytes."""
+        kinds = self.training()
+        live = {"training": sum(kinds.values()), "generation": self.peaks().get(GENERATION)}
+        return {"live": live, "kinds": kinds, "reserved": self.reserved()}
