@@ -1,15 +1,16 @@
 """`grpo-math plan`: whether a recipe fits these GPUs, what uses the memory, what to change, and what each GPU does.
 
 model.py reads a model's shapes and measured memory. settings.py reads the fields of a recipe that affect memory.
-memory.py adds up the bytes of each term. devices.py assigns GPUs to the policy and vLLM. plan.py combines these, and
-picture.py writes the answer. measure.py runs layers of each kind of a model on tensors without memory, in a separate
-process.
+memory.py adds up the bytes of each term, and seconds.py estimates the time. devices.py assigns GPUs to the policy and
+vLLM. plan.py combines these, and picture.py writes the answer. measure.py runs layers of each kind of a model on
+tensors without memory, in a separate process.
 
 Does not load weights. Only the process of measure.py imports torch.
 """
 
 from grpo_math.planner.picture import picture
 from grpo_math.planner.plan import choose, plan, serve_layout, shipped_configs
+from grpo_math.planner.seconds import card_of
 from grpo_math.settings.recipe import read_recipe
 
-__all__ = ["choose", "picture", "plan", "read_recipe", "serve_layout", "shipped_configs"]
+__all__ = ["card_of", "choose", "picture", "plan", "read_recipe", "serve_layout", "shipped_configs"]

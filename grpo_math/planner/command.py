@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
     add("--gpus", type=int, metavar="N", help="how many GPUs (default: those of this machine)")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    add("--card", help="h100, a100-80, l4, t4, 4090, 4060, ... or GB,TFLOP/s,GB/s: its memory, and a step's time")
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")
@@ -29,6 +30,9 @@ def run(args: argparse.Namespace) -> Answer:
             remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
     machine: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
+    if args.card:
+        machine["card"] = card = planner.card_of(args.card)
+        machine |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
     if args.accelerate_config:
         machine["accelerate"] = accelerate_config(args.accelerate_config)
     asked = read(["--config", args.config, *args.fields])

@@ -244,6 +244,11 @@ def shape(config: Any) -> Json:
     for count, a, b in zip(times, few, many, strict=True):
         constant, per_token = constant + count * (2 * a - b) // 2, per_token + count * (b - a) // 64 // 2
     parameters = list(whole.parameters())
+    total = sum(p.numel() for p in parameters)
+    # transformers stacks the experts of a layer in one tensor of three dimensions. A token goes through some of them.
+    stacked = sum(p.numel() for p in parameters if p.dim() == 3)
+    experts = max((p.size(0) for p in parameters if p.dim() == 3), default=1)
+    used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
     return {
         "family": config.model_type,
         "layers": sum(times),
@@ -252,7 +257,8 @@ def shape(config: Any) -> Json:
         "vocab": head.out_features,
         "tied": head.weight is whole.get_input_embeddings().weight,
         "max_tokens": getattr(text, "max_position_embeddings", None),
-        "total": sum(p.numel() for p in parameters),
+        "total": total,
+        "active": total - stacked + stacked * used // experts,
         "tensors": sorted(Counter(p.numel() for p in parameters).items()),
         "linears": [[*linear, count] for linear, count in linears.items()],
         "cache": [constant, per_token],

@@ -24,7 +24,7 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.reading import read_json
 
-FORMAT = 3  # of the answers of measure.py
+FORMAT = 4  # of the answers of measure.py
 HERE = Path(__file__).parent
 # Fields of a config.json that do not change a shape.
 ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")
@@ -67,6 +67,7 @@ class Shape:
     tied: bool
     max_tokens: int | None
     total: int
+    active: int  # parameters that one token goes through
     tensors: list[tuple[int, int]]  # (elements, how many of that size)
     linears: list[Linear]
     cache: tuple[int, int]  # elements in the KV cache of a sequence: constant, and per token

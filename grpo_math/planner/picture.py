@@ -16,7 +16,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "assumed": {"prompt_tokens": 512, "mlp_tiles": 1}}
+    ...           "seconds": None, "assumed": {"prompt_tokens": 512, "mlp_tiles": 1}}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -40,6 +40,9 @@ def picture(answer: Mapping[str, Any]) -> str:
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles})")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
+    if timed := answer["seconds"]:
+        spans = (f"{name} {low:g} to {high:g} s" for name, (low, high) in timed["ranges"].items())
+        lines.append(f"time of a step: {', '.join(spans)} ({timed['assumed']})")
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
         saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, memory
+from grpo_math.planner import devices, memory, seconds
 from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, read_config, shape_of
+from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import NotPlanned, Settings, Zero, resolve
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
@@ -39,6 +40,7 @@ def plan(
     prompt_tokens: int | None = None,
     accelerate: Settings | None = None,
     configs: Mapping[str, Settings | None] | None = None,
+    card: Card | None = None,
     offline: bool = False,
 ) -> dict[str, Any]:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
@@ -46,8 +48,8 @@ def plan(
     ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
     ``vllm_max_model_length`` minus the completion length, or 512. ``accelerate``: the contents of an accelerate config;
-    or ``configs``, several of them by name to choose from. ``offline``: do not use the Hub and do not measure. Raises
-    `UserError` if the recipe cannot be planned.
+    or ``configs``, several of them by name to choose from. ``card``: the speed of a GPU, for ``seconds``.
+    ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
@@ -57,7 +59,8 @@ def plan(
     """
     machine: dict[str, Any] = {"gpus": gpus, "gpu_gb": gpu_gb, "cpu_gb": cpu_gb, "prompt": prompt_tokens}
     name, counted = choose(recipe, configs or {"": accelerate}, **machine, offline=offline)
-    return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None}
+    timed = seconds.per_step(counted, card) if card and not counted.settings["use_cpu"] else None
+    return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None, "seconds": timed}
 
 
 def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:

@@ -12,8 +12,9 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.planner import picture, plan, shipped_configs
+from grpo_math.planner import card_of, picture, plan, shipped_configs
 from grpo_math.planner.plan import MARGIN
+from grpo_math.planner.seconds import COMPUTE
 from grpo_math.planner.settings import resolve
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
@@ -230,3 +231,14 @@ def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
     answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
     assert answer["accelerate_config"] == "zero2"
     assert "accelerate config: zero2 (the first that fits)" in picture(answer)
+
+
+def test_an_update_takes_eight_flops_per_token_and_parameter():
+    """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
+    recipe = {"model_name_or_path": MODEL, **LORA, "gradient_checkpointing": True}
+    seconds = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of("24,100,1000"))["seconds"]
+    low, high = COMPUTE
+    assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
+    assert "not measured" in seconds["assumed"]
+    with pytest.raises(ConfigError, match="card='h1'"):
+        card_of("h1")
