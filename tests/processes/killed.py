@@ -79,7 +79,7 @@ PLACES = {
     "call": [(python, "Answer")],  # the program has run
     "update": [(MathGRPOTrainer, "_loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
-    "checksums": [(checkpoints, "seal")],
+    "sealing": [(checkpoints, "seal")],
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from benchmarks import soak
+
+from grpo_math.run.log import KEPT, Shortened
 
 
 @pytest.mark.full
@@ -19,10 +23,6 @@ def test_a_run_holds_no_more_files_threads_or_processes_at_its_end_than_in_its_m
 
 
 def test_the_log_that_a_trainer_keeps_is_cut():
-    from types import SimpleNamespace
-
-    from grpo_math.run.log import KEPT, Shortened
-
     state = SimpleNamespace(log_history=list(range(KEPT + 5)))
     Shortened().on_step_end(None, state, None)
     assert state.log_history == list(range(5, KEPT + 5))

@@ -195,7 +195,7 @@ read x <"$run.up"; ip link set v1 netns $other
 echo >"$run.go"
 GLOO_SOCKET_IFNAME=v0 sh -c 'exec "$@" --machine_rank 0 '"$LATER" sh "$@" &
 one=$!
-until [ -e "$run/checkpoint-1/checksums.json" ] && [ ! -e "$run/.checkpoint-1.unfinished" ] || ! kill -0 $one; do
+until [ -e "$run/checkpoint-1/files.json" ] && [ ! -e "$run/.checkpoint-1.unfinished" ] || ! kill -0 $one; do
     sleep 0.1
 done
 ip link set v0 down

@@ -100,7 +100,7 @@ def same(run_dir: Path, whole: Path) -> None:
 
 # Settings, and the places at which a run of them is killed: the place, and for the how manyth time it is met.
 KINDS = {
-    "lora": (LORA, [("update", 6), ("checkpoint", 3), ("checksums", 2), ("rotation", 4), ("lines", 6)]),
+    "lora": (LORA, [("update", 6), ("checkpoint", 3), ("sealing", 2), ("rotation", 4), ("lines", 6)]),
     "all that a checkpoint keeps, in one run": (
         {
             "num_iterations": 2,
@@ -386,7 +386,7 @@ def test_one_checkpoint_may_be_named(again, tmp_path):
 @pytest.mark.parametrize("content", [b"{" * 100_000, bytes(range(256)) * 64], ids=["nested", "not text"])
 def test_a_checkpoint_whose_state_is_garbage_is_one_line(content, again, tmp_path):
     checkpoint = tmp_path / "run/checkpoint-1"
-    (checkpoint / checkpoints.SUMS).unlink()
+    (checkpoint / checkpoints.FILES).unlink()
     (checkpoint / "trainer_state.json").write_bytes(content)
     code, output = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
     assert code == 2
@@ -477,7 +477,7 @@ def test_a_checkpoint_of_an_earlier_run_is_replaced_whole(tmp_path):
     folder = tmp_path / "checkpoint-1"
     written(folder, **{"state_0.pt": "old", "state_1.pt": "old"})
     written(folder, **{"state_0.pt": "new"})
-    assert {path.name for path in folder.iterdir()} == {"state_0.pt", checkpoints.SUMS}
+    assert {path.name for path in folder.iterdir()} == {"state_0.pt", checkpoints.FILES}
     assert checkpoints.damage(folder) is None
 
 
