@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 
 import pytest
 from launching import ROOT, variables
