@@ -116,11 +116,11 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
-    >>> goes_on(run_dir)
+    >>> how_to_resume(run_dir)
     'the same command starts over'
     >>> for name in ("checkpoint-9", "checkpoint-10", "old-checkpoint-11"):
     ...     (run_dir / name).mkdir()
-    >>> [step for step, _ in checkpoints(run_dir)], goes_on(run_dir)
+    >>> [step for step, _ in checkpoints(run_dir)], how_to_resume(run_dir)
     ([10, 9], 'the same command continues from checkpoint-10')
     """
     folders = [path for path in run_dir.glob("checkpoint-*") if path.is_dir() and not unfinished(path)]
@@ -128,7 +128,7 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(((int(step), path) for step, path in numbered if step.isdigit()), reverse=True)
 
 
-def goes_on(run_dir: Path) -> str:
+def how_to_resume(run_dir: Path) -> str:
     """Return the end of a message about a run that has ended too soon: how to resume it."""
     finished = checkpoints(run_dir)
     return f"the same command continues from {finished[0][1].name}" if finished else "the same command starts over"

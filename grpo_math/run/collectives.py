@@ -11,7 +11,7 @@ from accelerate import PartialState
 from torch.distributed import DistError, distributed_c10d
 
 from grpo_math.errors import UserError
-from grpo_math.run.checkpoints import goes_on
+from grpo_math.run.checkpoints import how_to_resume
 from grpo_math.run.redact import one_line
 
 
@@ -31,6 +31,6 @@ def unanswered(error: BaseException | None, run_dir: Path) -> LostRank | None:
     while error is not None:
         if isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             reason = f"another rank does not answer ({one_line(error)}): see its machine"
-            return LostRank(f"{reason}; {goes_on(run_dir)}")
+            return LostRank(f"{reason}; {how_to_resume(run_dir)}")
         error = error.__cause__ or error.__context__
     return None

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from grpo_math.errors import WriteError, first_line
-from grpo_math.run.checkpoints import goes_on
+from grpo_math.run.checkpoints import how_to_resume
 from grpo_math.run.files import existing
 from grpo_math.run.machine import GB
 
@@ -48,7 +48,7 @@ def failed_write(error: BaseException | None, run_dir: Path) -> WriteError | Non
         if _is_failed_write(error, run_dir):
             free = shutil.disk_usage(existing(run_dir)).free / GB
             reason = f"a file in {run_dir} could not be written ({first_line(error)}; {free:.1f} GB free)"
-            return WriteError(f"{reason}; {goes_on(run_dir)}")
+            return WriteError(f"{reason}; {how_to_resume(run_dir)}")
         error = error.__cause__
     return None
 

@@ -33,7 +33,7 @@ from grpo_math.settings.groups import most_used
 from grpo_math.settings.recipe import read
 from grpo_math.train import here
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, starts_server
-from grpo_math.train.server import RESTARTS, group_port, port_of, start_of
+from grpo_math.train.server import group_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
 
@@ -136,9 +136,6 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
             line = server.ended()
             if not may_restart:  # a new server would serve the first weights
                 raise UserError(line)
-            if server.restarts == RESTARTS:
-                say("server", f"{line}; training waits for it, and then ends with a checkpoint")
-                server = None
-            else:
-                server.restart()
-                say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
+            # As often as it ends: training gives up after vllm_server_timeout without an answer.
+            server.restart()
+            say("server", f"{line.partition(':')[0]}; started again")

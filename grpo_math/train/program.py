@@ -52,7 +52,7 @@ from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
 from grpo_math.settings.shipped import find
 from grpo_math.train import heldout
-from grpo_math.train.resuming import go_on
+from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.from_recipe import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
                 return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
-            # torch's agent ends all ranks when the first one exits: the main process has to print its line before.
+            # torch's agent ends all ranks when the first one exits. The main process has to print its line before.
             if isinstance(error, RewardError):  # on every rank alike
                 PartialState().wait_for_everyone()
             elif os.environ.get("RANK", "0") != "0":
@@ -170,17 +170,19 @@ class Run:
     def prepare(self) -> bool:
         """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
         config, setup, model = self.config, self.setup, self.settings.model
-        probe(self.arguments, config)
+        # From cheap to expensive: an impossible recipe is refused before a problem is read, and a bad data set, reward
+        # or folder before weights are downloaded and loaded.
         arguments = self.arguments
+        probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         if arguments.needs_pass_rates:
             self.measured_how = self.way_of_measuring()
             default = pass_rates.default_file(self.run_dir, self.measured_how)
-            self.rates_file = Path(self.arguments.difficulty_file or default)
+            self.rates_file = Path(arguments.difficulty_file or default)
             pass_rates.read(self.rates_file, self.measured_how)  # another kind of file is refused before weights load
         warned = ask(setup, CHECKS)
         _ = [self.sampling(one) for one in setup.problems.during]  # a setting that cannot be sampled is refused here
-        rewards = [load_reward(name) for name in self.arguments.rewards]
+        rewards = [load_reward(name) for name in arguments.rewards]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
@@ -188,7 +190,7 @@ class Run:
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused prints one line
             _say(line)
         on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves no files
-        if go_on(setup, config, self.run_dir):
+        if choose_checkpoint(setup, config, self.run_dir):
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             if config.process_index == 0:
                 conclude(config, self.target, self.pushes)
@@ -202,6 +204,7 @@ class Run:
         trainer, config, run_dir = self.trainer, self.config, self.run_dir
         self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
         self.resolved["push_to_hub"] = self.pushes
+        # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(RunFiles)
@@ -227,20 +230,6 @@ class Run:
         trainer.keep_best = self.arguments.keep_best
         trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
 
-    def way_of_measuring(self) -> dict[str, Any]:
-        """Return the settings that a pass rate depends on, apart from the problem."""
-        arguments, config, model = self.arguments, self.config, self.settings.model
-        revision = "" if model.model_revision == "main" else f"@{model.model_revision}"
-        return {
-            "grader": GRADER,
-            "model": f"{model.model_name_or_path}{revision}",
-            "template": "\n".join(filter(None, (arguments.system_prompt, arguments.prompt_template))),
-            "temperature": config.temperature,
-            "max_tokens": config.max_completion_length or 512,
-            "samples": arguments.difficulty_samples,
-            **({"tools": self.tools.stated} if self.tools else {}),
-        }
-
     def select_problems(self) -> None:
         """Leave out problems and order them by their pass rates, if the recipe asks for that."""
         if not self.arguments.needs_pass_rates:
@@ -258,6 +247,65 @@ class Run:
         if self.arguments.curriculum == "easy_to_hard":
             rows = difficulty.easy_to_hard(rows, rates)
         trainer.train_dataset = to_dataset(rows)
+
+    def evaluate(self, name: str) -> None:
+        """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
+        file, problems = self.run_dir / f"{name}.json", self.setup.problems
+        if not problems.eval_n:
+            return
+        if name == "before" and self.config.resume_from_checkpoint and file.exists():
+            return  # the weights of the checkpoint are no longer those before training
+        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
+        rows = problems.held_out[: problems.eval_n]
+        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
+        results = self.score(whole, Output(contamination=problems.overlap))
+        if name == "after":
+            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
+        if self.is_main:
+            write_json(file, results)
+
+    def train(self, stop: Stop) -> None:
+        """Train to the last step, or to the step in which a signal came, and print that step."""
+        trainer = self.trainer
+        self.announce("2 of 3: training")
+        try:
+            trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+        except OutOfMemory as error:
+            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
+        finally:
+            self.progress.on_train_end()  # so that an error starts on a new line
+        if stop.heeded:
+            outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
+            steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
+            _say(f"{outcome} after {steps}; {checkpoints.how_to_resume(self.run_dir)}.")
+            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+
+    def finish(self) -> None:
+        """Save the weights, evaluate after training, write the report, push."""
+        # Under ZeRO-3 and FSDP every process holds a part of the weights, so all of them save.
+        with checkpoints.sealed(self.target, self.trainer.accelerator):
+            self.trainer.save_model(str(self.target))
+        self.evaluate("after")
+        if self.is_main:
+            step = self.trainer.state.global_step
+            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
+            conclude(self.config, self.target, self.pushes)
+
+    # What the steps above share
+
+    def way_of_measuring(self) -> dict[str, Any]:
+        """Return the settings that a pass rate depends on, apart from the problem."""
+        arguments, config, model = self.arguments, self.config, self.settings.model
+        revision = "" if model.model_revision == "main" else f"@{model.model_revision}"
+        return {
+            "grader": GRADER,
+            "model": f"{model.model_name_or_path}{revision}",
+            "template": "\n".join(filter(None, (arguments.system_prompt, arguments.prompt_template))),
+            "temperature": config.temperature,
+            "max_tokens": config.max_completion_length or 512,
+            "samples": arguments.difficulty_samples,
+            **({"tools": self.tools.stated} if self.tools else {}),
+        }
 
     def sampling(self, one: HeldOutSet) -> Sampling:
         _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)
@@ -278,52 +326,10 @@ class Run:
             values |= {} if self.arguments.heldout else heldout.of_default_set(results)
         return values
 
-    def evaluate(self, name: str) -> None:
-        """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
-        file, problems = self.run_dir / f"{name}.json", self.setup.problems
-        if not problems.eval_n:
-            return
-        if name == "before" and self.config.resume_from_checkpoint and file.exists():
-            return
-        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        rows = problems.held_out[: problems.eval_n]
-        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
-        results = self.score(whole, Output(contamination=problems.overlap))
-        if name == "after":
-            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
-        if self.is_main:
-            write_json(file, results)
-
     def announce(self, stage: str) -> None:
         """Print the stage of a run that is evaluated before and after training."""
         if self.setup.problems.eval_n:
             _say(stage)
-
-    def train(self, stop: Stop) -> None:
-        """Train to the last step, or to the step in which a signal came, and print that step."""
-        trainer = self.trainer
-        self.announce("2 of 3: training")
-        try:
-            trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
-        except OutOfMemory as error:
-            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
-        finally:
-            self.progress.on_train_end()  # so that an error starts on a new line
-        if stop.heeded:
-            outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
-            steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
-            _say(f"{outcome} after {steps}; {checkpoints.goes_on(self.run_dir)}.")
-            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
-
-    def finish(self) -> None:
-        """Save the weights, evaluate after training, write the report, push."""
-        with checkpoints.sealed(self.target, self.trainer.accelerator):
-            self.trainer.save_model(str(self.target))
-        self.evaluate("after")
-        if self.is_main:
-            step = self.trainer.state.global_step
-            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
-            conclude(self.config, self.target, self.pushes)
 
 
 def _lay_out_memory(stated: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
+def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
     """Set ``config.resume_from_checkpoint`` to the folder of a checkpoint, or to None for the start.
 
     Return True if the folder contains the finished run of these settings. Raises `UserError` on every process for a run

@@ -337,7 +337,7 @@ def test_a_server_that_is_killed_while_an_adapter_is_trained_is_started_again(ma
     assert first["argv"] == second["argv"], "at the same address"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
-    assert "the vLLM server ended with exit code 137; started again (1 of 3)" in err
+    assert "the vLLM server ended with exit code 137; started again" in err
     assert machine.left() == []
 
 
