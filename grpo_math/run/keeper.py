@@ -11,6 +11,7 @@ Does not help if the supervisor itself is killed by SIGKILL, or if a process can
 
 import contextlib
 import ctypes
+import itertools
 import os
 import select
 import signal
@@ -98,10 +99,13 @@ def send(module: str, number: int) -> bool:
 
 
 def _module(process: psutil.Process) -> str:
-    """Return the module that a process runs, the word after the first -m of its command; "" if it has no -m."""
-    with contextlib.suppress(psutil.Error):
+    """Return the module that a process runs by ``python -m module``; "" for a script, such as the supervisor, which has
+    the -m of its command among its arguments."""
+    with contextlib.suppress(psutil.Error, IndexError):
         words = process.cmdline()
-        return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+        options = list(itertools.takewhile(lambda word: word.startswith("-"), words[1:]))
+        if "-m" in options:
+            return words[len(options) + 1]
     return ""
 
 
