@@ -1,7 +1,5 @@
 """A real SLURM on this machine: a controller and two nodes, each in a network and a set of process ids of its own.
 
-    python tests/slurm_cluster.py     # starts a cluster, prints sinfo and how to use it, and ends it with Ctrl-C
-
 Needs root and the packages `slurm-wlm` and `munge`. All files, the authentication key included, lie in one folder, and
 the controller has its own network too: several clusters run side by side, and nothing else of the machine changes.
 
@@ -15,9 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -199,12 +195,3 @@ class Cluster:
         shell = [*inside, "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
         started = subprocess.Popen(shell, env=self.environment, stdout=log, stderr=log, start_new_session=True)
         self.daemons.append(started)
-
-
-if __name__ == "__main__":
-    if reason := missing():
-        sys.exit(reason)
-    with Cluster() as cluster:
-        print(cluster.run("sinfo"))
-        print(f"ip netns exec {cluster.name} env SLURM_CONF={cluster.folder}/slurm.conf sbatch ...")
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})

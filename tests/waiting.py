@@ -48,7 +48,7 @@ def alive(mark: str, file: str = "cmdline") -> list[int]:
     """Return the processes that have ``mark`` among the words of their command, or in ``file="environ"``.
 
     Only to see what is left, because a process that lost its parent is below nobody. No other program may have the
-    mark: use a path in `tmp_path`. A keeper has the mark of its command too.
+    mark: use a path in `tmp_path`. A supervisor has the mark of its command too.
     """
     results = []
     for path in Path("/proc").glob(f"[0-9]*/{file}"):

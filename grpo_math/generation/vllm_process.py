@@ -32,7 +32,7 @@ class ServerProcess:
     """A vLLM server under a supervisor. The output goes to the file ``log``, or to the terminal."""
 
     def __init__(self, start: Start, log: Path | None) -> None:
-        self.start, self.log, self.url, self.restarts = start, log, start.url, 0
+        self.start, self.log, self.url = start, log, start.url
         self._open()
 
     def _open(self) -> None:
@@ -50,7 +50,6 @@ class ServerProcess:
 
     def restart(self) -> None:
         self.kept.stop()
-        self.restarts += 1
         self._open()
 
     def wait(self, seconds: float) -> None:

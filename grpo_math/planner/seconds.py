@@ -71,8 +71,8 @@ def per_step(counted: Counted, card: Card) -> dict[str, Any]:
     # A packed update computes each prompt once for its group.
     tokens = rows * length + rows / s["num_generations"] * run.prompt
     flops = tokens * shape.active * (6 + 2 * s["gradient_checkpointing"] + 2 * (s["beta"] > 0))
-    update = [flops / (run.processes * card.tflops * 1e12 * share) for share in reversed(COMPUTE)]
-    engines = counted.layout.data_parallel if counted.layout.server else run.processes
+    update = [flops / (counted.batch.processes * card.tflops * 1e12 * share) for share in reversed(COMPUTE)]
+    engines = counted.layout.data_parallel if counted.layout.server else counted.batch.processes
     gpus = counted.layout.tensor_parallel if counted.layout.server else 1
     batch = rows / engines
     read = 2 * shape.total + batch * (run.prompt + length / 2) * shape.kv_bytes_per_token(2)

@@ -19,7 +19,6 @@ from grpo_math.report.progress import duration, progress, spent, total
 from grpo_math.report.render import flat, page
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
-from grpo_math.run.disk import naming
 from grpo_math.run.files import replace_text
 
 CHANGES_SHOWN = 5
@@ -76,8 +75,7 @@ def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
         tables=_tables(run),
     )
     html = run.directory / "report.html"
-    with naming(html):
-        replace_text(html, text)
+    replace_text(html, text)
     return ReportFiles(html, plots, findings, run.notes)
 
 

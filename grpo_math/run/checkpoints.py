@@ -1,18 +1,15 @@
 """Checkpoints that are whole: how they are written, which one is the newest, what is wrong with one.
 
 A checkpoint is written under its final name, because transformers remembers that name while it writes. A token next to
-it, .checkpoint-N.unfinished, exists until all files are on the disk and checksums.json seals them.
+it, .checkpoint-N.unfinished, exists until all files are on the disk and files.json lists them.
 
 Does not save or load weights (transformers does), and does not decide if a run may resume (resume.py does).
 """
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from hashlib import file_digest
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.files import flush, replace_text
 
-SUMS = "checksums.json"
+FILES = "files.json"  # the size of each file of a checkpoint
 STATE = "state_{}.pt"
 FINISHED = "finished.json"
 BEST = "best.json"  # step, metric, value and path of the best checkpoint of a run
@@ -34,7 +31,8 @@ UNFINISHED = ".{}.unfinished"
 def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
     """Fill a folder, on every rank, and seal it when all of it is on the disk.
 
-    If anything is raised, or the process is killed, the folder is unfinished and nothing reads it.
+    If anything is raised, or the process is killed, the folder is unfinished, nothing reads it, and the next run in
+    ``folder.parent`` deletes it.
     """
     # Only the main process creates, seals and deletes. On a network file system another machine may see an
     # old state of the folder, so it would seal or delete files that are gone.
@@ -42,32 +40,27 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         replace_text(_token(folder), "")
         flush(folder.parent)
-        if (folder / SUMS).exists():  # of an earlier run
+        if (folder / FILES).exists():  # of an earlier run
             shutil.rmtree(folder, ignore_errors=True)
     accelerator.wait_for_everyone()
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            seal(folder)
-            _token(folder).unlink()
-            flush(folder.parent)
-    except BaseException:
-        if accelerator.is_main_process:
-            _remove(folder)
-        raise
+    yield
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        seal(folder)
+        _token(folder).unlink()
+        flush(folder.parent)
     accelerator.wait_for_everyone()
 
 
 def seal(folder: Path) -> None:
-    """Write the checksums of all files of a folder, and wait until the disk has them."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS]
-    names = sorted(str(path.relative_to(folder)) for path in paths)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: flush(folder / name), names))
-        sums = dict(zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True))
-    replace_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
+    """Write the sizes of all files of a folder, and wait until the disk has the files."""
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / FILES:
+            flush(path)
+            sizes[str(path.relative_to(folder))] = path.stat().st_size
+    replace_text(folder / FILES, json.dumps(sizes, indent=1) + "\n")
     flush(folder)
 
 
@@ -80,53 +73,39 @@ def _token(folder: Path) -> Path:
     return folder.parent / UNFINISHED.format(folder.name)
 
 
-def _remove(folder: Path) -> None:
-    """Delete an unfinished folder, as far as the disk allows. The token is deleted last."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        _token(folder).unlink()
-
-
 def remove_unfinished(run_dir: Path) -> None:
     """Delete the unfinished folders of a killed run."""
-    start, end = UNFINISHED.split("{}")
     for token in run_dir.glob(UNFINISHED.format("*")):
-        _remove(token.with_name(token.name.removeprefix(start).removesuffix(end)))
+        shutil.rmtree(run_dir / token.stem.removeprefix("."), ignore_errors=True)
+        token.unlink()  # last: a kill in between leaves the folder unfinished
 
 
 def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, such as a missing or a changed file; None if the checkpoint is unchanged.
+    """Return what is wrong with a checkpoint, such as a missing or a cut file; None if the checkpoint is whole.
+
+    transformers would start with a new optimizer, without a word, if the file of the optimizer is missing.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "state_0.pt").write_text("3")
     >>> damage(folder)
-    'checksums.json is missing'
+    'files.json cannot be read'
     >>> seal(folder), damage(folder)
     (None, None)
-    >>> _ = (folder / "state_0.pt").write_text("4")
+    >>> _ = (folder / "state_0.pt").write_text("")
     >>> damage(folder)
     'state_0.pt is not what was written'
     """
     if unfinished(folder):
         return "it was not written to its end"
     try:
-        sums = read_json(folder / SUMS)
-        names = list(sums)
-    except (Unreadable, TypeError):
-        return f"{SUMS} cannot be read" if (folder / SUMS).exists() else f"{SUMS} is missing"
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        return f"{missing[0]} is missing"
-    with ThreadPoolExecutor() as pool:
-        for name, now in zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True):
-            if now != sums[name]:
-                return f"{name} is not what was written"
-    return None if STATE.format(0) in names else "it holds weights alone (save_only_model)"
-
-
-def _sum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+        sizes = read_json(folder / FILES)
+    except Unreadable:
+        return f"{FILES} cannot be read"
+    for name, size in sizes.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+            return f"{name} is not what was written"
+    return None if STATE.format(0) in sizes else "it holds weights alone (save_only_model)"
 
 
 # Which checkpoint
@@ -137,11 +116,11 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
-    >>> goes_on(run_dir)
+    >>> how_to_resume(run_dir)
     'the same command starts over'
     >>> for name in ("checkpoint-9", "checkpoint-10", "old-checkpoint-11"):
     ...     (run_dir / name).mkdir()
-    >>> [step for step, _ in checkpoints(run_dir)], goes_on(run_dir)
+    >>> [step for step, _ in checkpoints(run_dir)], how_to_resume(run_dir)
     ([10, 9], 'the same command continues from checkpoint-10')
     """
     folders = [path for path in run_dir.glob("checkpoint-*") if path.is_dir() and not unfinished(path)]
@@ -149,7 +128,7 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(((int(step), path) for step, path in numbered if step.isdigit()), reverse=True)
 
 
-def goes_on(run_dir: Path) -> str:
+def how_to_resume(run_dir: Path) -> str:
     """Return the end of a message about a run that has ended too soon: how to resume it."""
     finished = checkpoints(run_dir)
     return f"the same command continues from {finished[0][1].name}" if finished else "the same command starts over"
@@ -200,37 +179,11 @@ def set_aside_after(run_dir: Path, step: int) -> None:
             folder.rename(old)
 
 
-def rotate(run_dir: Path, step: int, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints beyond ``limit``, except the checkpoint of this step and the best one.
-
-    Checkpoints of later steps are of an earlier run, so they are deleted first.
-
-    >>> import tempfile
-    >>> run_dir = Path(tempfile.mkdtemp())
-    >>> for step in (2, 4, 6, 100):
-    ...     (run_dir / f"checkpoint-{step}").mkdir()
-    >>> rotate(run_dir, 6, 2, str(run_dir / "checkpoint-2"))
-    >>> [step for step, _ in checkpoints(run_dir)]
-    [6, 2]
-    """
-    oldest_first = sorted(checkpoints(run_dir), key=lambda numbered: (numbered[0] <= step, numbered[0]))
-    spare = [folder for number, folder in oldest_first if number != step and folder != Path(best or "")]
-    kept = limit if limit and limit > 0 else len(oldest_first)
-    for folder in spare[: max(0, len(oldest_first) - kept)]:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def to_resume(run_dir: Path, asked: Any) -> Any:
-    """Return the value for a script's ``resume_from_checkpoint``: a checkpoint that was written to its end.
+    """Return the value for a script's ``resume_from_checkpoint``: for True, the newest finished checkpoint.
 
-    transformers, and scripts with its ``get_last_checkpoint``, take the highest number, finished or not.
+    transformers takes the highest number, finished or not, so unfinished folders are deleted.
     """
-    half = asked is not True and bool(asked) and unfinished(Path(asked))
-    finished = checkpoints(Path(asked).parent if half else run_dir)
     remove_unfinished(run_dir)
-    if half:
-        start = finished[0][1] if finished else "the start"
-        print(f"warning: {asked} was not written to its end: continuing from {start}", file=sys.stderr)
-    elif asked is not True:
-        return asked
-    return str(finished[0][1]) if finished else asked is True or None
+    finished = checkpoints(run_dir)
+    return str(finished[0][1]) if asked is True and finished else asked

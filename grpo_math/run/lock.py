@@ -19,37 +19,31 @@ NAME = ".lock"
 _held: dict[Path, IO[str]] = {}  # for as long as this process lives
 
 
-def hold(run_dir: Path, make: bool = True) -> None:
-    """Lock the folder for this process. Raises `ConfigError` if another process has it or it cannot be written.
+def hold(run_dir: Path) -> None:
+    """Lock the folder for this process. Raises `ConfigError` if another process has it.
 
-    Without ``make``, do nothing in a folder that no run has locked before. Warn about a file system without locks.
+    Warn about a file system without locks.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> hold(folder), hold(folder), owner(folder)  # the lock is this process's own
     (None, None, None)
-    >>> (folder / NAME).read_text()
-    'process ... on ...'
     """
     folder = run_dir.absolute()
-    if folder in _held or not (make or (run_dir / NAME).exists()):
+    if folder in _held:
         return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise in_use(run_dir, owner(run_dir) or "another process") from None
-        except OSError as error:
-            warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
-            print(f"warning: {warning}", file=sys.stderr)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise in_use(run_dir, owner(run_dir) or "another process") from None
     except OSError as error:
-        reason = f"cannot be written ({error.strerror})"
-        raise ConfigError("output_dir", str(run_dir), reason, "name another folder") from None
+        warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
+        print(f"warning: {warning}", file=sys.stderr)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
     _held[folder] = file
 
 
@@ -65,9 +59,10 @@ os.register_at_fork(after_in_child=_let_go)
 
 def owner(run_dir: Path) -> str | None:
     """Return the process whose run is under way there; None if no run is, or if the run is this process's."""
-    with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
-        if run_dir.absolute() not in _held and not _is_free(file):
-            return file.read().strip() or "another process"
+    if run_dir.absolute() not in _held:
+        with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
+            if not _is_free(file):
+                return file.read().strip() or "another process"
     return None
 
 

@@ -18,14 +18,13 @@ from transformers import Trainer, TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.bar import Bar
-from grpo_math.run.disk import naming
 from grpo_math.run.history import number, numbers
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
 
 # Without a rate, so that 80 columns have room for a bar.
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 KEPT = 1000  # lines of a trainer's log_history
 
 
@@ -70,8 +69,7 @@ class History(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero:
-            with naming(self.path):
-                files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
+            files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         evaluated = any(name.startswith(metrics.EVAL_PREFIX) for name in logs or ())
@@ -80,19 +78,13 @@ class History(TrainerCallback):
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         line = numbers({metrics.STEP: step, **values})
-        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
-        """Return the complete lines: a full disk or a kill may have cut the last line.
-
-        If there are more than ``most``, return every second, third, ... from the newest back, and each evaluation.
-        """
+        """Return the newest lines that are complete: a full disk or a kill may have cut the last line."""
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        apart = -(-len(lines) // most)
-        newest_first, evaluated = enumerate(reversed(lines)), (metrics.HELDOUT_ACCURACY, metrics.EVAL_PREFIX)
-        kept = [line for age, line in newest_first if age % apart == 0 or any(name in line for name in evaluated)]
-        return [json.loads(line) for line in reversed(kept)]
+        return [json.loads(line) for line in lines[-most:]]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
@@ -118,15 +110,13 @@ def trackers(trainer: Trainer) -> Tell:
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
+    """A bar with the step, the reward, the accuracy and the time left."""
 
     bar: Any = None
-    then: float = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR)
-            self.bar.then = self.then
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:

@@ -30,7 +30,7 @@ APART = {
 # Settings that say which weights are trained and what the optimizer keeps of them: not even force can change these.
 KEPT = (
     *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("optim", "distributed_type"),
+    *("optim", "distributed_type", "num_processes"),
 )
 
 
@@ -98,13 +98,7 @@ def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[s
     except OSError:
         return []
     now = [problem_hash(row) for row in rows]
-    if before == now:
-        return []
-    if len(before) != len(now):
-        return [f"the dataset: {len(before)} -> {len(now)} problems"]
-    other = [number for number, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
-    more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-    return [f"the dataset: problem {other[0] + 1} of {len(now)} ({rows[other[0]]['id']}){more} is another one"]
+    return [] if before == now else [f"the dataset: {len(before)} problems -> {len(now)} problems, not all the same"]
 
 
 def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:

@@ -6,9 +6,8 @@
 SIGHUP comes when a connection drops. A run that was started with `nohup` ignores it.
 
 More signals of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step
-to finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
+to finish (weights load, problems are evaluated) a signal ends the run at once, with the same code.
 
-Imports nothing that takes time, so that signals are handled from the first moment.
 Does not save: log.py does, and all ranks agree there.
 """
 
@@ -17,8 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -40,27 +38,27 @@ def leave_lost_terminal() -> None:
 
 
 @contextmanager
-def handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+def handling(numbers: Collection[signal.Signals], handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Handle these signals in the block. The earlier handlers come back afterwards."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
-def ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
-    """End the block by `SystemExit` with the signal's exit code, so that it stops what it has started."""
+def ended_by_signals(code: int) -> Iterator[None]:
+    """End the block by `SystemExit` with this exit code at a signal, so that it stops what it has started."""
 
     def leave(number: int, frame: Any) -> None:
         leave_lost_terminal()
-        for each in codes:
+        for each in STOPPING:
             signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(codes[signal.Signals(number)])
+        raise SystemExit(code)
 
-    with handling(dict.fromkeys(codes, leave)):
+    with handling(STOPPING, leave):
         yield
 
 
@@ -75,9 +73,6 @@ class Stop:
     """The request to stop this process. In this context signals are handled; afterwards the earlier handlers come back.
 
     ``code``: the exit code of the request, 0 without one; ``heeded``: the run has ended after a step because of it.
-    ``too_late`` returns True if the run is about to end anyway; then signals change nothing. ``at_once``: the first
-    signal ends the process. An exception would not be enough while modules are imported: it may be caught, and leave
-    a module half imported.
 
     >>> with Stop() as stop:
     ...     stop.begin()
@@ -91,18 +86,16 @@ class Stop:
     grpo_math.run.signals.Stopped: 75
     """
 
-    def __init__(self, too_late: Callable[[], bool] = lambda: False, at_once: bool = False) -> None:
+    def __init__(self) -> None:
         self.code = 0
-        self.at_once = at_once
         self.heeded = False
-        self.too_late = too_late
         self._finishes = False  # a step is under way
         self._pid = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stop:
         for number in STOPPING:
-            self._hear(number, self._on_stop)
+            self._before[number] = signal.signal(number, self._on_stop)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,10 +104,8 @@ class Stop:
 
     def begin(self) -> None:
         """Finish the current step on a signal from here on."""
-        if self.code:
-            raise Stopped  # again, because the code that the signal interrupted has caught the first one
         self._finishes = True
-        self._hear(signal.SIGINT, self._on_interrupt)
+        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
 
     def end(self) -> None:
         """End the run on a signal from here on, also for one that came after the last step."""
@@ -126,22 +117,15 @@ class Stop:
         if self.code:
             raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped
 
-    def _hear(self, number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before[number] = signal.signal(number, handler)
-
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         leave_lost_terminal()
         if os.getpid() != self._pid:  # a forked helper, which has nothing to save
             signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif self.at_once:
-            os._exit(AGAIN)
-        elif not self.too_late():
-            if not self._finishes:
-                self.code = AGAIN
-                raise Stopped
-            self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
+            signal.raise_signal(number)
+        if not self._finishes:
+            self.code = AGAIN
+            raise Stopped
+        self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))

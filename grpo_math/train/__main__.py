@@ -1,14 +1,12 @@
-"""`python -m grpo_math.train`: signals are handled while torch and the other packages are imported."""
+"""`python -m grpo_math.train`: the training program."""
 
 import logging
 import os
 import sys
 
 from grpo_math.run.machine import SLEEPING_THREADS
-from grpo_math.run.signals import Stop
 
 if __name__ == "__main__":
-    Stop(at_once=True).__enter__()
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it suggests a kernel from the Hub
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         os.environ.setdefault(*SLEEPING_THREADS)

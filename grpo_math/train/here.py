@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import os
 
+from grpo_math.checks.preflight import refuse_early
 from grpo_math.run.machine import SLEEPING_THREADS
-from grpo_math.run.signals import Stop
-from grpo_math.settings.recipe import Recipe
+from grpo_math.settings import recipe
 
 
-def train(argv: list[str], read: Recipe | None = None) -> int:
+def train(argv: list[str], read: recipe.Recipe | None = None) -> int:
     """Train a recipe and return the exit code. ``read`` is the recipe, if it has been read already."""
-    with Stop(at_once=True):  # torch takes seconds to import
-        if not {"-h", "--help"} & set(argv):
-            from grpo_math.checks.preflight import refuse_early
-            from grpo_math.settings import recipe
+    read = read or recipe.read(argv)
+    refuse_early(read)
+    if read.values["use_cpu"]:
+        os.environ.setdefault(*SLEEPING_THREADS)
+    from grpo_math.train.program import main
 
-            read = read or recipe.read(argv)
-            refuse_early(read)
-            if read.values["use_cpu"]:
-                os.environ.setdefault(*SLEEPING_THREADS)
-        from grpo_math.train.program import main
-
-        return main(argv, read)
+    return main(argv, read)

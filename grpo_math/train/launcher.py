@@ -1,9 +1,9 @@
 """`grpo-math train`: start, watch and end the processes of a recipe on this machine.
 
 The planner assigns the GPUs and chooses an accelerate config that fits. If the layout has a vLLM server, the server
-starts first, on its GPUs, and stops last. Server and training have a keeper each (run/keeper.py), so that no process
-outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their step and
-save. Then the server ends. A run without a server and without an accelerate config trains in this process.
+starts first, on its GPUs, and stops last. Server and training have a supervisor each (run/keeper.py), so that no
+process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their
+step and save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
 Does not span several machines: launch/slurm/ does. Does not check combinations of settings: the training program does.
 """
@@ -14,9 +14,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.generation.server import make_key
@@ -24,8 +24,7 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
-from grpo_math.run.checkpoints import FINISHED
-from grpo_math.run.keeper import Kept
+from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
 from grpo_math.run.streams import say
@@ -34,10 +33,9 @@ from grpo_math.settings.groups import most_used
 from grpo_math.settings.recipe import read
 from grpo_math.train import here
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, starts_server
-from grpo_math.train.server import RESTARTS, group_port, port_of, start_of
+from grpo_math.train.server import group_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
-UNFINISHED = "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"copied   {shipped.copy(args.copy)}")
         return 0
     if args.help_all:
-        return here.train(["--help"])
+        from grpo_math.train.program import main
+
+        return main(["--help"])
     if args.list or not (fields or args.gpus or args.accelerate_config):
         print(shipped.listing())
         return 0
@@ -65,17 +65,16 @@ def run(args: argparse.Namespace) -> int:
     recipe = parsed.sound().stated()
     gpus = gpus_of(recipe, args.gpus)
     serves = starts_server(recipe)
-    with _no_silent_exit():
-        if not (gpus or serves or args.accelerate_config is not None):
-            return here.train(fields, parsed)
-        layout, config = arrange(recipe, gpus, args.accelerate_config, serves)
-        used = gpus[: layout.server + layout.policy]
-        refuse_used(used)
-        if gpus:
-            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
-        if config is None and not serves:
-            os.environ.update(environment(used))
-            return here.train(fields, parsed)
+    if not (gpus or serves or args.accelerate_config is not None):
+        return here.train(fields, parsed)
+    layout, config = arrange(recipe, gpus, args.accelerate_config, serves)
+    used = gpus[: layout.server + layout.policy]
+    refuse_used(used)
+    if gpus:
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
+    if config is None and not serves:
+        os.environ.update(environment(used))
+        return here.train(fields, parsed)
     return _launch(recipe, fields, layout, config, used)
 
 
@@ -84,7 +83,7 @@ def _launch(
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
     run_dir = Path(str(recipe.get("output_dir") or "trainer_output"))
-    with ended_by_signals(dict.fromkeys(STOPPING, AGAIN)), contextlib.ExitStack() as stack:
+    with ended_by_signals(AGAIN), contextlib.ExitStack() as stack:
         server = None
         if starts_server(recipe):
             make_key()
@@ -94,33 +93,12 @@ def _launch(
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
         command = _training(fields, config, layout.policy)
-        training = Kept(command, environment=environment(used[layout.server :]), module=TRAINING)
+        training = Kept(command, environment=environment(used[layout.server :]))
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
         if config is None and code == 128 + signal.SIGKILL:  # ranks.py reports it for several processes
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
-        if code == 0 and not (run_dir / FINISHED).exists():
-            print(UNFINISHED, file=sys.stderr)
-            return 1
         return code
-
-
-@contextlib.contextmanager
-def _no_silent_exit() -> Iterator[None]:
-    """End with exit code 1 and a line if training in this process, such as a reward, calls ``os._exit(0)``."""
-    leave, pid = os._exit, os.getpid()
-
-    def leave_aloud(status: int) -> NoReturn:
-        if status == 0 and os.getpid() == pid:  # a forked process may end like this
-            print(UNFINISHED, file=sys.stderr, flush=True)
-            status = 1
-        leave(status)
-
-    os._exit = leave_aloud
-    try:
-        yield
-    finally:
-        os._exit = leave
 
 
 def _training(argv: Sequence[str], config: Config | None, processes: int) -> list[str]:
@@ -140,12 +118,13 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         leave_lost_terminal()
-        training.send(number)
+        if not send(TRAINING, number):  # not started yet, or gone: there is nothing to finish
+            training.end()
         if number == signal.SIGINT and asked == INTERRUPTED:
             raise KeyboardInterrupt
         asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
-    with handling(dict.fromkeys((signal.SIGINT, *STOPPING), ask)):
+    with handling((signal.SIGINT, *STOPPING), ask):
         while True:
             try:
                 code = training.wait(0.2)
@@ -157,9 +136,6 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
             line = server.ended()
             if not may_restart:  # a new server would serve the first weights
                 raise UserError(line)
-            if server.restarts == RESTARTS:
-                say("server", f"{line}; training waits for it, and then ends with a checkpoint")
-                server = None
-            else:
-                server.restart()
-                say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
+            # As often as it ends: training gives up after vllm_server_timeout without an answer.
+            server.restart()
+            say("server", f"{line.partition(':')[0]}; started again")

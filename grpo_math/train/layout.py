@@ -70,37 +70,35 @@ def arrange(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """Return the layout and its accelerate config (None: a single process without one). Print both, and why."""
-    asked_config = _config(asked) if asked is not None else None
+    config = _config(asked) if asked is not None else None
     if not gpus:
-        processes = int(asked_config.says.get("num_processes") or 1) if asked_config else 1
-        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), asked_config
-    configs: dict[str, Config | None] = {asked_config.path.stem: asked_config} if asked_config else {"": None}
-    if not asked_config and _installed("deepspeed"):
-        configs = {name: _config(name) if name else None for name in planner.shipped_configs(recipe)}
-    try:
-        contents = {name: config.says if config else None for name, config in configs.items()}
-        name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
-        layout, config, problems = counted.layout, configs[name], counted.problems
-    except UserError as error:
-        if isinstance(error, NotPlanned):
-            say("plan", str(error))
-        elif serves:
-            raise  # before a server starts in vain; without one, training reports it
-        layout, config, problems = _unplanned(recipe, len(gpus)), asked_config, []
+        processes = int(config.says.get("num_processes") or 1) if config else 1
+        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), config
+    layout, config, problems = _planned(recipe, gpus, config)
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")
     say("layout", f"{roles(layout, gpus)} ({layout.why})")
     if config is not None:
-        because = (
-            "asked for"
-            if asked_config
-            else ("the first that fits" if config.path.stem in planner.shipped_configs({}) else "it fits")
-        )
-        because = "nothing is known to fit" if problems else because
-        say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''} ({because})")
+        say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''}")
     for problem in problems:
         say("plan", f"may not fit: {problem}; grpo-math plan says what to change")
     return layout, config
+
+
+def _planned(
+    recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: Config | None
+) -> tuple[Layout, Config | None, Sequence[str]]:
+    """Return the layout, the accelerate config that was asked for or is the first that fits, and what may not fit."""
+    configs: dict[str, Config | None] = {"": asked}
+    if asked is None and _installed("deepspeed"):
+        configs |= {name: _config(name) for name in planner.shipped_configs(recipe) if name}
+    contents = {name: config.says if config else None for name, config in configs.items()}
+    try:
+        name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+    except NotPlanned as error:
+        say("plan", str(error))
+        return _unplanned(recipe, len(gpus)), asked, []
+    return counted.layout, configs[name], counted.problems
 
 
 def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:

@@ -10,14 +10,12 @@ Does not override anything of TRL: trainer/trainer.py does.
 import os
 import sys
 import time
-import traceback
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from safetensors import SafetensorError
 from transformers import PrinterCallback, ProgressCallback
 
 from grpo_math import planner
@@ -25,7 +23,7 @@ from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
-from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
+from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
 from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.of_trainer import over_ranks
@@ -33,28 +31,29 @@ from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.planner.settings import DEFAULTS
-from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
+from grpo_math.problems.of_recipe import HeldOutSet
 from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
+from grpo_math.run.collectives import LostRank, limit_waiting, unanswered
 from grpo_math.run.disk import failed_write
-from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
-from grpo_math.run.peers import Peers, unanswered
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
 from grpo_math.settings.shipped import find
 from grpo_math.train import heldout
-from grpo_math.train.resuming import go_on
+from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.from_recipe import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
+
+CODES: dict[type[Exception], int] = {LostRank: GONE, PushError: 1}  # exit codes of errors, instead of 2
 
 
 def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
@@ -69,51 +68,38 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         return 0
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
-    peers = Peers()
-    with Stop(too_late=peers.broken) as stop:
+    with Stop() as stop:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # about names that transformers changed
-                read = read or recipe.read(argv)  # once: an edit while torch is imported has no effect
-                _refuse_separate_processes()
-                _refuse_unlaunched(read)
-                _lay_out_memory(read.stated())
-                for note in read.notes:
-                    _say(f"warning: {note}")
-                settings = build(read)
-                run_dir = Path(str(settings.config.output_dir))
-                _check_world()
-                peers.watch(lambda: checkpoints.goes_on(run_dir), settings.config.ddp_timeout)
-                train(settings, stop)
-                code = stop.code
+                train(_settings_of(read or recipe.read(argv)), stop)
+                return stop.code
         except UserError as error:
-            code = stop.code or (1 if isinstance(error, PushError) else 2)
-            _say(f"error: {printed(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
-            # torch's agent ends all ranks when the first one exits: the main process has to print its line before.
+            _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
+            # torch's agent ends all ranks when the first one exits. The main process has to print its line before.
             if isinstance(error, RewardError):  # on every rank alike
                 PartialState().wait_for_everyone()
             elif os.environ.get("RANK", "0") != "0":
                 time.sleep(2)
+            return stop.code or CODES.get(type(error), 2)
         except KeyboardInterrupt:  # before training, or a second one
-            code = INTERRUPTED
             _say("interrupted")
+            return INTERRUPTED
         except Stopped:  # before training, or after it
-            code = AGAIN
             _say("stopped: the same command starts again, and continues from its last checkpoint")
-        except BaseException as error:
-            if peers.broken(seconds=1.0):
-                code = GONE  # the error is that another rank does not answer
-            elif message := unanswered(error):
-                code, advice = GONE, checkpoints.goes_on(run_dir)
-                _say(f"error: another rank does not answer ({message}): see its machine; {advice}", everywhere=True)
-            elif stop.code:
-                traceback.print_exc()
-                code = stop.code
-            else:
-                peers.leave(1)
-                raise
-        peers.leave(code)
-    return code
+            return AGAIN
+
+
+def _settings_of(read: recipe.Recipe) -> Settings:
+    """Return the settings of a recipe. torch.distributed is initialized afterwards."""
+    _refuse_unlaunched(read)
+    _lay_out_memory(read.stated())
+    for note in read.notes:
+        _say(f"warning: {note}")
+    settings = build(read)
+    _check_world()
+    limit_waiting(settings.config.ddp_timeout)
+    return settings
 
 
 def _refuse_unlaunched(read: recipe.Recipe) -> None:
@@ -121,18 +107,6 @@ def _refuse_unlaunched(read: recipe.Recipe) -> None:
     setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
     for finding in preflight(setup, ["deepspeed"]):
         raise refusal(finding)
-
-
-def _refuse_separate_processes() -> None:
-    """Raise `UserError` if accelerate started several processes that do not know each other.
-
-    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train alone, into the same folder.
-    """
-    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
-    if launched and not any(name in os.environ for name in ranks):
-        reason = "makes accelerate start processes that train apart from each other"
-        raise ConfigError("distributed_type", "MULTI_CPU", reason, "use MULTI_GPU with use_cpu: true")
 
 
 def _check_world() -> None:
@@ -152,7 +126,7 @@ def train(settings: Settings, stop: Stop) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(run_dir, settings.arguments.watchdog_minutes) as watchdog:
+        with Watchdog(settings.arguments.watchdog_minutes) as watchdog:
             run = Run(settings, run_dir)
             if run.prepare():
                 run.attach(watchdog, stop)
@@ -165,9 +139,9 @@ def train(settings: Settings, stop: Stop) -> None:
     except SystemExit as error:  # its code may be 0
         message = f"something that training calls has ended it by sys.exit({error.code!r})"
         raise UserError(f"{message}: raise an exception there instead") from error
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if failed := failed_write(error, run_dir):
-            raise failed from error
+    except Exception as error:
+        if reported := failed_write(error, run_dir) or unanswered(error, run_dir):
+            raise reported from error
         raise
 
 
@@ -190,13 +164,14 @@ class Run:
     def prepare(self) -> bool:
         """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
         config, setup, model = self.config, self.setup, self.settings.model
-        on_main(lambda: lock.hold(self.run_dir, make=False))  # before any file of a run under way is read
-        probe(self.arguments, config)
+        # From cheap to expensive: an impossible recipe is refused before a problem is read, and a bad data set, reward
+        # or folder before weights are downloaded and loaded.
         arguments = self.arguments
+        probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         warned = ask(setup, CHECKS)
         _ = [self.sampling(one) for one in setup.problems.during]  # a setting that cannot be sampled is refused here
-        rewards = [load_reward(name) for name in self.arguments.rewards]
+        rewards = [load_reward(name) for name in arguments.rewards]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
@@ -204,10 +179,9 @@ class Run:
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused prints one line
             _say(line)
         on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves no files
-        ask(setup, ["output_dir"])  # once more: another run may have come and gone since
-        if go_on(setup, config, self.run_dir):
+        if choose_checkpoint(setup, config, self.run_dir):
+            _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             if config.process_index == 0:
-                print(f"The run in {self.run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
                 conclude(config, self.target, self.pushes)
             return False
         self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
@@ -216,9 +190,10 @@ class Run:
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
-        trainer, config, arguments, run_dir = self.trainer, self.config, self.arguments, self.run_dir
-        self.resolved = {**asdict(arguments), **asdict(self.settings.model), **config.to_dict()}
+        trainer, config, run_dir = self.trainer, self.config, self.run_dir
+        self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
         self.resolved["push_to_hub"] = self.pushes
+        # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(RunFiles)
@@ -241,9 +216,7 @@ class Run:
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
-        trainer.keep_best = arguments.keep_best
-        if arguments.stop_at:
-            trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), arguments.stop_at))
+        trainer.keep_best = self.arguments.keep_best
         trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
 
     def sampling(self, one: HeldOutSet) -> Sampling:
@@ -265,77 +238,10 @@ class Run:
             values |= {} if self.arguments.heldout else heldout.of_default_set(results)
         return values
 
-    def evaluate(self, name: str) -> None:
-        """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
-        file = self.run_dir / f"{name}.json"
-        if not self.setup.problems.eval_n:
-            return
-        if name == "before" and self.config.resume_from_checkpoint and file.exists():
-            return
-        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        start = time.monotonic()
-        self.last_results = results = self.score_whole()
-        self.progress.then = time.monotonic() - start
-        if name == "after":
-            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
-        if self.is_main:
-            write_json(file, results)
-
-    def score_whole(self) -> dict[str, Any]:
-        """Return the results of the model as it is now on the problems of before.json and after.json."""
-        problems = self.setup.problems
-        rows = problems.held_out[: problems.eval_n]
-        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
-        return self.score(whole, Output(contamination=problems.overlap))
-
-    def compare_best(self) -> None:
-        """Say if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
-        state, problems = self.trainer.state, self.setup.problems
-        best = state.best_global_step if self.arguments.keep_best else None
-        if best in (None, state.global_step) or self.config.load_best_model_at_end:
-            return
-        line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
-        chose = {row["problem"] for one in problems.during for row in one.rows}
-        if problems.eval_n and not chose & {row["problem"] for row in problems.held_out}:
-            self.trainer._load_best_model()
-            line = heldout.best_and_last(self.score_whole(), self.last_results, int(best or 0))
-        if self.is_main:
-            print(line)
-
     def announce(self, stage: str) -> None:
         """Print the stage of a run that is evaluated before and after training."""
-        if self.is_main and self.setup.problems.eval_n:
-            print(stage, file=sys.stderr, flush=True)
-
-    def train(self, stop: Stop) -> None:
-        """Train to the last step, or to the step in which a signal came, and print that step."""
-        trainer = self.trainer
-        # The bar shows how long training takes, and the first evaluation has shown how long the last one takes.
-        last = f", then {self.progress.then:.0f} seconds of evaluation" if self.progress.then else ""
-        self.announce(f"2 of 3: training{last}")
-        try:
-            trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
-        except OutOfMemory as error:
-            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
-        finally:
-            self.progress.on_train_end()  # so that an error starts on a new line
-        if stop.heeded:
-            if self.is_main:
-                outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
-                steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
-                print(f"{outcome} after {steps}; {checkpoints.goes_on(self.run_dir)}.", file=sys.stderr)
-            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
-
-    def finish(self) -> None:
-        """Save the weights, evaluate after training, write the report, push."""
-        with checkpoints.sealed(self.target, self.trainer.accelerator):
-            self.trainer.save_model(str(self.target))
-        self.evaluate("after")
-        self.compare_best()
-        if self.is_main:
-            step = self.trainer.state.global_step
-            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
-            conclude(self.config, self.target, self.pushes)
+        if self.setup.problems.eval_n:
+            _say(stage)
 
 
 def _lay_out_memory(stated: dict[str, Any]) -> None:

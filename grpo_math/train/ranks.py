@@ -1,7 +1,8 @@
 """`accelerate launch` with the failed process's exit code: `python -m grpo_math.train.ranks ARGUMENTS`.
 
 If a process fails, accelerate and torch's agent print a page about themselves and exit with code 1. The process has
-printed the reason, and its exit code has a meaning: 2 is bad input, 75 and 130 are signals (run/signals.py).
+printed the reason, and its exit code has a meaning: 2 is bad input, 75 and 130 are signals (run/signals.py). A process
+that was killed could print nothing, so one line names it.
 
 Signals are passed on to the processes, which finish their step, however long it takes. torch's agent would kill them
 after 30 seconds, and SIGUSR1 would end only the agent.
@@ -19,6 +20,9 @@ from grpo_math.run import keeper
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, STOPPING, leave_lost_terminal
 
 LEFT_TO_THE_AGENT = "SIGQUIT"
+# Seconds from SIGTERM to SIGKILL for the others when a process has failed. Over NCCL they wait for it in C++, where no
+# signal handler of Python runs.
+GRACE = 5
 
 
 def main(argv: list[str]) -> int:
@@ -34,28 +38,26 @@ def main(argv: list[str]) -> int:
     os.environ["PET_SIGNALS_TO_HANDLE"] = LEFT_TO_THE_AGENT  # torchrun's variable for --signals-to-handle
 
     from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    PContext.close.__defaults__ = (None, GRACE)  # torch has no setting for the agent's 30 seconds
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         launch_command(launch_command_parser().parse_args(argv))
     except ChildFailedError as error:
-        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
-        codes = [failure.exitcode for failure in failures]
+        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        # A process that ends with GONE has missed another one, and that one is the reason.
+        rank, failure = next((item for item in failures if item[1].exitcode != GONE), failures[0])
+        code, name = failure.exitcode, f"rank {rank} (process {failure.pid})"
     except subprocess.CalledProcessError as error:  # for a single process
-        codes = [error.returncode]
-    except SignalException as error:
-        return 128 + error.sigval
+        code, name = error.returncode, "training"
     else:
         return 0
-    code = next((code for code in codes if code != GONE), GONE)
-    if code >= 0:
-        return code
-    if GONE not in codes:  # no process is left that could report it
-        name = signal.Signals(-code).name
-        print(f"error: training was ended by {name}: the same command starts it again", file=sys.stderr)
-    return 128 - code
+    if code < 0:
+        ended = f"{name} was ended by {signal.Signals(-code).name} (dmesg tells if memory had run out)"
+        print(f"error: {ended}: the same command continues from the last checkpoint", file=sys.stderr)
+    return keeper.exit_code(code)
 
 
 if __name__ == "__main__":

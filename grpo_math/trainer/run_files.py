@@ -17,7 +17,6 @@ from pyarrow import parquet
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.run import checkpoints, metrics
-from grpo_math.run.disk import naming
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 
@@ -74,10 +73,9 @@ class RunFiles(History):
             if len(values) == rows
         }
         path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
-        with naming(path):
-            path.parent.mkdir(exist_ok=True)
-            # Not through pandas, which prints three FutureWarnings at every step.
-            parquet.write_table(pyarrow.table(arrays), path)
+        path.parent.mkdir(exist_ok=True)
+        # Not through pandas, which prints three FutureWarnings at every step.
+        parquet.write_table(pyarrow.table(arrays), path)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_end(args, state, control, **kwargs)

@@ -24,6 +24,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import RepeatSampler
@@ -456,7 +457,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:
-            checkpoints.rotate(run_dir, step, args.save_total_limit, self.state.best_model_checkpoint)
+            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -99,7 +99,7 @@ PLACES = {
     "call": [(python, "Answer")],  # the program has run
     "update": [(MathGRPOTrainer, "_loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
-    "checksums": [(checkpoints, "seal")],
+    "sealing": [(checkpoints, "seal")],
     "best.json": [(trainers, "write_json")],
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],

@@ -81,7 +81,7 @@ def write_run(folder: Path, base: str, use_peft: bool) -> None:
         shutil.rmtree(folder / "adapter")
         AutoModelForCausalLM.from_pretrained(base).save_pretrained(target)
     load_tokenizer(base).save_pretrained(target)
-    for name in ("training_args.bin", "optimizer.pt", "README.md", "checksums.json"):
+    for name in ("training_args.bin", "optimizer.pt", "README.md", "files.json"):
         (target / name).write_bytes(b"not to be pushed")
     (folder / "checkpoint-2").mkdir()
     (folder / "checkpoint-2" / "model.safetensors").write_bytes(b"not to be pushed")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import adopting, alive, kill, until
 
-from grpo_math.run.keeper import Kept
+from grpo_math.run.keeper import Kept, send
 
 # A program with a child in a session of its own, and a grandchild that was forked off twice, as a daemon is.
 # Each of the three names itself by the mark in its arguments.
@@ -60,13 +60,12 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
     assert kept.stop() == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_tree_ends_with_an_owner_that_is_killed(number, family):
+def test_the_tree_ends_with_an_owner_that_is_killed(family):
     command, mark = family
     program = f"from grpo_math.run.keeper import Kept; Kept({command()!r}).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(mark)) == 4)
-    owner.send_signal(number)
+    owner.kill()
     owner.wait()
     until(lambda: not alive(mark))
 
@@ -75,10 +74,8 @@ def test_the_tree_ends_with_an_owner_that_is_killed(number, family):
 def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tmp_path):
     command, mark = family
     program = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(1); raise SystemExit(7)"
-    kept = Kept([sys.executable, "-c", program])
-    assert kept.wait() == 7
+    assert Kept([sys.executable, "-c", program]).wait() == 7
     assert alive(mark) == []
-    kept.stop()
 
 
 def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypatch):
@@ -96,11 +93,9 @@ def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ranks = [str(tmp_path / f"rank{i}") for i in (0, 1)]
-    kept = Kept([sys.executable, "-c", agent, *ranks], module="ranked")
+    kept = Kept([sys.executable, "-c", agent, *ranks])
     until(lambda: all(Path(rank).exists() for rank in ranks))
-    kept.send(signal.SIGINT)
+    assert send("ranked", signal.SIGINT)
     assert kept.wait() == 0, "the agent was not interrupted, and the ranks ended well"
     assert all(Path(f"{rank}.saved").exists() for rank in ranks)
-    assert not alive(ranks[0])
-    kept.send(signal.SIGINT)  # nothing is there any more: no error
-    kept.stop()
+    assert not send("ranked", signal.SIGINT)

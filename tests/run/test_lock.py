@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from launching import variables
@@ -20,46 +19,41 @@ from grpo_math.errors import ConfigError
 from grpo_math.run import lock
 from grpo_math.train.program import main
 
-
-def elsewhere(folder: Path, then: str = "pass") -> subprocess.Popen[str]:
-    """Another process that holds the lock, once it has said so."""
-    program = (
-        f"from grpo_math.run import lock; from pathlib import Path; lock.hold(Path({str(folder)!r})); print('held')"
-    )
-    command = [sys.executable, "-u", "-c", f"{program}\n{then}\ninput()"]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables())
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
-    return other
+# Holds the lock, and has forked a helper, which outlives it.
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from grpo_math.run import lock
+lock.hold(Path(sys.argv[1]))
+print(os.fork() or time.sleep(600))
+input()
+"""
 
 
-def test_another_process_is_refused_until_the_first_is_gone_however_it_went(tmp_path):
-    other = elsewhere(tmp_path)
-    owner = f"process {other.pid} on {socket.gethostname()}"
-    try:
-        assert lock.owner(tmp_path) == owner
-        with pytest.raises(ConfigError, match=f"output_dir='.*' is in use: {owner} trains there: wait until"):
-            lock.hold(tmp_path)
-    finally:
-        other.kill()
-        other.wait()
-    assert lock.owner(tmp_path) is None
-    lock.hold(tmp_path)
-    lock.hold(tmp_path)
-    assert lock.owner(tmp_path) is None, "it is our own"
-    assert (tmp_path / lock.NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+@pytest.fixture
+def other(tmp_path):
+    """Another process that trains in ``tmp_path / "run"``, and the helper that it has forked."""
+    command = [sys.executable, "-u", "-c", HOLDS, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables())
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    yield process
+    process.kill()
+    process.wait()
+    os.kill(child, signal.SIGKILL)
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_run_that_was_killed(tmp_path):
-    fork = "import os, time; os.fork() or print(os.getpid()) or time.sleep(600)"
-    other = elsewhere(tmp_path, fork)
-    child = int(other.stdout.readline())
+def test_another_process_is_refused_until_the_first_is_killed(other, tmp_path, capsys):
+    run_dir, owner = tmp_path / "run", f"process {other.pid} on {socket.gethostname()}"
+    assert lock.owner(run_dir) == owner
+    with pytest.raises(ConfigError, match=f"output_dir='.*' is in use: {owner} trains there: wait until"):
+        lock.hold(run_dir)
     other.kill()
     other.wait()
-    try:
-        lock.hold(tmp_path)
-    finally:
-        os.kill(child, signal.SIGKILL)
+    assert lock.owner(run_dir) is None
+    lock.hold(run_dir)
+    assert lock.owner(run_dir) is None, "it is our own"
+    assert (run_dir / lock.NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -71,17 +65,12 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
 
 
-def test_training_and_doctor_refuse_a_folder_in_which_another_run_trains(tmp_path, capsys):
-    other = elsewhere(tmp_path / "run")
+def test_training_and_doctor_refuse_a_folder_in_which_another_run_trains(other, tmp_path, capsys):
     output = f"output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
     arguments = ["--model_name_or_path", "embedded", "--output_dir", str(tmp_path / "run"), *RUN]
-    try:
-        assert main(arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {output}: wait until")
-        results = doctor(["--config", str(tmp_path / "recipe.yaml"), *arguments])
-        assert ("error", output) in [(one.level, one.message) for one in results]
-    finally:
-        other.kill()
-        other.wait()
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {output}: wait until")
+    results = doctor(["--config", str(tmp_path / "recipe.yaml"), *arguments])
+    assert ("error", output) in [(one.level, one.message) for one in results]

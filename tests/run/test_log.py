@@ -34,15 +34,11 @@ def test_no_secret_is_written_at_any_depth_and_all_else_is(tmp_path):
     assert written["hardware"]["memory_gb"] > 0
 
 
-def made(folder) -> History:
-    history = History(folder)
+def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_path):
+    history = History(tmp_path)
     for step in (1, 2, 3):
         history.append(step, {"loss": 0.5, "reward": step / 8})
-    return history
-
-
-def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_path):
-    history = made(tmp_path)
+    assert [line["step"] for line in history.lines(2)] == [2, 3]
     whole, lines = history.path.read_bytes(), history.lines()
     for cut in range(len(whole) + 1):
         history.path.write_bytes(whole[:cut])
@@ -54,17 +50,6 @@ def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_
             history.append(line.pop("step"), line)
         lines = [json.loads(line) for line in whole.splitlines()]
         assert history.path.read_bytes() == whole
-
-
-def test_some_lines_of_a_long_history_are_the_newest_every_so_many_and_the_evaluations(tmp_path):
-    history = History(tmp_path)
-    for step in range(1, 11):
-        history.append(step, {"heldout/accuracy": 0.5} if step == 3 else {"loss": 0.5})
-    assert [line["step"] for line in history.lines(10)] == list(range(1, 11))
-    assert [line["step"] for line in history.lines(9)] == [2, 3, 4, 6, 8, 10]
-    assert [line["step"] for line in history.lines(3)] == [2, 3, 6, 10]
-    (tmp_path / "history.jsonl").write_text("")
-    assert history.lines(3) == []
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,6 @@ folder = pathlib.Path(said["folder"])
 try:
     (folder / f"training.{rank}.json").write_text(json.dumps(line))
     time.sleep(said.get("trains", 0))
-    if not said.get("leaves"):
-        (folder / "run").mkdir(exist_ok=True)
-        (folder / "run/finished.json").write_text("{}")
     sys.exit(0)
 except KeyboardInterrupt:
     if said.get("stubborn"):
@@ -194,15 +191,8 @@ def option(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def test_training_that_ends_with_code_0_before_it_is_finished_has_failed(machine):
-    machine.says(leaves=True)
-    code, _, err = machine.run()
-    assert code == 1
-    assert err.splitlines()[-1].startswith("error: training ended with exit code 0 before it was finished")
-
-
 def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_training(machine):
-    code, _, err = machine.run("--learning_rate", "1e-5")
+    code, out, err = machine.run("--learning_rate", "1e-5")
     assert code == 0, err
     server, training = machine.server(), machine.training()
     assert server["gpus"] == "0"
@@ -216,12 +206,7 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
     assert "one GPU holds the server's weights" in err
     assert "vLLM 0.31.0 is ready" in err
     assert "loading the weights" in (machine.folder / "run/vllm_server.log").read_text()
-
-
-def test_a_run_has_a_key_in_the_environment_and_nowhere_else(machine):
-    code, out, err = machine.run()
-    assert code == 0, err
-    server, training = machine.server(), machine.training()
+    # The key is in the environment and nowhere else.
     assert len(server["key"]) == 32
     assert training["VLLM_API_KEY"] == server["key"]
     assert option(server["argv"], "--middleware") == "grpo_math_key.Guard"
@@ -352,7 +337,7 @@ def test_a_server_that_is_killed_while_an_adapter_is_trained_is_started_again(ma
     assert first["argv"] == second["argv"], "at the same address"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
-    assert "the vLLM server ended with exit code 137; started again (1 of 3)" in err
+    assert "the vLLM server ended with exit code 137; started again" in err
     assert machine.left() == []
 
 
