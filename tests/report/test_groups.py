@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from grpo_math.report.groups import groups, why
+
 from grpo_math.report.run_dir import Run
 from grpo_math.report.viewer import sources, turns_of
 
