@@ -1,16 +1,14 @@
 """A stand-in for the Hub, in a thread: the part of its HTTP API that `huggingface_hub` uses to push and to load back.
 
 Users and their tokens, repositories with branches, the check of a card's metadata, regular and LFS files, commits,
-listings and downloads. `stop` is a cut
-network; `start` opens it again at the same port with all that it holds. ``trouble`` answers the next requests that
-match with something else.
+listings and downloads. `stop` is a cut network; `start` opens it again at the same port with all that it holds.
+``trouble`` answers the next requests that match with an error.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import socket
@@ -25,8 +23,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 from small_http import SmallHTTP, body_of, send
 
-# As a status of `trouble`: the connection breaks while the request's body is read, or after it was acted on.
-CUT, LOST = -1, -2
 TOKENS = {"hf_of_ada_0123456789": ("ada", "write"), "hf_reader_0123456789": ("ada", "read")}
 LFS_FROM = 10_000_000  # bytes; and whatever is no text
 
@@ -62,23 +58,11 @@ class HubServer(SmallHTTP):
         if self.http is not request.server:  # stopped: the connections that are open break too
             _break(request)
             return
+        body = body_of(request)
+        self.bodies.append(body)
         trouble = next((one for one in self.trouble if re.search(one[0], line)), None)
         if trouble is not None:
             self.trouble.remove(trouble)
-            if trouble[1] == CUT:
-                request.rfile.read(min(65536, int(request.headers.get("Content-Length") or 0)))
-                _break(request)
-                return
-        body = body_of(request)
-        self.bodies.append(body)
-        if trouble is not None and trouble[1] == LOST:
-            socket_file, request.wfile = request.wfile, io.BytesIO()  # type: ignore[assignment]
-            with self.lock:
-                self.route(request, urlsplit(request.path), body)
-            request.wfile = socket_file
-            _break(request)
-            return
-        if trouble is not None:
             _send(request, trouble[1], {"error": trouble[2]})
             return
         with self.lock:

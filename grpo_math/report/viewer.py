@@ -18,7 +18,7 @@ from grpo_math.run.metrics import CATEGORIES, RIGHT
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
 MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
 # Columns that the page shows separately.
-APART = ("step", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
+APART = ("step", "group", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
 
 Row = Mapping[str, Any]
 

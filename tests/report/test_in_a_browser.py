@@ -1,11 +1,10 @@
 """The report's page in a real browser: what is shown, what a click does, and what hostile text cannot do."""
 
 import json
-import shutil
 
 import pytest
 from chromium import CHROMIUM, Browser
-from synthetic_run import hostile_run, results, write_completions
+from synthetic_run import hostile_run, results
 
 from grpo_math.report import report
 from grpo_math.report.formulas import ATTRIBUTES, ELEMENTS
@@ -116,9 +115,7 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
 
 
 @pytest.mark.full
-def test_thousands_of_completions_are_shown_a_page_at_a_time_and_a_megabyte_when_it_is_asked_for(run, browser):
-    shutil.rmtree(run / "completions")
-    write_completions(run, range(1, 51), rows=100, text="So $3 + 4 = 7$. " * 60)
+def test_a_narrow_screen_shows_a_page_of_groups_and_a_megabyte_when_it_is_asked_for(run, browser):
     long = results({0}, n=2)
     for row in long["rows"]:
         row["completion"] = "$x$ 1" * 200_000 + "the end"
@@ -133,9 +130,5 @@ def test_thousands_of_completions_are_shown_a_page_at_a_time_and_a_megabyte_when
     browser.run(f"{button}.click()")
     assert browser.run("document.activeElement.textContent.endsWith('(900,007 characters more are in the file)')")
     browser.run("useSource(1)")
-    assert browser.run("matches.length") == 50 * 13
-    for search in ("", "(41.99)", "7$. so"):
-        browser.run(f"control('search').value = {json.dumps(search)}, apply()")
-        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 4)
-        assert browser.run("document.querySelectorAll('*').length") < 20000
+    assert browser.run("[matches.length, rowsBox.children.length]") == [8 * 4, 4]
     fine(browser, page)

@@ -15,10 +15,10 @@ from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
-from grpo_math.report import Change, read_results, report, run_dir, viewer
-from grpo_math.report.plots import CSS_COLOURS, PLOTS, curve, curves, svg
+from grpo_math.report import read_results, report, run_dir, viewer
+from grpo_math.report.plots import CSS_COLOURS, PLOTS, curves
 from grpo_math.report.run_dir import read_run
-from grpo_math.report.terminal import terminal_change, terminal_table
+from grpo_math.report.terminal import terminal_table
 from grpo_math.report.verdict import print_verdict
 from grpo_math.report.viewer import sources
 from grpo_math.run.metrics import IN_FORMAT
@@ -185,7 +185,7 @@ def test_what_the_page_says_and_does_not(files, words, absent, run):
 @pytest.mark.slow
 def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys):
     (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    print_verdict(run, run / "adapter")
+    print_verdict(read_run(run), run / "adapter")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
     output = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
     assert line.startswith(f"note: {output}")
@@ -223,18 +223,9 @@ def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"run_dir=.* contains no config.yaml, .* or trainer_state.json"):
-        report(tmp_path)
     with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' contains no config.yaml"):
         report(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_problems_are_paired_by_id_and_not_by_place():
-    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
-    expected = compare(before, after)
-    after["rows"].reverse()
-    assert compare(before, after) == expected
 
 
 def test_the_terminal_table_lines_up():
@@ -246,13 +237,6 @@ def test_the_terminal_table_lines_up():
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
     assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
     assert not any(line.endswith(" ") for line in table)
-
-
-def test_printed_completions_cannot_drive_the_terminal():
-    change = Change("a", "What is\t1 + 1?", "2", "\x1b[2J\x07\x9b2J", "1 + 1 = 2\n#### 2")
-    text = terminal_change(change._asdict(), 100)
-    assert all(character == "\n" or character.isprintable() for character in text)
-    assert [line.partition(" | ")[2] for line in text.splitlines()[1:]] == ["after", "1 + 1 = 2", "#### 2"]
 
 
 @pytest.mark.slow
@@ -268,12 +252,10 @@ def test_training_completions_come_as_chats_or_as_text(run):
     assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]
     assert (rows[0].question, rows[0].prompt) == ("What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?")
     assert (rows[1].question, rows[1].prompt) == ("What is 2 + 0?", "")
-    assert rows[0].sides[5].facts == {"correctness_reward": None, "advantage": -0.5}
-    assert rows[0].sides[5].badge == "crash"
     assert set(rows[0].fields["verdict"]) == {"correct", "wrong", "no_answer", "crash"}
     page = page_of(run)
-    assert "<h3>step 1, correct 3 of 8, rewards 0 to 1</h3>" in page
-    assert "<small>correctness reward none, advantage -1</small>" in page
+    assert "<h3>step 1, problem What is 1 + 0?, gold 7, correct 3 of 8, rewards 0 to 1</h3>" in page
+    assert "<small>correctness reward none, advantage -1, " in page
     assert '<option value="1">1</option>' in page
 
 
@@ -302,19 +284,6 @@ def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
     assert [line.label for line in curves(lines, reward)] == ["reward"]
 
 
-def test_the_pointer_shows_the_values_of_a_step():
-    lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
-    figure = svg(PLOTS[0], curves(lines, PLOTS[0]))
-    strips = figure["strips"]
-    assert [(step, values) for _, _, step, values in strips][2] == (
-        3,
-        {"training completions": 0.3, "held-out problems": 0.5},
-    )
-    # The strips cover the plot from edge to edge, in the order of the steps.
-    assert [right for _, right, _, _ in strips[:-1]] == [left for left, _, _, _ in strips[1:]]
-    assert 0 < strips[0][0] < strips[-1][1] <= figure["size"][0]
-
-
 @pytest.mark.slow
 def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     (run / "plots").mkdir()
@@ -325,11 +294,3 @@ def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
     assert [path.name for path in files.plots] == ["training.png"]
     assert not (run / "plots/details.png").exists()
-
-
-def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
-    history = [{"step": s, "reward": s % 2, "completions/max_length": 9.0 if s == 700 else 5.0} for s in range(1, 1001)]
-    reward = curve(history, "reward", "")
-    assert (reward.steps[:3], reward.values[:3], len(reward.values)) == ([2, 4, 6], [0.5, 0.5, 0.5], 500)
-    assert curve(history, "completions/max_length", "").values[348:351] == [5, 9, 5]
-    assert len(curve(history[:500], "reward", "").values) == 500
