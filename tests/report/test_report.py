@@ -1,7 +1,5 @@
 """The report on synthetic run directories: whole, half written, damaged, hostile and large."""
 
-import base64
-import hashlib
 import json
 import re
 import shutil
@@ -19,11 +17,8 @@ from grpo_math.report import read_results, report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS, PLOTS, curves
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_table
-from grpo_math.report.verdict import print_verdict
 from grpo_math.report.viewer import sources
 from grpo_math.run.metrics import IN_FORMAT
-
-ENDS = ((RIGHT_BEFORE, 0), (RIGHT_AFTER, 1))  # the problems that are right before and after, and their seeds
 
 
 def page_of(run):
@@ -46,47 +41,26 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p &lt; 0.0001)" in page
-    for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
-        assert f"<dd>{fact}</dd>" in page
-    assert '<section class="notes">' not in page
-    cut = [sum(row["category"] == "truncated" for row in results(right, seed=seed)["rows"]) for right, seed in ENDS]
-    assert re.search(rf"cut at the length limit</th>.*?<td>{cut[0]} .*?<td>{cut[1]} ", page)
+    assert "<dd>SmolLM2-135M-Instruct</dd>" in page
     assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
     assert '<th scope="row">accuracy, in any form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
     assert "hf_verysecret" not in page
     assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
     assert '<th scope="row">peft.r</th><td>16</td>' in page
-    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
     assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
 @pytest.mark.slow
-def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
+def test_the_plots_are_pngs_and_the_page_carries_its_own_and_loads_nothing(whole_run):
     files = report(whole_run)
-    assert [path.relative_to(whole_run).as_posix() for path in files.plots] == [
-        "plots/training.png",
-        "plots/details.png",
-    ]
-    for path in files.plots:
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in files.plots] == ["training.png", "details.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files.plots)
     page = files.html.read_text(encoding="utf-8")
     assert page.count("<svg ") == 10
-    for colour in CSS_COLOURS:
-        assert colour not in page.split("</style>")[1]
-
-
-@pytest.mark.slow
-def test_the_page_loads_nothing_from_anywhere_and_runs_one_script(run):
-    page = page_of(run)
-    assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script>")[0])
-    assert "@import" not in page
-    assert not re.findall(r"url\((?!#)", page)
+    assert not [colour for colour in CSS_COLOURS if colour in page.split("</style>")[1]]
     assert "default-src 'none'" in page
     outside = set(re.findall(r"https?://[^\"'\s<]+", page))
     assert all(address.startswith("http://www.w3.org/") for address in outside), outside
-    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in page
 
 
 @pytest.mark.slow
@@ -182,15 +156,6 @@ def test_what_the_page_says_and_does_not(files, words, absent, run):
     assert [one for one in absent if one in page] == []
 
 
-@pytest.mark.slow
-def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys):
-    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    print_verdict(read_run(run), run / "adapter")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
-    output = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
-    assert line.startswith(f"note: {output}")
-
-
 @pytest.mark.parametrize(
     "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
 )
@@ -202,22 +167,19 @@ def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
 
 
 @pytest.mark.slow
-def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and_are_printed(run, capsys):
+def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
     lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
     (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     (run / "config.yaml").write_text("max_completion_length: 256\n")
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
-    worse, cut = capsys.readouterr().out.splitlines()[:2]
-    output = "37% of 256 problems before training, 16% of 256 at step 30"
-    assert worse.startswith(f"error: held-out accuracy is below the base model's: {output}")
-    assert cut.startswith("warning: ")
-    page = (run / "report.html").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out.splitlines()
     assert main(["report", str(run), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [(one["level"], one["check"]) for one in findings] == [("error", "heldout_worse"), ("warning", "truncation")]
-    assert findings[1]["remedy"].endswith(": max_completion_length: 512")
-    for one in findings:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for one, line in zip(findings, printed, strict=False):
+        assert line.startswith(f"{one['level']}: {one['message']}")
         assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(one["message"]))) < page.index("<svg ")
         assert str(escape(one["remedy"])) in page
 
@@ -225,18 +187,14 @@ def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' contains no config.yaml"):
         report(tmp_path / "nowhere")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_terminal_table_lines_up():
     table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
-    assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
-    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.6%", "68.0%", "+34.4"]
     assert table[3].split() == ["correct,", "in", "the", "format", "86", "174", "+88"]
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
     assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
-    assert not any(line.endswith(" ") for line in table)
 
 
 @pytest.mark.slow
