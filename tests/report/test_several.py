@@ -77,6 +77,6 @@ def test_the_command_writes_one_page_beside_the_runs_or_where_it_is_told(three, 
     assert main(["report", *map(str, three[:2])]) == 0
     assert capsys.readouterr().out == f"report   {tmp_path / 'comparison.html'}\n"
     assert main(["report", *map(str, three), "--output", str(tmp_path / "own.html"), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["html"] == str(tmp_path / "own.html")
-    assert set(answer) == {"html", "runs", "settings", "notes"}
+    assert json.loads(capsys.readouterr().out)["html"] == str(tmp_path / "own.html")
+    assert main(["report", str(three[0]), "--output", "x.html"]) == 2
+    assert "--output would be ignored with one run" in capsys.readouterr().err
