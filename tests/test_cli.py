@@ -78,10 +78,6 @@ BAD = {
         "samples=4 cannot be drawn at temperature 0",
     ),
     "a comparison with nothing": (["evaluate", "--compare", "nowhere.json", "{good}"], "nowhere.json cannot be read"),
-    "a comparison with another option": (
-        ["evaluate", "--compare", "a.json", "b.json", "--n", "4"],
-        "--n would be ignored by --compare",
-    ),
     "an evaluation of what is no run": (
         ["evaluate", "--run", "nowhere", "--data", "generated"],
         "run='nowhere' holds no config.yaml that names a model",

@@ -112,8 +112,8 @@ def curves(history: History, plot: Plot) -> list[Curve]:
 
 
 def curve(history: History, key: str, label: str) -> Curve:
-    """Return the values of a metric."""
-    rows = [row for row in history if key in row]
+    """Return the values of a metric. The evaluation after training replaces a smaller one of the same step."""
+    rows = list({row[metrics.STEP]: row for row in history if key in row}.values())
     n = [row[metrics.HELDOUT_N] for row in rows if key == metrics.HELDOUT_ACCURACY and metrics.HELDOUT_N in row]
     steps, values = [row[metrics.STEP] for row in rows], [row[key] for row in rows]
     return Curve(label, steps, values, n if len(n) == len(values) else [])

@@ -76,8 +76,7 @@ def test_a_number_within_the_authors_tolerance_is_right():
         (["--data", "gsm8k,gsm8k"], "data='gsm8k,gsm8k' names nothing, or one set twice"),
         (["--data", "gsm8k,,math500"], "names nothing, or one set twice"),
         (["--data", "generated,gsm9k"], "dataset='gsm9k' is not known: did you mean 'gsm8k'?"),
-        (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is for one data set, and there are 2"),
-        (["--data", "gsm8k,math500", "--columns", "id=x"], "columns='id=x' is for one data set, and there are 2"),
+        (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is one file, and there are 2 data sets"),
         (["--data", "gsm8k", "--temperature", "0", "--samples", "4"], "samples=4 cannot be drawn at temperature 0"),
     ],
 )

@@ -238,6 +238,12 @@ def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
     assert [line.label for line in curves(lines, reward)] == ["reward"]
 
 
+def test_the_evaluation_after_training_replaces_a_smaller_one_of_its_step():
+    lines = [{"step": 9, "heldout/accuracy": right / n, "heldout/n": n} for right, n in ((14, 16), (190, 256))]
+    [heldout] = curves(lines, PLOTS[0])
+    assert (heldout.steps, heldout.values, heldout.n) == ([9], [190 / 256], [256])
+
+
 @pytest.mark.slow
 def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     (run / "plots").mkdir()

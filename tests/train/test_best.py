@@ -14,7 +14,7 @@ from small_runs import history
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation import of_run
-from grpo_math.report.hub import prepared
+from grpo_math.report.hub import contents
 from grpo_math.run import checkpoints
 from grpo_math.train.heldout import StopAt, best_and_last
 from grpo_math.train.program import main
@@ -52,9 +52,9 @@ def test_the_best_checkpoint_outlives_the_limit_and_is_compared_with_the_last(ti
     assert of_run.read(str(run_dir), checkpoint="best").trained[1] == str(run_dir / "checkpoint-1")
     assert of_run.read(str(run_dir), checkpoint="best").folder == run_dir / "evaluation-best"
     assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
-    sizes = prepared(run_dir, "me/x", checkpoint="best")["files"]
-    assert "adapter_model.safetensors" in sizes
-    assert "optimizer.pt" not in sizes
+    files = contents(run_dir, "me/x", checkpoint="best")
+    assert files["adapter_model.safetensors"] == run_dir / "checkpoint-1/adapter_model.safetensors"
+    assert "optimizer.pt" not in files
     with pytest.raises(UserError, match="checkpoint='checkpoint-2' is not a checkpoint of"):
         of_run.read(str(run_dir), checkpoint="checkpoint-2")
 
