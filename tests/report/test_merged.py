@@ -24,7 +24,6 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, tiny, tmp_path, caps
     target = tmp_path / "Whole"
     assert main(["export", str(run), "--merge", str(target)]) == 0
     assert capsys.readouterr().out == f"merged   {target}\n"
-    assert (target / "model.safetensors").exists()
     assert not (target / "adapter_config.json").exists()
     base = AutoModelForCausalLM.from_pretrained(tiny())
     tokenizer, prompt = load_tokenizer(str(target)), [{"role": "user", "content": "2 + 2?"}]
@@ -37,7 +36,7 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, tiny, tmp_path, caps
     before = logps(base)
     both = logps(PeftModel.from_pretrained(base, run / "adapter"))
     whole = logps(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
-    apart, moved = (whole - both).abs().mean().item(), (before - both).abs().mean().item()
+    apart, moved = (whole - both).abs().mean(), (before - both).abs().mean()
     assert apart < min(0.2, moved / 4)  # the weights were rounded to bfloat16
 
 
