@@ -55,7 +55,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> Answer | int:
     """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
     if args.compare:
-        comparison = compare.comparison(*map(compare.read_results, args.compare))
+        before, after = map(compare.read_results, args.compare)
+        comparison = compare.comparison(before, after)
         return Answer(comparison, terminal.terminal_table(comparison))
     args.model, args.adapter = with_base(args.model, args.adapter)
     for name in ("model", "adapter"):
