@@ -99,13 +99,13 @@ COMMANDS = {
         "report.merged",
         "Merge a run's adapter into its base, as one model in safetensors.",
         "RUN_DIR --merge DIR [options]",
-        ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --dtype float32"),
+        ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --checkpoint best"),
     ),
     "push": Command(
         "report.pushed",
         "Push a finished run to a repository on the Hub.",
         "RUN_DIR [options]",
-        ("grpo-math push runs/demo --dry_run", "grpo-math push runs/demo --repo_id me/demo --private"),
+        ("grpo-math push runs/demo", "grpo-math push runs/demo --repo_id me/demo --private"),
     ),
 }
 

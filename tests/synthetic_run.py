@@ -105,8 +105,16 @@ def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\
             "prompt": chats if conversational else problems,
             "completion": answers if conversational else texts,
             "correctness_reward": [{5: None, 7: math.nan}.get(i, float(i % 3 == 0)) for i in range(rows)],
-            "verdict": ["crash" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
             "advantage": [0.75 - 0.25 * (i % 8) for i in range(rows)],
+            "group": [i // 8 for i in range(rows)],
+            "problem_id": problems,
+            "gold": ["7"] * rows,
+            "verdict": ["crash" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
+            "extracted": ["7"] * rows,
+            "in_format": [True] * rows,
+            "reward": [None if i == 5 else float(i % 3 == 0) for i in range(rows)],
+            "tokens": [8] * rows,
+            "truncated": [False] * rows,
         }
         parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
 

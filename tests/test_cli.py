@@ -64,10 +64,6 @@ BAD = {
         ["evaluate", "--model", "./nowhere", "--data", "generated"],
         "model='./nowhere' is not a folder",
     ),
-    "a comparison with another option": (
-        ["evaluate", "--compare", "a.json", "b.json", "--n", "4"],
-        "--n would be ignored by --compare",
-    ),
     "an evaluation of what is no run": (
         ["evaluate", "--run", "nowhere", "--data", "generated"],
         "run='nowhere' holds no config.yaml that names a model",

@@ -72,7 +72,7 @@ def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str,
 
 
 def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
-    """Return the card of ``kind`` adapter, model or merged, as Markdown with its metadata at the top."""
+    """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top."""
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
     template, system = str(run.config.get("prompt_template") or ""), run.config.get("system_prompt")
@@ -108,9 +108,9 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
     """Return the metadata that the Hub reads, in YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    lora, quantised = kind == "adapter", run.config.get("load_in_4bit") or run.config.get("load_in_8bit")
+    lora = kind == "adapter"
     results = []
-    if run.after and not (kind == "merged" and quantised):
+    if run.after:
         source = SOURCES.get(source_of(evaluated) or "")
         result = EvalResult(
             task_type="text-generation",

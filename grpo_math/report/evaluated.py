@@ -20,13 +20,11 @@ from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_of, listed
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
-from grpo_math.settings.recipe import check
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.set_defaults(parser=parser)
     add = parser.add_argument
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
     add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
@@ -41,7 +39,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
     add("--template", help="prompt (default: the run's, or the data set's)")
     add("--tools", help="python or module:function; several: a,b")
-    add("--python", metavar="JSON", help='limits of that tool, as {"wall_seconds": 5}')
     add("--samples", type=int, help="completions of each problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
     longest: dict[str, Any] = {"dest": "max_new_tokens", "metavar": "N", "help": "(default: the run's, or 512)"}
@@ -52,13 +49,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--server", metavar="URL", help="the address of the vLLM server")
     add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set has too")
     add("--output", help="a .json file or a folder (default: evaluations)")
-    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files: no other option counts")
 
 
 def run(args: Namespace) -> Answer | int:
     """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
     if args.compare:
-        return _compared(args)
+        before, after = map(compare.read_results, args.compare)
+        comparison = compare.comparison(before, after)
+        return Answer(comparison, terminal.terminal_table(comparison))
     args.model, args.adapter = with_base(args.model, args.adapter)
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
@@ -75,15 +74,6 @@ def run(args: Namespace) -> Answer | int:
     return Answer(*answer(sides))
 
 
-def _compared(args: Namespace) -> Answer:
-    for name, value in vars(args).items():
-        if name not in ("compare", "json", "parser") and value != args.parser.get_default(name):
-            raise UserError(f"--{name} would be ignored by --compare: leave it out")
-    before, after = map(compare.read_results, args.compare)
-    comparison = compare.comparison(before, after)
-    return Answer(comparison, terminal.text_of(comparison))
-
-
 def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
     """Return model and adapter. If ``model`` is an adapter's folder, the model is the adapter's base."""
     if model:
@@ -98,10 +88,8 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     """Evaluate what the options ask for. Bad input is reported before torch is imported."""
     names = suite.sets(args.data, args.suite)
     run = of_run.read(args.run, args.output, args.checkpoint) if args.run else None
-    for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
-        if is_for_one and len(names) > 1:
-            reason = f"is for one data set, and there are {len(names)}"
-            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
+    if len(names) > 1 and str(args.output).endswith(".json"):
+        raise ConfigError("output", args.output, f"is one file, and there are {len(names)} data sets", "give a folder")
     problems = {name: _problems(args, name, run) for name in names}  # load all before the first evaluation
     from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate
@@ -133,11 +121,7 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any
     tools = dict(run.tools) if run else {}
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
-    if args.python is not None:
-        tools["python"] = check("python", args.python)
-    names, limits = tools.get("tools", ()), tools.get("python")
-    if limits and "python" not in names:
-        raise ConfigError("python", args.python, "would be ignored without the tool python", "add --tools python")
+    names = tools.get("tools", ())
     prompts.refuse_without_call(str(how.template), names)
     from grpo_math.evaluation.backends import Sampling
     from grpo_math.evaluation.results import Output
@@ -146,7 +130,7 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any
     longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
     sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
     output = Output(about={"data": name, "split": args.split}, contamination=overlap)
-    return rows, sampling, output, toolbox(names, limits, tools.get("max_tool_calling_iterations"))
+    return rows, sampling, output, toolbox(names, tools.get("python"), tools.get("max_tool_calling_iterations"))
 
 
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:
@@ -158,7 +142,8 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     before, after = sides["base"], sides["trained"]
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
     paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
-    text = suite.table_of_pairs(compared, before, after) if len(names) > 1 else terminal.text_of(compared[names[0]])
+    several = len(names) > 1
+    text = suite.table_of_pairs(compared, before, after) if several else terminal.terminal_table(_first(compared))
     return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
 
 

@@ -56,7 +56,6 @@ function show(from) {
   const page = matches.slice(first, first + pageSize);
   rowsBox.replaceChildren(...page.map(({ article }) => article.cloneNode(true)));
   typeset(rowsBox);
-  if (rowsBox.firstElementChild) rowsBox.firstElementChild.tabIndex = 0;
   for (const pre of rowsBox.querySelectorAll("pre")) {
     if (pre.scrollHeight > pre.clientHeight || pre.scrollWidth > pre.clientWidth) pre.tabIndex = 0;
   }
@@ -68,32 +67,6 @@ function show(from) {
 function turn(by) {
   show(first + by * pageSize);
   rowsBox.scrollIntoView({ block: "start" });
-}
-
-// From the row that has the focus to the next or the one before, over the ends of a page.
-function step(by) {
-  const shown = [...rowsBox.children], at = shown.indexOf(document.activeElement.closest("article"));
-  let row = shown[at < 0 ? 0 : at + by];
-  if (at >= 0 && !row && !(by > 0 ? next : previous).disabled) {
-    turn(by);
-    row = by > 0 ? rowsBox.firstElementChild : rowsBox.lastElementChild;
-  }
-  if (!row) return;
-  for (const other of rowsBox.children) other.tabIndex = other === row ? 0 : -1;
-  row.focus({ preventScroll: true });
-  row.scrollIntoView({ block: "start" });
-}
-
-const STEPS = { j: 1, k: -1, ArrowDown: 1, ArrowUp: -1 };
-
-function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
-  if (event.key === "/") control("search").focus();
-  else if (event.key.length === 1 && Object.hasOwn(STEPS, event.key)) step(STEPS[event.key]);
-  // Elsewhere the arrow keys scroll.
-  else if (Object.hasOwn(STEPS, event.key) && event.target.matches("article")) step(STEPS[event.key]);
-  else return;
-  event.preventDefault();
 }
 
 function onClick({ target }) {
@@ -126,7 +99,6 @@ document.addEventListener("click", onClick);
 if (sources.length) {
   previous.addEventListener("click", () => turn(-1));
   next.addEventListener("click", () => turn(1));
-  document.addEventListener("keydown", onKey);
   document.querySelector(".filters").addEventListener("input", onInput);
   useSource(0);
 }

@@ -6,7 +6,6 @@ The model's output is hostile text: page.html escapes all text (render.py), form
 Does not judge a run: checks/diagnosis.py does.
 """
 
-from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.report import viewer
 from grpo_math.report.plots import FIRST, PLOTS, curves, png, svg
-from grpo_math.report.progress import duration, progress, spent, total
+from grpo_math.report.progress import duration, progress, spent
 from grpo_math.report.render import flat, page
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
@@ -39,11 +38,8 @@ class ReportFiles(NamedTuple):
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 
-def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
-    """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory.
-
-    With ``reload``, the page reloads itself after that many seconds: for a run that is under way.
-    """
+def report(run_dir: str | Path) -> ReportFiles:
+    """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory."""
     run = read_run(run_dir)
     findings = run.findings
     drawn = [(plot, lines) for plot in PLOTS if (lines := curves(run.evaluated_history, plot))] if run.history else []
@@ -62,12 +58,9 @@ def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
         checks=len(CHECKS),
         figures=[svg(plot, lines) for plot, lines in drawn],
         first=FIRST,
-        reload=reload,
         progress=progress(run),
         spent=spent(run),
-        overlap=total(run, metrics.SECONDS_OVERLAP),
         duration=duration,
-        date=_date(run),
         changes={viewer.CHANGES[0, 1]: "improvements", viewer.CHANGES[1, 0]: "regressions"},
         shown=CHANGES_SHOWN,
         categories=metrics.CATEGORIES,
@@ -77,13 +70,6 @@ def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
     html = run.directory / "report.html"
     replace_text(html, text)
     return ReportFiles(html, plots, findings, run.notes)
-
-
-def _date(run: Run) -> str:
-    """Return the day on which the run wrote its last step, or its settings."""
-    paths = [run.directory / name for name in ("history.jsonl", "config.yaml")]
-    times = [path.stat().st_mtime for path in paths if path.exists()]
-    return f"{datetime.fromtimestamp(times[0]):%Y-%m-%d}" if times else ""
 
 
 def _tables(run: Run) -> dict[str, dict[str, str]]:

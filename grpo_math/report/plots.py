@@ -11,13 +11,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
 from grpo_math.evaluation.stats import wilson
+from grpo_math.report.progress import PHASES
 from grpo_math.report.run_dir import History
 from grpo_math.run import metrics
 
@@ -26,24 +25,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish. The page has a CSS variable for each.
-CSS_COLOURS = {"#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#aa4499": "purple"}
-CSS_COLOURS |= {"#1b1f24": "ink", "#57606b": "muted", "#d9dee3": "grid"}
+CSS_COLOURS = {
+    "#0072b2": "blue",
+    "#d55e00": "orange",
+    "#009e73": "green",
+    "#aa4499": "purple",
+    "#1b1f24": "ink",
+    "#57606b": "muted",
+    "#d9dee3": "grid",
+}
 COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
-MOST_POINTS = 500
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
-SMOOTHED = 12  # fewest points for which a moving average is drawn
+SMOOTHED = 20  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
 HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
 
 
 class Plot(NamedTuple):
-    """``lines`` are metrics and their labels. The curves of a stacked plot are drawn on top of each other."""
+    """``lines`` are metrics and their labels."""
 
     title: str
     caption: str
     lines: tuple[tuple[str, str], ...]
-    stacked: bool = False
 
     @property
     def unit(self) -> str:
@@ -89,19 +93,7 @@ PLOTS = (
         ((metrics.TRUNCATED, "truncated"),),
     ),
     Plot("Gradient norm", "Norm of the gradient before it is clipped.", ((metrics.GRAD_NORM, "norm"),)),
-    Plot(
-        "Time by phase",
-        "Seconds of a step, by what they were spent on.",
-        (
-            (metrics.SECONDS_GENERATE, "generation"),
-            (metrics.SECONDS_UPDATE, "update"),
-            (metrics.SECONDS_GRADE, "grading"),
-            (metrics.SECONDS_SCORE, "scoring"),
-            (metrics.SECONDS_SYNC, "weights to vLLM"),
-            (metrics.SECONDS_STEP, "other"),
-        ),
-        stacked=True,
-    ),
+    Plot("Time by phase", "Seconds of a step, and of its phases.", ((metrics.SECONDS_STEP, "step"), *PHASES.items())),
 )
 FIRST = 4  # plots that are shown unfolded
 
@@ -116,40 +108,26 @@ def curves(history: History, plot: Plot) -> list[Curve]:
         apart = [row for row in history if metrics.HELDOUT_ACCURACY not in row]
         lines |= {key: match[1] for row in apart for key in row if (match := HELDOUT_SET.fullmatch(key))}
     known = {key: label for key, label in lines.items() if any(key in row for row in history)}
-    if plot.stacked:  # all curves need the same steps
-        history = [row for row in history if known.keys() <= row.keys()]
     return [curve(history, key, label) for key, label in known.items()]
 
 
 def curve(history: History, key: str, label: str) -> Curve:
-    """Return the values of a metric as at most `MOST_POINTS` points, each the mean of neighbouring steps."""
-    rows = [row for row in history if key in row]
-    size = -(-len(rows) // MOST_POINTS) or 1
-    chunks = [rows[start : start + size] for start in range(0, len(rows), size)]
-    reduce = max if key == metrics.LENGTH_MAX else fmean
-    values = [reduce([row[key] for row in chunk]) for chunk in chunks]
+    """Return the values of a metric. The evaluation after training replaces a smaller one of the same step."""
+    rows = list({row[metrics.STEP]: row for row in history if key in row}.values())
     n = [row[metrics.HELDOUT_N] for row in rows if key == metrics.HELDOUT_ACCURACY and metrics.HELDOUT_N in row]
-    return Curve(label, [chunk[-1][metrics.STEP] for chunk in chunks], values, n if len(n) == len(values) else [])
+    steps, values = [row[metrics.STEP] for row in rows], [row[key] for row in rows]
+    return Curve(label, steps, values, n if len(n) == len(values) else [])
 
 
-def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of the ``window`` values around each; fewer at the ends.
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the mean of the values around each: a tenth of them, at most 51, and fewer at the ends.
 
-    >>> moving_average([0, 3, 6, 0], 3)
-    [1.5, 3.0, 3.0, 3.0]
+    >>> smoothed([0, 3, 6, 0] * 8)[:3]
+    [1.5, 3.0, 3.0]
     """
-    half = window // 2
+    half = min(25, len(values) // 20)
     near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in near]
-
-
-def window_of(values: Sequence[float]) -> int:
-    """Return the number of values in a moving average: 1 if there are few values.
-
-    >>> window_of([0.5] * 11), window_of([0.5] * 60), window_of([0.5] * 1000)
-    (1, 7, 51)
-    """
-    return min(51, len(values) // 10 | 1, len(values)) if len(values) >= SMOOTHED else 1
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
@@ -161,29 +139,18 @@ def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
         smooth = not line.n and len(line.values) >= SMOOTHED
         if smooth:  # the values themselves stay visible
             axes.plot(line.steps, line.values, color=colour, linewidth=0.8, alpha=0.35)
-        drawn = moving_average(line.values, window_of(line.values)) if smooth else line.values
+        drawn = smoothed(line.values) if smooth else line.values
         marker = "o" if few and not smooth else ""
         axes.plot(line.steps, drawn, color=colour, linewidth=1.8, marker=marker, markersize=4, label=line.label)
         if smooth:
             axes.set_xlabel("optimizer step; thick: moving average")
 
 
-def _draw_stacked(axes: Axes, lines: Sequence[Curve]) -> None:
-    """Draw the seconds of a step. The last curve is the whole step, so it ends the stack."""
-    bottom = [0.0] * len(lines[0].steps)
-    for colour, line in zip(COLOURS, lines, strict=False):
-        reach = max if line is lines[-1] else sum
-        top = [reach(both) for both in zip(bottom, line.values, strict=True)]
-        below, above = (moving_average(side, window_of(side)) for side in (bottom, top))
-        axes.fill_between(line.steps, below, above, color=colour, alpha=0.75, linewidth=0, label=line.label)
-        bottom = top
-
-
 def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("optimizer step")
-    (_draw_stacked if plot.stacked else _draw_lines)(axes, lines)
+    _draw_lines(axes, lines)
     # The legend is between title and plot, where it covers nothing.
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, ncols=3, fontsize=9.5, labelcolor=MUTED)
     rows = -(-len(lines) // 3)
@@ -195,8 +162,6 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
     axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if plot.unit == "share":
@@ -206,15 +171,11 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
 
 def _figure(drawn: Sequence[tuple[Plot, Sequence[Curve]]], size: tuple[float, float], dpi: int) -> Figure:
     """Return the plots as one figure, two in a row."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=dpi, layout=layout)
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=dpi, layout="constrained")
     for position, (plot, lines) in enumerate(drawn, start=1):
         _draw(figure.add_subplot(rows, columns, position), plot, lines)
     return figure
@@ -227,29 +188,15 @@ def png(drawn: Sequence[tuple[Plot, Sequence[Curve]]]) -> bytes:
 
 
 def svg(plot: Plot, lines: Sequence[Curve]) -> dict[str, Any]:
-    """Return a plot for the page. ``strips`` are the places where the pointer shows a step and its values.
+    """Return a plot for the page, as the content of an SVG element of this size.
 
     The page shrinks a plot to the width of a phone, so the figure is small and its letters are large.
     """
     buffer = io.BytesIO()
     figure = _figure([(plot, lines)], (4.8, 3.3), 72)
     figure.savefig(buffer, format="svg", transparent=True)
-    axes, height = figure.axes[0], figure.bbox.height
-    points: dict[float, dict[str, float]] = {}
-    for line in lines:
-        for step, value in zip(line.steps, line.values, strict=True):
-            points.setdefault(step, {})[line.label] = value
-    steps = sorted(points)
-    centres = [axes.transData.transform((step, 0))[0] for step in steps]
-    edges = [axes.bbox.x0, *((a + b) / 2 for a, b in pairwise(centres)), axes.bbox.x1]
-    return {
-        "plot": plot,
-        "size": (figure.bbox.width, height),
-        "inside": Markup(_inside(buffer.getvalue().decode("utf-8"))),
-        "strips": [(*ends, step, points[step]) for *ends, step in zip(edges, edges[1:], steps, strict=False)],
-        "top": height - axes.bbox.y1,
-        "height": axes.bbox.height,
-    }
+    inside = Markup(_inside(buffer.getvalue().decode("utf-8")))
+    return {"plot": plot, "size": (figure.bbox.width, figure.bbox.height), "inside": inside}
 
 
 def _inside(text: str) -> str:

@@ -8,7 +8,6 @@ Does not know the content of a run.
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
@@ -32,7 +31,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(percent=percent, points=points, short=short, row=row, fence=fence)
+    made.filters.update(percent=percent, points=points, short=short, row=row)
     return made
 
 
@@ -80,12 +79,6 @@ def row(cells: Iterable[object]) -> str:
     """Return a row of a table in Markdown."""
     texts = (" ".join(str(text).split()).replace("|", "\\|") for text in cells)
     return f"| {' | '.join(texts)} |"
-
-
-def fence(text: str, language: str) -> str:
-    """Return a block of code in Markdown. The fence is longer than any run of backticks in the text."""
-    ticks = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", text))]))
-    return f"{ticks}{language}\n{text}\n{ticks}\n"
 
 
 def flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,13 +1,11 @@
 """Read a run directory: its settings, history, evaluations and completions.
 
-The output folder of another trainer (trl_dir.py) counts as a run with fewer known settings. A run may still be under
-way: the last line of its history may be incomplete, and some files do not exist yet.
+A run may still be under way: the last line of its history may be incomplete, and some files do not exist yet.
 
 Does not interpret what it reads.
 """
 
 import json
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +17,6 @@ from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
 from grpo_math.reading import is_folder, reading
-from grpo_math.report import trl_dir
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import settled
@@ -31,7 +28,6 @@ History = list[dict[str, float]]
 BEFORE = ("before.json", "evaluation/base.json")
 AFTER = ("after.json", "evaluation/trained.json")
 MOST_COMPLETION_FILES = 250
-HUB_CACHE = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/\w+")
 
 
 @dataclass
@@ -91,32 +87,27 @@ class Run:
 
 
 def hub_name(model: str) -> str | None:
-    """Return a model's name on the Hub; None for a folder that is not in the Hub's cache.
+    """Return a model's name on the Hub; None for a folder.
 
-    >>> hub_name("/cache/models--Qwen--Qwen2.5-1.5B/snapshots/8faed761d45a"), hub_name("./models/mine")
+    >>> hub_name("Qwen/Qwen2.5-1.5B"), hub_name("./models/mine")
     ('Qwen/Qwen2.5-1.5B', None)
     """
-    if cached := HUB_CACHE.search(model):
-        return f"{cached[1]}/{cached[2]}"
     return None if is_folder(model) else model
 
 
 def read_run(run_dir: str | Path) -> Run:
     """Read a run. Raise `ConfigError` for a folder without any of its files."""
     run = Run(Path(run_dir))
-    folder, state = run.directory, trl_dir.state_file(run.directory)
+    folder = run.directory
     run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
     if (folder / "config.yaml").exists():
         run.config = read_yaml(folder / "config.yaml")
     if (folder / "history.jsonl").exists():
         run.history = _history(folder / "history.jsonl")
-    elif state:
-        run.history, run.config = settled(trl_dir.log_of(state)), trl_dir.settings_of(state)
-        run.notes.append(f"made without grpo_math: the curves are the log of {state.relative_to(folder)}")
     run.before, run.after = _evaluation(folder, BEFORE), _evaluation(folder, AFTER)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
-        reason = f"contains no config.yaml, history.jsonl, before.json, after.json or {trl_dir.STATE}"
+        reason = "contains no config.yaml, history.jsonl, before.json or after.json"
         raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
     return run
 

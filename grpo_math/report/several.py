@@ -40,8 +40,6 @@ class Compared(NamedTuple):
 
 def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Compared:
     """Write one page on several runs: ``output``, or comparison.html in the folder that contains all of them."""
-    if len({Path(name).resolve() for name in run_dirs}) < len(run_dirs):
-        raise ConfigError("run_dir", " ".join(map(str, run_dirs)), "names a run twice", "give each run once")
     if len(run_dirs) > len(COLOURS):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", f"give at most {len(COLOURS)}")
     runs = [read_run(name) for name in run_dirs]

@@ -9,7 +9,7 @@ from grpo_math.report import hub, terminal
 from grpo_math.report.card import base_of, model_card
 from grpo_math.report.page import report
 from grpo_math.report.reported import print_notes
-from grpo_math.report.run_dir import read_run
+from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -17,9 +17,9 @@ from grpo_math.trainer.config import MathGRPOConfig
 def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     """Report a run that is complete, and push it to the Hub."""
     run_dir = Path(str(config.output_dir))
-    print_verdict(run_dir, target)
-    # peft wrote a card that names the base by its folder in a cache.
     run = read_run(run_dir)
+    print_verdict(run, target)
+    # peft wrote a card that names the base by its folder in a cache.
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
     (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
     seal(target)
@@ -28,11 +28,11 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
         print(f"pushed   {pushed['url']}")
 
 
-def print_verdict(run_dir: Path, target: Path) -> None:
+def print_verdict(run: Run, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
-    files, run = report(run_dir), read_run(run_dir)
+    files = report(run.directory)
     if run.comparison:
-        print(terminal.text_of(run.comparison))
+        print(terminal.terminal_table(run.comparison))
     print_notes(files.notes)
     for finding in files.findings:
         if finding.level != "info":

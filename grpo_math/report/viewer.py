@@ -4,10 +4,13 @@ Does not read files or write HTML: page.html does.
 """
 
 import json
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from grpo_math.report.groups import Group, Row, groups, why
 from grpo_math.report.run_dir import Run
 from grpo_math.rewards.columns import text_of
 from grpo_math.run.metrics import CATEGORIES, RIGHT
@@ -15,7 +18,9 @@ from grpo_math.run.metrics import CATEGORIES, RIGHT
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
 MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
 # Columns that the page shows separately.
-APART = ("step", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
+APART = ("step", "group", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
+
+Row = Mapping[str, Any]
 
 
 class Side(NamedTuple):
@@ -50,7 +55,8 @@ class Source(NamedTuple):
 def sources(run: Run) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
     known = [Source("Held-out problems", _heldout(run), CATEGORIES)]
-    known.append(Source("Training completions", [_training(group) for group in groups(run.completions)], {}))
+    groups = groupby(run.completions, key=itemgetter("step", "group"))
+    known.append(Source("Training completions", [_training(list(rows)) for _, rows in groups], {}))
     shown = []
     for source in filter(lambda source: source.rows, known):
         size = sum(len(text) for row in source.rows for side in row.sides for _, text in side.turns)
@@ -82,24 +88,23 @@ def _heldout(run: Run) -> list[Item]:
     return items
 
 
-def _training(group: Group) -> Item:
-    """Return the row of a group."""
-    first, prompt = group.rows[0], group.rows[0]["prompt"]
-    badges = [str(row.get("verdict") or "") for row in group.rows]
+def _training(rows: list[Row]) -> Item:
+    """Return the row of a group: a problem's completions in one step."""
+    first, prompt = rows[0], rows[0]["prompt"]
+    badges = [row["verdict"] or "" for row in rows]
     sides = [
         _side(f"completion {number}", badge, row)
-        for number, (badge, row) in enumerate(zip(badges, group.rows, strict=True), start=1)
+        for number, (badge, row) in enumerate(zip(badges, rows, strict=True), 1)
     ]
-    title = {"step": group.step, "problem": first.get("problem_id"), "gold": first.get("gold")}
+    title = {"step": first["step"], "problem": first["problem_id"], "gold": first["gold"]}
     if any(badges):
         title["correct"] = f"{badges.count('correct')} of {len(badges)}"
-    keys = {"step": group.step}
-    if group.rewards:  # a group without spread has no gradient
-        keys |= {"spread of rewards": pstdev(group.rewards), "mean reward": fmean(group.rewards)}
-        title["rewards"] = f"{min(group.rewards):.3g} to {max(group.rewards):.3g}"
-    fields = {"step": [str(group.step)], "verdict": badges, "note": [side.note for side in sides]}
-    longest = max(row.get("tokens") or len(text_of(row["completion"])) for row in group.rows)
-    keys["length"] = longest
+    keys = {"step": first["step"], "length": max(row["tokens"] for row in rows)}
+    if rewards := [row["reward"] for row in rows if row["reward"] is not None]:
+        # A group without spread has no gradient.
+        keys |= {"spread of rewards": pstdev(rewards), "mean reward": fmean(rewards)}
+        title["rewards"] = f"{min(rewards):.3g} to {max(rewards):.3g}"
+    fields = {"step": [str(first["step"])], "verdict": badges, "note": [side.note for side in sides]}
     whole = "" if isinstance(prompt, str) else "\n\n".join(f"{m['role']}: {text_of([m], m['role'])}" for m in prompt)
     return Item(title, text_of(prompt, "user"), whole, sides, fields, keys)
 
@@ -110,6 +115,31 @@ def _side(label: str, badge: str, row: Row) -> Side:
     text = text_of(row["completion"])
     facts = {name: value for name, value in row.items() if name not in APART}
     return Side(label, badge, facts, why(row, text), turns or [("", text)])
+
+
+def why(row: Row, text: str) -> str:
+    """Return why a completion was not rewarded in full or not counted, or "" if that needs no explanation.
+
+    ``row`` is a row of a training table or of an evaluation.
+
+    >>> why({"verdict": "correct", "in_format": False, "gold": "7"}, "It is 7.")
+    'correct, but outside the format'
+    >>> why({"verdict": "wrong", "extracted": "3", "gold": "7"}, "3 + 4 = 7, so #### 3")
+    'contains the gold answer, but another was extracted'
+    """
+    verdict = row.get("verdict")
+    if verdict in ("crash", "bad_gold"):
+        return "not graded, so it is left out of its group"
+    if verdict == "uncheckable":
+        return "the answer is too large, or takes too long to compute"
+    if verdict == "correct":
+        return "correct, but outside the format" if row.get("in_format") is False else ""
+    if row.get("truncated"):
+        return "cut at the length limit"
+    gold = re.escape(str(row.get("gold"))[:200])
+    if verdict and re.search(rf"(?<![\d.]){gold}(?!\d)", text):
+        return "contains the gold answer, but another was extracted"
+    return "no answer was found" if verdict == "no_answer" else ""
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:

@@ -73,11 +73,10 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "words", "absent"),
+    ("changes", "words", "absent"),
     [
         pytest.param(
             {},
-            "adapter",
             [  # 2 of 10 right before and 7 after: 6 gained, 1 lost
                 "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval ",
                 ", n = 10.",
@@ -93,7 +92,6 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
         ),
         pytest.param(
             {"rewards": ["a | b\n\n# Owned"], "model_revision": "v1"},
-            "adapter",
             [
                 "| `rewards` | a \\| b # Owned |",
                 'revision="v1"',
@@ -104,24 +102,16 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
         ),
         pytest.param(
             {"model_name_or_path": "/models/private/mine", "dataset": "/data/secret project/mine.jsonl"},
-            "adapter",
             ["`mine`, a local folder", "`mine.jsonl`"],
             ["/models/private", "secret project", "\nbase_model:"],
             id="a folder of this machine is not named",
         ),
-        pytest.param(
-            {"load_in_4bit": True},
-            "merged",
-            ["the figures below are of that model, and not of this one"],
-            ["model-index"],
-            id="figures of a 4-bit base are not claimed for the merged model",
-        ),
     ],
 )
-def test_what_a_card_says_and_does_not(changes, kind, words, absent, run):
+def test_what_a_card_says_and_does_not(changes, words, absent, run):
     run.config |= changes
     run.after["data"] = run.before["data"] = run.config["dataset"]
-    text = card(run, kind)
+    text = card(run)
     assert card_errors(text) == []
     assert [one for one in words if one not in text] == []
     assert [one for one in absent if one in text] == []
@@ -137,7 +127,7 @@ def test_without_an_evaluation_nothing_is_claimed(run):
 
 
 def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
-    for kind in ("adapter", "model", "merged"):
+    for kind in ("adapter", "model"):
         run.config["load_in_4bit"] = kind == "adapter"
         for template in ("gsm8k", "r1_zero"):
             run.config["prompt_template"] = template

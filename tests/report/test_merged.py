@@ -1,6 +1,8 @@
-"""`grpo-math export`: one model in safetensors that says what base and adapter say."""
+"""`grpo-math export`: one model in safetensors that answers as base and adapter do."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
@@ -18,12 +20,10 @@ def run(tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_merged_model_gives_the_adapters_log_probs(dtype, run, tiny, tmp_path, capsys):
+def test_the_merged_model_gives_the_adapters_log_probs(run, tiny, tmp_path, capsys):
     target = tmp_path / "Whole"
-    assert main(["export", str(run), "--merge", str(target), "--dtype", dtype]) == 0
+    assert main(["export", str(run), "--merge", str(target)]) == 0
     assert capsys.readouterr().out == f"merged   {target}\n"
-    assert (target / "model.safetensors").exists()
     assert not (target / "adapter_config.json").exists()
     base = AutoModelForCausalLM.from_pretrained(tiny())
     tokenizer, prompt = load_tokenizer(str(target)), [{"role": "user", "content": "2 + 2?"}]
@@ -36,26 +36,30 @@ def test_the_merged_model_gives_the_adapters_log_probs(dtype, run, tiny, tmp_pat
     before = logps(base)
     both = logps(PeftModel.from_pretrained(base, run / "adapter"))
     whole = logps(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
-    apart, moved = (whole - both).abs().mean().item(), (before - both).abs().mean().item()
-    assert apart < (1e-4 if dtype == "float32" else 0.2)
-    assert apart < moved / 4
+    apart, moved = (whole - both).abs().mean(), (before - both).abs().mean()
+    assert apart < min(0.2, moved / 4)  # the weights were rounded to bfloat16
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "message"),
+    ("change", "target", "message"),
     [
-        ("", ["--merge", "run"], "is not empty"),
-        ("", ["--merge", "new", "--dtype", "int8"], "dtype='int8' is not known"),
-        ("full", ["--merge", "new"], "has nothing to merge: all weights were trained"),
-        ("unfinished", ["--merge", "new"], "so it has not finished"),
+        ("", "run", "exists: name a new folder"),
+        ("full", "new", "has nothing to merge: all weights were trained"),
+        ("unfinished", "new", "so it has not finished"),
+        ("quantised", "new", "is stored quantised"),
+        ("no base", "new", "model_name_or_path='nowhere/nothing' has no weights that can be loaded"),
     ],
 )
-def test_what_cannot_be_merged_is_one_line(change, arguments, message, run, capsys, monkeypatch):
+def test_what_cannot_be_merged_is_one_line(change, target, message, run, capsys, monkeypatch):
     monkeypatch.chdir(run.parent)
     if change == "full":
         (run / "adapter").rename(run / "model")
         (run / "model/config.json").write_text("{}")
-    elif change:
+    elif change == "unfinished":
         (run / "adapter").rename(run / "checkpoint-1")
-    assert main(["export", "run", *arguments]) == 2
+    elif change == "quantised":
+        monkeypatch.setattr("transformers.PreTrainedModel.is_quantized", True, raising=False)
+    elif change == "no base":
+        (run / "config.yaml").write_text(json.dumps({"model_name_or_path": "nowhere/nothing"}))
+    assert main(["export", "run", "--merge", target]) == 2
     assert message in capsys.readouterr().err

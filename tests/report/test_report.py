@@ -1,7 +1,5 @@
 """The report on synthetic run directories: whole, half written, damaged, hostile and large."""
 
-import base64
-import hashlib
 import json
 import re
 import shutil
@@ -15,15 +13,12 @@ from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
-from grpo_math.report import Change, read_results, report, run_dir, viewer
-from grpo_math.report.plots import CSS_COLOURS, PLOTS, curve, curves, svg
+from grpo_math.report import read_results, report, run_dir, viewer
+from grpo_math.report.plots import CSS_COLOURS, PLOTS, curves
 from grpo_math.report.run_dir import read_run
-from grpo_math.report.terminal import terminal_change, terminal_table
-from grpo_math.report.verdict import print_verdict
+from grpo_math.report.terminal import terminal_table
 from grpo_math.report.viewer import sources
 from grpo_math.run.metrics import IN_FORMAT
-
-ENDS = ((RIGHT_BEFORE, 0), (RIGHT_AFTER, 1))  # the problems that are right before and after, and their seeds
 
 
 def page_of(run):
@@ -46,47 +41,26 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p &lt; 0.0001)" in page
-    for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
-        assert f"<dd>{fact}</dd>" in page
-    assert '<section class="notes">' not in page
-    cut = [sum(row["category"] == "truncated" for row in results(right, seed=seed)["rows"]) for right, seed in ENDS]
-    assert re.search(rf"cut at the length limit</th>.*?<td>{cut[0]} .*?<td>{cut[1]} ", page)
+    assert "<dd>SmolLM2-135M-Instruct</dd>" in page
     assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
     assert '<th scope="row">accuracy, in any form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
     assert "hf_verysecret" not in page
     assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
     assert '<th scope="row">peft.r</th><td>16</td>' in page
-    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
     assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
 @pytest.mark.slow
-def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
+def test_the_plots_are_pngs_and_the_page_carries_its_own_and_loads_nothing(whole_run):
     files = report(whole_run)
-    assert [path.relative_to(whole_run).as_posix() for path in files.plots] == [
-        "plots/training.png",
-        "plots/details.png",
-    ]
-    for path in files.plots:
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in files.plots] == ["training.png", "details.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files.plots)
     page = files.html.read_text(encoding="utf-8")
     assert page.count("<svg ") == 10
-    for colour in CSS_COLOURS:
-        assert colour not in page.split("</style>")[1]
-
-
-@pytest.mark.slow
-def test_the_page_loads_nothing_from_anywhere_and_runs_one_script(run):
-    page = page_of(run)
-    assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script>")[0])
-    assert "@import" not in page
-    assert not re.findall(r"url\((?!#)", page)
+    assert not [colour for colour in CSS_COLOURS if colour in page.split("</style>")[1]]
     assert "default-src 'none'" in page
     outside = set(re.findall(r"https?://[^\"'\s<]+", page))
     assert all(address.startswith("http://www.w3.org/") for address in outside), outside
-    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}';" in page
 
 
 @pytest.mark.slow
@@ -182,15 +156,6 @@ def test_what_the_page_says_and_does_not(files, words, absent, run):
     assert [one for one in absent if one in page] == []
 
 
-@pytest.mark.slow
-def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys):
-    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    print_verdict(run, run / "adapter")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
-    output = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
-    assert line.startswith(f"note: {output}")
-
-
 @pytest.mark.parametrize(
     "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
 )
@@ -202,57 +167,34 @@ def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
 
 
 @pytest.mark.slow
-def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and_are_printed(run, capsys):
+def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
     lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
     (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     (run / "config.yaml").write_text("max_completion_length: 256\n")
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
-    worse, cut = capsys.readouterr().out.splitlines()[:2]
-    output = "37% of 256 problems before training, 16% of 256 at step 30"
-    assert worse.startswith(f"error: held-out accuracy is below the base model's: {output}")
-    assert cut.startswith("warning: ")
-    page = (run / "report.html").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out.splitlines()
     assert main(["report", str(run), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert [(one["level"], one["check"]) for one in findings] == [("error", "heldout_worse"), ("warning", "truncation")]
-    assert findings[1]["remedy"].endswith(": max_completion_length: 512")
-    for one in findings:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for one, line in zip(findings, printed, strict=False):
+        assert line.startswith(f"{one['level']}: {one['message']}")
         assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(one["message"]))) < page.index("<svg ")
         assert str(escape(one["remedy"])) in page
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"run_dir=.* contains no config.yaml, .* or trainer_state.json"):
-        report(tmp_path)
     with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' contains no config.yaml"):
         report(tmp_path / "nowhere")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_problems_are_paired_by_id_and_not_by_place():
-    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
-    expected = compare(before, after)
-    after["rows"].reverse()
-    assert compare(before, after) == expected
 
 
 def test_the_terminal_table_lines_up():
     table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
-    assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
-    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.6%", "68.0%", "+34.4"]
     assert table[3].split() == ["correct,", "in", "the", "format", "86", "174", "+88"]
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
     assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
-    assert not any(line.endswith(" ") for line in table)
-
-
-def test_printed_completions_cannot_drive_the_terminal():
-    change = Change("a", "What is\t1 + 1?", "2", "\x1b[2J\x07\x9b2J", "1 + 1 = 2\n#### 2")
-    text = terminal_change(change._asdict(), 100)
-    assert all(character == "\n" or character.isprintable() for character in text)
-    assert [line.partition(" | ")[2] for line in text.splitlines()[1:]] == ["after", "1 + 1 = 2", "#### 2"]
 
 
 @pytest.mark.slow
@@ -268,30 +210,24 @@ def test_training_completions_come_as_chats_or_as_text(run):
     assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]
     assert (rows[0].question, rows[0].prompt) == ("What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?")
     assert (rows[1].question, rows[1].prompt) == ("What is 2 + 0?", "")
-    assert rows[0].sides[5].facts == {"correctness_reward": None, "advantage": -0.5}
-    assert rows[0].sides[5].badge == "crash"
     assert set(rows[0].fields["verdict"]) == {"correct", "wrong", "no_answer", "crash"}
     page = page_of(run)
-    assert "<h3>step 1, correct 3 of 8, rewards 0 to 1</h3>" in page
-    assert "<small>correctness reward none, advantage -1</small>" in page
+    assert "<h3>step 1, problem What is 1 + 0?, gold 7, correct 3 of 8, rewards 0 to 1</h3>" in page
+    assert "<small>correctness reward none, advantage -1, " in page
     assert '<option value="1">1</option>' in page
 
 
-def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
+def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run, monkeypatch):
     monkeypatch.setattr(run_dir, "MOST_COMPLETION_FILES", 3)
+    monkeypatch.setattr(viewer, "MOST_TEXT", 1000)
     read = read_run(run)
     # 8 files, every 3rd from the newest: 20, 50, 80.
     assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
-    assert read.notes == ["the completions of one logged step in 3 are shown: the others are in completions/"]
-
-
-def test_completions_that_are_too_large_for_a_page_are_thinned_by_whole_rows(run, monkeypatch):
-    monkeypatch.setattr(viewer, "MOST_TEXT", 3000)
-    read = read_run(run)
     _heldout, training = sources(read)
-    assert len(training.rows) < 8 * 4
-    assert len({row.title["step"] for row in training.rows}) > 4
-    assert [note for note in read.notes if note.startswith("Training completions: one row in ")]
+    assert 3 <= len(training.rows) < 3 * 4
+    steps, _, rows = read.notes
+    assert steps == "the completions of one logged step in 3 are shown: the others are in completions/"
+    assert rows.startswith("Training completions: one row in ")
 
 
 def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
@@ -302,34 +238,18 @@ def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
     assert [line.label for line in curves(lines, reward)] == ["reward"]
 
 
-def test_the_pointer_shows_the_values_of_a_step():
-    lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
-    figure = svg(PLOTS[0], curves(lines, PLOTS[0]))
-    strips = figure["strips"]
-    assert [(step, values) for _, _, step, values in strips][2] == (
-        3,
-        {"training completions": 0.3, "held-out problems": 0.5},
-    )
-    # The strips cover the plot from edge to edge, in the order of the steps.
-    assert [right for _, right, _, _ in strips[:-1]] == [left for left, _, _, _ in strips[1:]]
-    assert 0 < strips[0][0] < strips[-1][1] <= figure["size"][0]
+def test_the_evaluation_after_training_replaces_a_smaller_one_of_its_step():
+    lines = [{"step": 9, "heldout/accuracy": right / n, "heldout/n": n} for right, n in ((14, 16), (190, 256))]
+    [heldout] = curves(lines, PLOTS[0])
+    assert (heldout.steps, heldout.values, heldout.n) == ([9], [190 / 256], [256])
 
 
 @pytest.mark.slow
 def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     (run / "plots").mkdir()
     (run / "plots/details.png").write_text("of an earlier report")
-    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
     files = report(run)
     # Reward, and accuracy from before.json and after.json.
     assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
     assert [path.name for path in files.plots] == ["training.png"]
     assert not (run / "plots/details.png").exists()
-
-
-def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
-    history = [{"step": s, "reward": s % 2, "completions/max_length": 9.0 if s == 700 else 5.0} for s in range(1, 1001)]
-    reward = curve(history, "reward", "")
-    assert (reward.steps[:3], reward.values[:3], len(reward.values)) == ([2, 4, 6], [0.5, 0.5, 0.5], 500)
-    assert curve(history, "completions/max_length", "").values[348:351] == [5, 9, 5]
-    assert len(curve(history[:500], "reward", "").values) == 500

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from grpo_math.cli import main as command
 from grpo_math.errors import UserError
 from grpo_math.evaluation import of_run
+from grpo_math.report.hub import contents
 from grpo_math.run import checkpoints
 from grpo_math.train.heldout import StopAt, best_and_last
 from grpo_math.train.program import main
@@ -64,15 +65,15 @@ def test_the_best_checkpoint_outlives_the_limit_and_is_compared_with_the_last(ti
     assert evaluated["trained"]["results"] == str(run_dir / "evaluation-best/trained.json")
     assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
 
-    answer("export", str(run_dir), "--merge", str(merged), "--dtype", "float32")
+    answer("export", str(run_dir), "--merge", str(merged))
     base = AutoModelForCausalLM.from_pretrained(tiny())
-    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
+    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().bfloat16().state_dict()
     exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
-    sizes = answer("push", str(run_dir), "--repo_id", "me/x", "--dry_run")["files"]
-    assert sizes["adapter_model.safetensors"] == (best_dir / "adapter_model.safetensors").stat().st_size
-    assert "optimizer.pt" not in sizes
+    files = contents(run_dir, "me/x", checkpoint="best")
+    assert files["adapter_model.safetensors"] == run_dir / "checkpoint-1/adapter_model.safetensors"
+    assert "optimizer.pt" not in files
     with pytest.raises(UserError, match="checkpoint='checkpoint-2' is not a checkpoint of"):
         of_run.read(str(run_dir), checkpoint="checkpoint-2")
 

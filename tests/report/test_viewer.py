@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_math.report.groups import groups, why
 from grpo_math.report.run_dir import Run
-from grpo_math.report.viewer import sources, turns_of
+from grpo_math.report.viewer import sources, turns_of, why
 
-ROW = {"step": 4, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?", "answer_length": 0.5}
+ROW = {"step": 4, "group": 2, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?", "answer_length": 0.5}
 
 
 def row(text, verdict, reward, **more):
@@ -28,29 +27,12 @@ TABLE = [
 ]
 
 
-def source(table, template="gsm8k"):
-    run = Run(Path("run"), config={"prompt_template": template}, completions=table)
-    return sources(run)[0]
-
-
-def test_a_group_is_a_row_that_says_what_came_of_it():
-    [shown] = source(TABLE).rows
+def test_a_group_is_a_row_that_says_what_came_of_each_completion():
+    [shown] = sources(Run(Path("run"), completions=TABLE))[0].rows
     assert shown.title == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [side.badge for side in shown.sides][:4] == ["correct", "correct", "wrong", "no_answer"]
-    assert shown.sides[1].facts == {
-        "answer_length": 0.5,
-        "reward": 0.5,
-        "gsm8k": 0.0,
-        "advantage": 0.0,
-        "in_format": False,
-        "tokens": 9,
-        "truncated": False,
-        "extracted": "17",
-    }
-
-
-def test_a_completion_says_why_a_correct_number_was_not_rewarded():
-    [shown] = source(TABLE).rows
+    details = {"answer_length": 0.5, "reward": 0.5, "gsm8k": 0.0, "advantage": 0.0, "extracted": "17"}
+    assert shown.sides[1].facts == {**details, "in_format": False, "tokens": 9, "truncated": False}
     assert [side.note for side in shown.sides] == [
         "",
         "correct, but outside the format",
@@ -59,15 +41,7 @@ def test_a_completion_says_why_a_correct_number_was_not_rewarded():
         "",  # 117 is not 17
         "not graded, so it is left out of its group",
     ]
-    assert why({"verdict": "correct", "in_format": True, "reward": 0.0}, "#### 17") != ""
     assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold answer is not a pattern"
-
-
-def test_a_table_of_trl_alone_has_its_groups_too():
-    table = [{"step": 1, "prompt": p, "completion": "x", "length": r, "advantage": r} for p in "ab" for r in (0.0, 1.0)]
-    assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]
-    assert [one.title["rewards"] for one in source(table).rows] == ["0 to 1"] * 2
-    assert not any(side.note for one in source(table).rows for side in one.sides)
 
 
 def call(name="python", **arguments):
