@@ -141,9 +141,9 @@ class Run:
         whole = self.change(metrics.REWARD, start=START) or change
         if whole.rise - SURE * whole.error > RISE * self.span:
             return None
-        for heldout in (self.series(name).values for name in (metrics.HELDOUT_ACCURACY, metrics.HELDOUT_IN_FORMAT)):
-            if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
-                return None
+        heldout = self.series(metrics.HELDOUT_ACCURACY).values
+        if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
+            return None
         full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
         return None if full and change.rise > -FALL * self.span else change
 
@@ -156,14 +156,12 @@ class Run:
 def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return a held-out evaluation (before.json as step 0, after.json as the last step) as lines of a history.
 
-    >>> evaluation_line(0, {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 64})
-    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64, 'heldout/accuracy_in_format': 0.25}]
+    >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
+    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
     >>> evaluation_line(0, None)
     []
     """
-    names = ("accuracy", "n", "accuracy_in_format")
-    accuracy, n, in_format = (number((results or {}).get(name)) for name in names)
+    accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
     if accuracy is None or not n:
         return []
-    line = {metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}
-    return [line | ({} if in_format is None else {metrics.HELDOUT_IN_FORMAT: in_format})]
+    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]

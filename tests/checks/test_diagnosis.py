@@ -98,9 +98,6 @@ def changed(lines=None, seed=0, **series):
 
 
 KEYS = {
-    "calls": metrics.CALLS,
-    "failures": metrics.FAILURE_FREQUENCY,
-    "echoes": metrics.ECHO_FREQUENCY,
     **{name.lower(): getattr(metrics, name) for name in dir(metrics) if isinstance(getattr(metrics, name), str)},
     "uncheckable": UNCHECKABLE,
     "no_answer": NO_ANSWER,
@@ -128,9 +125,8 @@ FLAT = without_heldout(flat())
 
 
 def evaluated(before, after):
-    """A run with 256 problems before and after it; a pair is the accuracy in any form, and in the format."""
-    ends = (end if isinstance(end, tuple) else (end, end) for end in (before, after))
-    first, last = ({"accuracy": a, "accuracy_in_format": b, "n": 256} for a, b in ends)
+    """A run with 256 problems before and after it."""
+    first, last = ({"accuracy": accuracy, "n": 256} for accuracy in (before, after))
     return [*evaluation_line(0, first), *without_heldout(healthy(0)), *evaluation_line(80, last)]
 
 
@@ -145,13 +141,9 @@ SHOWN = {
         (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)), {}),
         (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)), {}),
     ),
-    "reward_stuck_low": (
+    "reward_stuck": (
         (changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0), {}),
         (changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0), {}),
-    ),
-    "reward_stuck_high": (
-        (changed(reward=1.0, reward_min=1.0, reward_max=1.0, accuracy=1.0), {}),
-        (changed(reward=1.0, reward_min=lambda s: float(s % 8 != 0), reward_max=1.0, accuracy=1.0), {}),
     ),
     "format_without_accuracy": (
         (changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)), {}),
@@ -171,17 +163,9 @@ SHOWN = {
         (changed(truncated=lambda s: 0.6 if s % 3 == 0 else 0.17), {}),
     ),
     "eos_mismatch": ((changed(truncated=1.0), {}), (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {})),
-    "groups_too_easy": (
+    "uniform_groups": (
         (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
         (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
-    ),
-    "groups_too_hard": (
-        (changed(degenerate=0.9, all_right=0.1, all_wrong=0.8), {}),
-        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.05, all_wrong=0.7), {}),
-    ),
-    "clipping": (
-        (changed(clip_region=lambda s: 0.6 * (s % 2)), {"num_iterations": 2}),
-        (changed(clip_region=lambda s: 0.38 * (s % 2)), {"num_iterations": 2}),
     ),
     "adapter_not_moving": ((changed(grad_norm=0.0), {}), (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {})),
     "uncheckable_answers": (
@@ -197,10 +181,6 @@ SHOWN = {
         (changed(logp_sum_spread=0.025, length_max=4096), {"vllm_importance_sampling_mode": "token_truncate"}),
     ),
     "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
-    "heldout_format_lost": (
-        (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}),
-        (evaluated((0.5, 0.4), (0.6, 0.34)), {}),
-    ),
     "learning_rate_too_high": (
         (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
         (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
@@ -209,10 +189,6 @@ SHOWN = {
         (without_heldout(flat(kl=lambda s: 1e-7 * s)), {}),
         (without_heldout(flat(kl=lambda s: 1e-4 * s)), {}),
     ),
-    "calls_never_used": ((changed(calls=0.0), {}), (changed(calls=0.01), {})),
-    "calls_always_fail": ((changed(calls=0.5, failures=0.95), {}), (changed(calls=0.5, failures=0.8), {})),
-    "output_echoed": ((changed(calls=0.5, echoes=0.95), {}), (changed(calls=0.0, echoes=0.95), {})),
-    "loss_near_zero": ((changed(loss=noisy(0.0, 0.001)), {}), (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04})),
 }
 
 
@@ -277,11 +253,9 @@ EDGES = [
         steady(level=0.0, truncated=1.0),
         steady(level=0.0, truncated=then(1.0, 0.99)),
     ),
-    ("adapter_not_moving", {}, changed(kl=7e-10), changed(kl=1.3e-9)),
     ("learning_rate_too_high", {}, changed(grad_norm=then(0.3, 1.8)), changed(grad_norm=then(0.3, 1.3))),
     ("learning_rate_too_high", {}, changed(grad_norm=then(0.1, 1.2)), changed(grad_norm=then(0.1, 0.8))),
     ("learning_rate_too_high", {}, changed(approx_kl=0.12), changed(approx_kl=0.08)),
-    ("learning_rate_too_high", {}, steady(kl=then(0, 1.2)), steady(kl=then(0, 0.8))),
     ("learning_rate_too_low", {}, steady(kl=8e-5), steady(kl=1.3e-4)),
     ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
     ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
@@ -301,7 +275,6 @@ EDGES = [
     ("heldout_worse", {}, evaluated(0.5, 0.375), evaluated(0.5, 0.4)),
     ("heldout_worse", {}, in_the_middle(0.5, 0.3), in_the_middle(0.3, 0.5)),
     ("heldout_worse", {}, of_many(0.47), of_many(0.485)),  # a loss that is sure, but of a point
-    ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),
     ("flat_reward", {}, FLAT, without_heldout(flat(level=0.93))),
     ("flat_reward", {}, FLAT, [*FLAT, *scored(20, 0.3), *scored(60, 0.5)]),
     (  # as the demo at a rate of 5e-4: the first ten lines are then mostly of what it has learned
@@ -317,16 +290,10 @@ EDGES = [
         without_heldout(changed(reward=noisy(lambda s: 0.35 + 0.5 * s / 80, 0.1), kl=lambda s: 1e-7 * s)),
     ),
     (  # with one prompt a step, six groups of ten without signal have a median of all, and are not four fifths
-        "groups_too_hard",
+        "uniform_groups",
         {},
         changed(degenerate=first_of(9, 10), all_wrong=first_of(9, 10), all_right=0.0),
         changed(degenerate=first_of(6, 10), all_wrong=first_of(6, 10), all_right=0.0),
-    ),
-    (  # a rollout without signal, on which nothing is clipped, does not dilute the clipping
-        "clipping",
-        {"num_iterations": 8},
-        changed(clip_region=lambda s: 0.3 * (s % 16 < 8), grad_norm=lambda s: 0.3 * (s % 16 < 8)),
-        changed(clip_region=lambda s: 0.15 * (s % 16 < 8), grad_norm=lambda s: 0.3 * (s % 16 < 8)),
     ),
     # Groups without signal have a gradient of zero, and that is right.
     ("adapter_not_moving", {}, changed(learning_rate=0.0), changed(grad_norm=0.0, advantage_std=0.0)),
@@ -339,7 +306,7 @@ EDGES = [
         # Under a curriculum a reward that stays is a success, and dynamic sampling holds it near a half.
         ("flat_reward", FLAT, {"curriculum": "easy_to_hard"}),
         ("flat_reward", FLAT, {"resample_groups": 2}),
-        ("adapter_not_moving", changed(kl=0.0), {"reference_refresh_steps": 1}),
+        ("learning_rate_too_low", without_heldout(flat(kl=lambda s: 1e-7 * s)), {"reference_refresh_steps": 1}),
     ],
 )
 def test_a_setting_that_explains_it_ends_a_finding(name, lines, settings):
@@ -351,15 +318,6 @@ def test_a_setting_that_explains_it_ends_a_finding(name, lines, settings):
 def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
     assert name in checks_of(over, settings)
     assert name not in checks_of(under, settings)
-
-
-@pytest.mark.parametrize(("name", "value", "off"), [("staleness", 1, 0), ("top_p", 0.8, 1.0), ("top_k", 20, 0)])
-def test_a_sampler_that_is_meant_to_be_another_is_named(name, value, off):
-    (results,) = [
-        f for f in diagnose(changed(sampler_difference=0.2), CONFIG | {name: value}) if f.check == "sampler_apart"
-    ]
-    assert f"with {name}={value:g}" in results.message
-    assert f"{name}: {off}" in results.remedy
 
 
 def checks_of(lines, settings):
@@ -377,7 +335,7 @@ def test_a_history_that_shows_it_gives_the_finding(name):
     assert "step" in finding.message
     assert finding.remedy.startswith(CHECKS[name].remedy)
     setting = finding.remedy.removeprefix(CHECKS[name].remedy)
-    assert re.fullmatch(r": \w+: \S.*", setting) or name == "loss_near_zero"
+    assert re.fullmatch(r": \w+: \S.*", setting)
     assert "\n" not in finding.line()
     json.dumps(finding._asdict(), allow_nan=False)
 
@@ -462,9 +420,6 @@ def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set()
 
 def test_the_checkpoint_to_keep_is_one_that_is_there():
     lines = without_heldout(SHOWN["collapse"][0][0])
-    scores = [*scored(25, 0.7), *scored(50, 0.6)]
-    [message] = [f.message for f in diagnose([*lines, *scores], CONFIG, ["checkpoint-20"]) if f.check == "collapse"]
-    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in message
     for kept, words in (
         (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
         (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
@@ -496,7 +451,7 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first():
 )
 def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
     lines = changed(reward=0.0, reward_min=0.0, reward_max=0.0, **series)
-    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck_low"]
+    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck"]
     assert finding.remedy.endswith(line)
 
 
@@ -511,5 +466,4 @@ def test_the_remedy_is_a_line_for_this_recipe():
     dropout = ": disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
     for settings in ({}, {"lora_dropout": 0.05}):
         assert remedy("kl_not_zero_at_start", settings).endswith(dropout)
-    assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
     assert remedy("uncheckable_answers", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
