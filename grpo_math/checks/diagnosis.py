@@ -109,15 +109,11 @@ CHECKS: dict[str, Check] = {
     "learning_rate_too_high": Check(
         "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
     ),
-    "learning_rate_too_low": Check(
-        "the learning rate is too low", "there are gradients, but the policy does not change", "raise it"
-    ),
 }
 
 # A finding is left out if another finding explains it: one line for each cause.
 EXPLAINED_BY: dict[str, set[str]] = {
-    "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck"},
-    "learning_rate_too_low": {"adapter_not_moving", "reward_stuck"},
+    "flat_reward": {"adapter_not_moving", "reward_stuck"},
     "reward_stuck": {"collapse"},
     "uniform_groups": {"reward_stuck", "collapse"},
     "truncation": {"eos_mismatch", "collapse"},

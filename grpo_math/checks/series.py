@@ -124,11 +124,6 @@ class Run:
         """True if early and late rewards can be compared: no curriculum or resampling chose the problems by reward."""
         return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
 
-    @property
-    def refreshes(self) -> bool:
-        """True if the reference of the KL term follows the policy."""
-        return bool(self.get("reference_refresh_steps", 0) or self.get("sync_ref_model", False))
-
     @cached_property
     def not_rising(self) -> Change | None:
         """The reward's change, if it is surely too small, rewards are not full, and held-out accuracy does not rise.

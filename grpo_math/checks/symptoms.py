@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
-from grpo_math.settings.rules import LOW_LORA
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
 LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
@@ -19,7 +18,6 @@ GONE = 0.05  # probability of a series of lines without a reward, if the problem
 FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
-KL_SMALL = 1e-4  # nats a token; below it, samples of policy and reference cannot be told apart
 KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
 ENTROPY_SHARE = 0.2  # of the entropy at the start; in a healthy run the entropy falls as far, but the reward rises
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
@@ -34,7 +32,6 @@ WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors; a run that changed nothing exceeds them with a probability of 1 in 200
 GRADIENT_GREW = 5.0  # times its median in the first lines; a healthy gradient norm at most doubles
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
-LOW_FULL = 1e-7  # learning rate; below it, full fine-tuning hardly changes the weights in 100 steps
 
 FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
@@ -275,26 +272,6 @@ def learning_rate_too_high(run: Run) -> Symptom | None:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
         return Symptom(words, run.learning_rate(0.3))
     return None
-
-
-def learning_rate_too_low(run: Run) -> Symptom | None:
-    """There are gradients, the KL is tiny, and the reward does not surely rise.
-
-    Without a KL: the reward surely does not rise, and the learning rate is tiny.
-    """
-    change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
-    if change is None or not len(gradient) or gradient.level <= 0:
-        return None
-    if len(kl) >= TREND and not run.refreshes:
-        if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
-            return None
-        words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
-        return Symptom(words, run.learning_rate(10))
-    rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
-    if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
-        return None
-    words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
-    return Symptom(words, run.learning_rate(10))
 
 
 def percent(share: float) -> str:

@@ -36,7 +36,7 @@ CHANGED = {
     "push_to_hub_token": "is now hub_token",
     "vllm_max_model_len": "is now vllm_max_model_length",
     "vllm_guided_decoding_regex": "is now vllm_structured_outputs_regex",
-    "max_tokens_per_micro_batch": "is now max_tokens_per_micro_batch",
+    "update_token_budget": "is now max_tokens_per_micro_batch",
     "use_liger_loss": "is now use_liger_kernel",
     "wandb_log_unique_prompts": "is now log_unique_prompts",
     "max_prompt_length": "has no effect: no prompt is cut; grpo-math doctor names prompts that are too long",

@@ -127,25 +127,6 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
     assert not (here / "run").exists(), "a refused run leaves nothing behind"
 
 
-@pytest.mark.parametrize(
-    ("says", "line"),
-    [
-        ({"distributed_type": "FOO"}, "distributed_type='FOO' is not known: use one of"),
-        ({"num_process": 1}, "accelerate.yaml is not a setting of accelerate: did you mean --num_processes?"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_an_accelerate_config_that_cannot_be_is_one_line(says, line, here, capsys, tmp_path):
-    config = tmp_path / "accelerate.yaml"
-    config.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1} | says))
-    for argv in (["doctor"], ["plan", "--gpus", "1", "--gpu-memory", "8"], ["train"]):
-        option = "--accelerate_config" if argv == ["train"] else "--accelerate-config"
-        assert main([*argv, "--config", recipe(here, {}), option, str(config)]) == 2
-        output = capsys.readouterr().err.splitlines()
-        assert len(output) == 1
-        assert line in output[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
