@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections import namedtuple
 
@@ -112,19 +111,11 @@ def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
 
 
 PUBLIC = """
-import signal
 from math_verify import parse, verify
 
 
 def verified(completions, answer, **columns):
     return [float(verify(parse(a, parsing_timeout=3), parse(c[-1]["content"])))  for c, a in zip(completions, answer)]
-
-
-def alarmed(completions, grade, **columns):
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.alarm(5)
-    signal.alarm(0)
-    return [float(g.verdict == "correct") for g in grade]
 
 
 class Later:
@@ -137,16 +128,13 @@ later = Later()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["verified", "alarmed", "later"])
+@pytest.mark.parametrize("name", ["verified", "later"])
 def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
     """Math-Verify's time limit works in the main thread alone."""
     (tmp_path / "public_rewards.py").write_text(PUBLIC)
     monkeypatch.syspath_prepend(tmp_path)
-    before = signal.getsignal(signal.SIGALRM)
     output = results("rewards", "--prompt_template", "boxed", "--rewards", f"public_rewards:{name}")
     assert [level for level, _ in output if level != "info"] == [], output
-    if name != "alarmed":
-        assert signal.getsignal(signal.SIGALRM) == before
 
 
 # The tokenizer
@@ -328,22 +316,9 @@ def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
     train, held_out, line = divided()
     assert {*train, *held_out} == {*problems}
     assert not {*train} & {*held_out}
-    assert len({*held_out}) == 4
     assert f"{len(held_out)} of the 41 problems of {extra} are held out of training by a hash" in line
-    assert divided("--eval_n", "2")[:2] == (train, held_out[:2])
-    assert divided("--eval_n", "0", "--heldout_every", "5")[:2] == (train, held_out)
     assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
     stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
     assert stated[:2] == (problems[8:], problems[:4])
-    assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
-
-
-def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):
-    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
-    extra = tmp_path / "own.jsonl"
-    extra.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = setup("--dataset", str(extra)).problems
-    assert asked.eval_n == 0
-    assert "8 of 8 problems" in asked.about_eval
-    stated = setup("--dataset", str(extra), "--eval_n", "4").problems
-    assert (len(stated.held_out), stated.about_eval) == (4, None)
+    _, chosen, line = divided("--eval_split", "train[:4]")
+    assert (chosen, "4 of 4 problems" in line) == ([], True), "a problem that is trained on is no verdict"
