@@ -97,6 +97,7 @@ def number_formats(setup: Setup) -> Iterator[CheckResult]:
     launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
+    # transformers counts GPUs that emulate bfloat16 (T4, V100) as GPUs that have it.
     old = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus, default=0)}"
     is_old, float32 = min(gpus, default=BFLOAT16_SINCE) < BFLOAT16_SINCE, "set dtype to float32 and bf16 to false"
     setup.refuse("bf16", is_old and s["bf16"], old, float32)
@@ -106,6 +107,7 @@ def number_formats(setup: Setup) -> Iterator[CheckResult]:
         one_of("attn_implementation", kernel, ATTENTION)
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
+    # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
     copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
@@ -120,6 +122,7 @@ def launched(setup: Setup) -> Iterator[CheckResult]:
     """DeepSpeed's file exists and is JSON; DeepSpeed and FSDP have a launcher, which starts their processes."""
     s = setup.settings
     deepspeed_config(s, None)
+    # With several GPUs, `grpo-math train` starts a launcher itself.
     if os.environ.get("RANK") or setup.processes > 1 or setup.accelerate or len(capabilities()) > 1:
         return
     for name in ("fsdp", "deepspeed"):
@@ -140,6 +143,7 @@ def memory_plan(setup: Setup) -> Iterator[CheckResult]:
     given = {name: s[name] for name in setup.given if name in s}
     launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
+        # The prompts of this data, in place of the planner's assumption.
         measured: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
         measured["prompt_tokens"] = max(lengths_of(setup))
         answer = planner.plan(given, **measured, accelerate=launch, offline=True)
@@ -162,6 +166,7 @@ def disk(setup: Setup) -> Iterator[CheckResult]:
     except UserError as error:
         yield CheckResult("info", f"disk space is not checked: {error}", "see that there is room for the checkpoints")
         return
+    # The final weights are written while the last checkpoint still exists.
     width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
     weights = width * sum(size * count for size, count in tensors)
     needed = 2 * weights + memory.optimizer_bytes(tensors, s["optim"], width)
@@ -188,6 +193,7 @@ def output_dir(setup: Setup) -> Iterator[CheckResult]:
     if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
         raise ConfigError("output_dir", name, reason, "name a new folder")
+    # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
     defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):

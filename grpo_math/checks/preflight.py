@@ -91,6 +91,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
                 yield Finding(result.level, name, result.message, result.remedy)
         except UserError as error:
             failed = True
+            # Several checks read the same problems, and would report the same error.
             if str(error) not in yielded:
                 yielded.add(str(error))
                 yield finding_of(error, name)

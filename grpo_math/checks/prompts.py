@@ -60,6 +60,7 @@ def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
         yield CheckResult("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
+    # Generation that does not stop at the end of a turn goes on to the length limit, and is cut off.
     end, stops = turn_end(tokenizer), {eos, *configured}
     if end is not None and end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)
@@ -90,6 +91,7 @@ def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield CheckResult("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    # vLLM may be limited to a shorter context than the model's, to save memory.
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]

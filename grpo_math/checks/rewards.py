@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo_math.checks.setup import CheckResult, Setup
-from grpo_math.errors import ConfigError, RewardError
+from grpo_math.errors import RewardError
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
@@ -53,10 +53,13 @@ def batch(setup: Setup) -> Iterator[CheckResult]:
 
 def golds(setup: Setup) -> Iterator[CheckResult]:
     """A gold answer, given as a completion in the template's format, is graded right."""
-    rows = setup.problems.sample(GOLDS)
-    answers = [row["answer"] for row in rows]
-    verdicts = _grades(answers, answers, setup.problems.template.answer_format)
-    bad = [(row, verdict) for row, verdict in zip(rows, verdicts, strict=True) if verdict is not Verdict.CORRECT]
+    rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
+    texts = [made_up(row["answer"], answer_format) for row in rows]
+    # A gold answer that is not right against itself is at fault: no completion can be paid for it.
+    grades = grade_batch([row["answer"] for row in rows], texts, answer_format=answer_format)
+    bad = [
+        (row, grade.verdict) for row, grade in zip(rows, grades, strict=True) if grade.verdict is not Verdict.CORRECT
+    ]
     if bad:
         row, first = bad[0]
         message = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
@@ -65,24 +68,17 @@ def golds(setup: Setup) -> Iterator[CheckResult]:
         yield CheckResult(level, f"{message}; {example}", CORRECT)
 
 
-def _grades(golds: list[Any], answers: list[Any], answer_format: str) -> list[Verdict]:
-    """Return the verdict on each answer, given as a completion in the format."""
-    texts = [made_up(answer, answer_format) for answer in answers]
-    return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
-
-
 def rewards(setup: Setup) -> Iterator[CheckResult]:
     """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
-    if not names or not any(weights or names) or len(weights or names) != len(names):
+    if not names or len(weights or names) != len(names):
         return  # settings() has reported it
     with naming({"reward_funcs": "rewards"}):
         functions = [load_reward(name) for name in names]
-    if "llm_judge" in names and (unset := [name for name in JUDGE if not os.environ.get(name)]):
-        remedy = "set it: the judge is an OpenAI-compatible server"
-        raise ConfigError("rewards", "llm_judge", f"needs the variable {unset[0]}", remedy)
     if "llm_judge" in names:
+        for variable in JUDGE:
+            setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
         return  # a trial would ask a model that may cost money
     rows, texts = _trial(setup)
     if not rows:
@@ -90,6 +86,7 @@ def rewards(setup: Setup) -> Iterator[CheckResult]:
     totals = [0.0] * len(texts)
     for function, weight in zip(functions, weights or [1.0] * len(names), strict=True):
         values = _pay(function, setup, rows, texts)
+        # None: the function is not for this completion, and TRL leaves it out of the sum.
         totals = [total + weight * (value or 0.0) for total, value in zip(totals, values, strict=True)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
@@ -106,6 +103,7 @@ def _trial(setup: Setup) -> tuple[list[Mapping[str, Any]], list[str]]:
     answer_format = setup.problems.template.answer_format
     rows, right, wrong = [], [], []
     for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
+        # Both have the same length, so that a reward for the length does not tell them apart.
         pair = [made_up(row["answer"], answer_format), made_up(_other(row["answer"]), answer_format)]
         verdicts = [grade.verdict for grade in grade_batch([row["answer"]] * 2, pair, answer_format=answer_format)]
         if verdicts == [Verdict.CORRECT, Verdict.WRONG]:

@@ -133,12 +133,15 @@ class Run:
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
             return None
+        # A run with a high learning rate has learned most within the first window.
         whole = self.change(metrics.REWARD, start=START) or change
         if whole.rise - SURE * whole.error > RISE * self.span:
             return None
+        # Held-out problems stay the same, while those of a step may become harder.
         heldout = self.series(metrics.HELDOUT_ACCURACY).values
         if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
             return None
+        # A full reward cannot rise, but it can fall.
         full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
         return None if full and change.rise > -FALL * self.span else change
 

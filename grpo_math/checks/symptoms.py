@@ -46,6 +46,7 @@ class Symptom(NamedTuple):
 def flat_reward(run: Run) -> Symptom | None:
     """The rise from the first lines to the last third is surely below `RISE` of the range."""
     change = run.not_rising
+    # A reward that clearly falls is not flat: `collapse` looks at it.
     fell = change and change.rise < -SURE * change.error - RISE / 2 * run.span
     return Symptom(change.words, run.learning_rate(3)) if change and not fell else None
 
@@ -60,6 +61,7 @@ def collapse(run: Run) -> Symptom | None:
         return None
     if len(reward) < TREND:
         return _gone(run)
+    # Every window that ends before the newest one begins.
     starts = range(len(reward) - 2 * WINDOW + 1)
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
     best = max(starts, key=means.__getitem__)
@@ -125,6 +127,7 @@ def format_without_accuracy(run: Run) -> Symptom | None:
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
         return None
+    # A user's reward counts as one of the format by its name. Without any, fewer completions lack an answer.
     names = {*FORMAT_REWARDS, *(name for name in _reward_names(run) if "format" in name)}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         if (change := run.change(key, LONG_TREND)) is None:
@@ -155,6 +158,7 @@ def kl_not_zero_at_start(run: Run) -> Symptom | None:
 def entropy_collapse(run: Run) -> Symptom | None:
     """The entropy fell below `ENTROPY_SHARE` of its start, and the reward surely does not rise."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
+    # The first lines only: in a healthy run, too, the entropy falls fast.
     before = entropy.first(WINDOW // 2).level
     if change is None or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
@@ -176,6 +180,7 @@ def _longer(run: Run) -> str:
 def eos_mismatch(run: Run) -> Symptom | None:
     """No completion has ended by itself since the start, although answers are right or the limit is ample."""
     cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
+    # A model that rambles under a small limit never ends either, but then hardly any answer is right.
     limit = run.get("max_completion_length", LONG_LIMIT)
     if len(cut) < WINDOW or min(cut.values) < NONE_ENDED or (best == 0 and limit < LONG_LIMIT):
         return None
@@ -201,6 +206,7 @@ def adapter_not_moving(run: Run) -> Symptom | None:
     rate = run.series(metrics.LEARNING_RATE)
     if len(rate) >= WINDOW and max(rate.values) == 0:
         return Symptom(f"a learning rate of 0 in {rate.span}", "learning_rate: 1e-5")
+    # Groups of equal rewards have no gradient, so that only steps with advantages can show that nothing is trained.
     signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
     if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
         setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
@@ -262,12 +268,14 @@ def heldout_worse(run: Run) -> Symptom | None:
 def learning_rate_too_high(run: Run) -> Symptom | None:
     """Gradients grew `GRADIENT_GREW` times, or the policy moves too far from its rollout."""
     gradient, moved = run.series(metrics.GRAD_NORM), run.series(metrics.APPROX_KL)
+    # Gradients below max_grad_norm are not clipped. They may grow from a small start without harm.
     ceiling = run.get("max_grad_norm", 1.0) or 1.0
     if len(gradient) >= TREND:
         start, before = gradient.first().span, median(gradient.first().values)
         if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
             words = f"gradient norm {before:.2g} in {start}, {gradient.level:.2g} in {gradient.last().span}"
             return Symptom(words, run.learning_rate(0.3))
+    # The mean, because the first of several updates on a rollout has not moved at all.
     if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
         return Symptom(words, run.learning_rate(0.3))

@@ -65,6 +65,7 @@ def read(argv: Sequence[str]) -> Recipe:
     typed = _typed(words, problems)
     notes: list[str] = []
     script = any(name in {**written, **typed} for name in SCRIPTS)
+    # The command line wins, by the old name of a field or by the new one: both are translated first.
     given = {**translated(written, notes), **translated(typed, notes)}
     checked = {}
     for name, value in (for_script(given) if script else given).items():
@@ -72,6 +73,7 @@ def read(argv: Sequence[str]) -> Recipe:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
+    # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
     values = {name: field.default for name, field in fields().items()} | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
