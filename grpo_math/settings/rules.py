@@ -392,6 +392,12 @@ PROGRAM = [
         "a file has one split",
         "leave it out, or cut the file: train[200:]",
     ),
+    unused(
+        "eval_dataset",
+        lambda s: s["eval_n"] == 0 and (s["heldout"] or not evaluates(s)),
+        "nothing is evaluated",
+        "set eval_n, or heldout_every",
+    ),
     Rule(
         "difficulty_band",
         lambda s: (

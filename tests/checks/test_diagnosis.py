@@ -134,57 +134,24 @@ def rising(step):
     return 0.3 + 0.4 * min(1, step / 40)
 
 
-# What shows a finding, and what nearly does: (lines, settings) of each.
+# The lines of a run that shows a finding.
 SHOWN = {
-    "flat_reward": ((FLAT, {}), (without_heldout(changed(reward=noisy(lambda s: 0.4 + 0.2 * s / 80, 0.05))), {})),
-    "collapse": (
-        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)), {}),
-        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)), {}),
-    ),
-    "reward_stuck": (
-        (changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0), {}),
-        (changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0), {}),
-    ),
-    "format_without_accuracy": (
-        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)), {}),
-        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(lambda s: 0.2 + 0.2 * s / 80, 0.05)), {}),
-    ),
-    "kl_explosion": (
-        (changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05), {}),
-        (changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5), {}),
-    ),
-    "kl_not_zero_at_start": ((changed(kl=0.05), {}), (changed(kl=lambda s: 0.001 if s == 1 else 0.05), {})),
-    "entropy_collapse": (
-        (without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)), {}),
-        (changed(entropy=lambda s: 1.0 * 0.93**s), {}),
-    ),
-    "truncation": (
-        (changed(truncated=noisy(0.26, 0.03)), {}),
-        (changed(truncated=lambda s: 0.6 if s % 3 == 0 else 0.17), {}),
-    ),
-    "eos_mismatch": ((changed(truncated=1.0), {}), (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {})),
-    "uniform_groups": (
-        (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
-        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
-    ),
-    "adapter_not_moving": ((changed(grad_norm=0.0), {}), (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {})),
-    "uncheckable_answers": (
-        (changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)), {}),
-        (changed(uncheckable=lambda s: 0.036 * (s % 4 == 0)), {}),
-    ),
-    "sampler_apart": (
-        (changed(sampler_difference=noisy(0.2, 0.03)), {}),
-        (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
-    ),
-    "long_completions_fade": (
-        (changed(logp_sum_spread=0.025, length_max=4096), {}),
-        (changed(logp_sum_spread=0.025, length_max=4096), {"vllm_importance_sampling_mode": "token_truncate"}),
-    ),
-    "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
-    "learning_rate_too_high": (
-        (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
-        (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
-    ),
+    "flat_reward": FLAT,
+    "collapse": changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)),
+    "reward_stuck": changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0),
+    "format_without_accuracy": changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)),
+    "kl_explosion": changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05),
+    "kl_not_zero_at_start": changed(kl=0.05),
+    "entropy_collapse": without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)),
+    "truncation": changed(truncated=noisy(0.26, 0.03)),
+    "eos_mismatch": changed(truncated=1.0),
+    "uniform_groups": changed(degenerate=0.9, all_right=0.8, all_wrong=0.1),
+    "adapter_not_moving": changed(grad_norm=0.0),
+    "uncheckable_answers": changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)),
+    "sampler_apart": changed(sampler_difference=noisy(0.2, 0.03)),
+    "long_completions_fade": changed(logp_sum_spread=0.025, length_max=4096),
+    "heldout_worse": evaluated(0.5, 0.35),
+    "learning_rate_too_high": changed(grad_norm=lambda s: 0.3 * 1.05**s),
 }
 
 
@@ -224,6 +191,30 @@ def first_of(most, size):
 
 # Each threshold, from both sides: (finding, settings, what is just over it, what is just under it).
 EDGES = [
+    (
+        "collapse",
+        {},
+        changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)),
+        changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)),
+    ),
+    (
+        "reward_stuck",
+        {},
+        changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0),
+        changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0),
+    ),
+    (
+        "kl_explosion",
+        {},
+        changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05),
+        changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5),
+    ),
+    (
+        "uncheckable_answers",
+        {},
+        changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)),
+        changed(uncheckable=lambda s: 0.036 * (s % 4 == 0)),
+    ),
     ("flat_reward", {}, steady(reward=then(0.4, 0.47)), steady(reward=then(0.4, 0.53))),
     ("flat_reward", {}, steady(level=0.8), steady(level=0.9)),
     ("flat_reward", {}, steady(steps=40), steady(steps=39)),
@@ -312,8 +303,8 @@ def checks_of(lines, settings):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_history_that_shows_it_gives_the_finding(name):
-    lines, settings = SHOWN[name][0]
-    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == name]
+    lines = SHOWN[name]
+    [finding] = [f for f in diagnose(lines, CONFIG) if f.check == name]
     assert finding.level == CHECKS[name].level
     assert finding.level in LEVELS
     assert finding.message.startswith(CHECKS[name].symptom + ": ")
@@ -327,15 +318,10 @@ def test_a_history_that_shows_it_gives_the_finding(name):
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_history_that_nearly_shows_it_does_not(name):
-    assert name not in checks_of(*SHOWN[name][1])
-
-
-@pytest.mark.parametrize("name", CHECKS)
 def test_any_key_may_be_missing_or_none(name):
-    lines, settings = SHOWN[name][0]
+    lines = SHOWN[name]
     for key in sorted({key for line in lines for key in line}):
-        diagnose([{k: v for k, v in line.items() if k != key} for line in lines], CONFIG | settings)
+        diagnose([{k: v for k, v in line.items() if k != key} for line in lines], CONFIG)
         diagnose([{**line, key: None} for line in lines], {})
     assert diagnose([], {}) == diagnose([{}, {metrics.STEP: None}], CONFIG) == []
 
@@ -379,7 +365,7 @@ def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set()
 
 
 def test_the_checkpoint_to_keep_is_one_that_is_there():
-    lines = without_heldout(SHOWN["collapse"][0][0])
+    lines = without_heldout(SHOWN["collapse"])
     for kept, words in (
         (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
         (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
@@ -421,6 +407,6 @@ def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
     ],
 )
 def test_the_remedy_is_a_line_for_this_recipe(name, config, line):
-    lines, settings = SHOWN[name][0]
-    [remedy] = [f.remedy for f in diagnose(lines, CONFIG | settings | config) if f.check == name]
+    lines = SHOWN[name]
+    [remedy] = [f.remedy for f in diagnose(lines, CONFIG | config) if f.check == name]
     assert remedy.endswith(f": {line}")
