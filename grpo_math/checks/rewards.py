@@ -101,7 +101,8 @@ def rewards(setup: Setup) -> Iterator[CheckResult]:
 def _trial(setup: Setup) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return rows, and two made-up completions of each: first all right ones, then all wrong ones of equal length."""
     answer_format = setup.problems.template.answer_format
-    rows, right, wrong = [], [], []
+    rows: list[Mapping[str, Any]] = []
+    right, wrong = [], []
     for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
         # Both have the same length, so that a reward for the length does not tell them apart.
         pair = [made_up(row["answer"], answer_format), made_up(_other(row["answer"]), answer_format)]

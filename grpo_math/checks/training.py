@@ -4,7 +4,7 @@ Does not check how settings combine: settings/rules.py does.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, Trainer, get_scheduler
@@ -27,10 +27,10 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
         if not hasattr(GenerationConfig(), name):
             raise ConfigError("generation_kwargs", name, "is not a setting of transformers' generate", "leave it out")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule: tuple[Any, ...] = (config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100)
+    warmup, extra = config.get_warmup_steps(100), cast(Any, config.lr_scheduler_kwargs)
     attempts: dict[str, Callable[[], object]] = {
         "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(config),
-        "lr_scheduler_kwargs": lambda: get_scheduler(*schedule, config.lr_scheduler_kwargs),
+        "lr_scheduler_kwargs": lambda: get_scheduler(config.lr_scheduler_type, optimizer, warmup, 100, extra),
         "report_to": lambda: [callback() for callback in get_reporting_integration_callbacks(config.report_to)],
     }
     for name, attempt in attempts.items():
