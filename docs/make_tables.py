@@ -74,10 +74,7 @@ def table(name: str) -> str:
     """Return a computed table as Markdown. The program of each is imported only here: some need torch."""
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
     if name == "findings":
-        from grpo_math.checks import table as checks
-
-        # `grpo-math doctor --table` has the causes, too.
-        return checks.markdown([{key: row[key] for key in row if key != "cause"} for row in checks.during()])
+        return findings()
     if name == "layouts":
         from benchmarks import layouts
 
@@ -86,6 +83,14 @@ def table(name: str) -> str:
 
     assert name == "plan_8gb", f"no table {name}"
     return plan_8gb.table()
+
+
+def findings() -> str:
+    """Return the symptom and the remedy of each finding. The line of a finding has its cause, too."""
+    from grpo_math.checks.diagnosis import CHECKS
+
+    rows = [f"| `{name}` | {check.symptom} | {check.remedy} |" for name, check in CHECKS.items()]
+    return "\n".join(["| finding | what is seen | remedy |", "| --- | --- | --- |", *rows])
 
 
 def pages() -> dict[Path, str]:

@@ -63,7 +63,6 @@ COMMANDS = {
     "a very long option": (["grade", "good.jsonl", "--format", "x" * 100_000], "is not known: use one of"),
     "half a results file": (["evaluate", "--compare", "half.json", "whole.json"], "half.json cannot be read (JSON"),
     "an accelerate config that is not there": ([*ACCELERATE, "no.yaml"], "accelerate_config='no.yaml' is not there"),
-    "a recipe for an accelerate config": ([*ACCELERATE, "stage.yaml"], "in stage.yaml is not a setting of accelerate"),
     "ZeRO's stage in words": (["plan", "--config", "stage.yaml", *GPU], "stage.json cannot be read (ValueError"),
     "a word for a mapping": (["plan", "--config", "offload.yaml", *GPU], "offload.json cannot be read (AttributeError"),
 }

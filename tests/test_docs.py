@@ -45,7 +45,7 @@ def test_the_pages_are_read_to_the_end():
 
 @pytest.mark.slow
 def test_every_computed_table_is_what_its_program_writes():
-    """The settings, the findings (as `grpo-math doctor --table` prints them), the layouts, and what fits 8 GB."""
+    """The settings, the findings, the layouts, and what fits 8 GB."""
     texts = tables.pages()
     assert {path.name for path in texts} == {"settings.md", "troubleshooting.md", "planning.md"}
     for path, text in texts.items():

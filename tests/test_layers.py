@@ -32,7 +32,7 @@ LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
-    *("checks.deep", "checks.live", "checks.training", "trainer.from_recipe"),
+    *("checks.live", "checks.training", "trainer.from_recipe"),
     *("evaluation.ask", "evaluation.backends", "evaluation.engine", "evaluation.of_trainer", "evaluation.results"),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
@@ -71,14 +71,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("trainer.table", "trainer.tiled_mlp", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself
-    *(
-        "checks.deep",
-        "checks.training",
-        "trainer.from_recipe",
-        "generation.sync",
-        "generation.canary",
-        "report.verdict",
-    ),
+    *("checks.training", "trainer.from_recipe", "generation.sync", "generation.canary", "report.verdict"),
     *("train.program", "train.resuming"),
     *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.trainer"),
 }

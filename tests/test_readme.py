@@ -37,7 +37,6 @@ SHORTER = [
     (r"evaluate --run", "--n 4"),
     (r"(demo|train) .*--eval_n 0", LESS),
     (r"(demo|train)\b", f"{LESS} --eval_n 4"),
-    (r"doctor .*--deep", "--model_name_or_path TINY"),
     (r"evaluate (?!--compare)", "--n 4 --model TINY"),
 ]
 COMMAND = """#!{python} -P

@@ -35,16 +35,11 @@ CHECKS: dict[str, Check] = {
         "go back to the best checkpoint with a lower learning rate",
         "error",
     ),
-    "reward_stuck_low": Check(
-        "all rewards are the same low value",
-        "no group differs, so nothing is learned: the problems are too hard, or the format never comes or is cut off",
-        "reward what the model can reach, or give it problems that it sometimes solves",
-        "error",
-    ),
-    "reward_stuck_high": Check(
-        "all rewards are the same high value",
-        "no group differs, so nothing is learned: every completion gets the full reward",
-        "train on problems that it sometimes fails, or pay for right answers",
+    "reward_stuck": Check(
+        "all rewards are the same value",
+        "no group differs, so nothing is learned: the problems are too hard or too easy, the completions are cut off, "
+        "or the rewards do not depend on the answer",
+        "give it problems that it sometimes solves, and pay for right answers",
         "error",
     ),
     "format_without_accuracy": Check(
@@ -79,20 +74,10 @@ CHECKS: dict[str, Check] = {
         "name that token in the model's folder",
         "error",
     ),
-    "groups_too_easy": Check(
-        "most groups teach nothing: all right",
-        "the problems are too easy for this model, and a group of equal rewards has no gradient",
-        "train on problems that it sometimes fails, or set resample_groups",
-    ),
-    "groups_too_hard": Check(
-        "most groups teach nothing: all wrong",
-        "the problems are too hard for this model, and a group of equal rewards has no gradient",
+    "uniform_groups": Check(
+        "most groups teach nothing, because their rewards are equal",
+        "the problems are too easy or too hard for this model, and a group of equal rewards has no gradient",
         "train on problems that it sometimes solves, or set resample_groups",
-    ),
-    "clipping": Check(
-        "too many tokens are clipped",
-        "the policy moves far from its rollout before the next one, and clipped tokens carry no gradient",
-        "take fewer or smaller updates on a rollout",
     ),
     "adapter_not_moving": Check(
         "the weights do not move",
@@ -121,51 +106,17 @@ CHECKS: dict[str, Check] = {
         "lower the learning rate, or stop earlier",
         "error",
     ),
-    "heldout_format_lost": Check(
-        "fewer held-out answers are right in the format than the base model's",
-        "the rewards do not hold the policy to the format: accuracy counts a right answer wherever it stands, "
-        "accuracy_in_format only where the prompt asks for it",
-        "pay for the format where the answer is right",
-    ),
     "learning_rate_too_high": Check(
         "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
-    ),
-    "learning_rate_too_low": Check(
-        "the learning rate is too low", "there are gradients, but the policy does not change", "raise it"
-    ),
-    "calls_never_used": Check(
-        "the tool is never called",
-        "no sampled completion calls it, so that no reward can teach it to",
-        "show a call in the prompt, or sample at another temperature",
-    ),
-    "calls_always_fail": Check(
-        "the calls fail",
-        "the programs are wrong, or the tool's limits too narrow for them: the table of completions holds the errors",
-        "see what they say, and give them more time or memory",
-    ),
-    "output_echoed": Check(
-        "the tool's results are echoes",
-        "the model writes the answer into the call that is to find it",
-        "pay for calls that give what was not said",
-    ),
-    "loss_near_zero": Check(
-        "the loss is near zero",
-        "normal for on-policy GRPO: the advantages of a group sum to zero, so the loss has no size, only a gradient; "
-        "judge by reward and accuracy",
-        "nothing to change",
-        "info",
     ),
 }
 
 # A finding is left out if another finding explains it: one line for each cause.
 EXPLAINED_BY: dict[str, set[str]] = {
-    "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
-    "learning_rate_too_low": {"adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
-    "reward_stuck_low": {"collapse"},
-    "groups_too_hard": {"reward_stuck_low", "collapse"},
-    "groups_too_easy": {"reward_stuck_high"},
+    "flat_reward": {"adapter_not_moving", "reward_stuck"},
+    "reward_stuck": {"collapse"},
+    "uniform_groups": {"reward_stuck", "collapse"},
     "truncation": {"eos_mismatch", "collapse"},
-    "heldout_format_lost": {"heldout_worse"},
 }
 
 
@@ -192,6 +143,6 @@ def diagnose(
     for name, (words, setting) in seen.items():
         if not EXPLAINED_BY.get(name, set()) & seen.keys():
             check = CHECKS[name]
-            remedy = check.remedy if setting == "none" else f"{check.remedy}: {setting}"
-            findings.append(Finding(check.level, name, f"{check.symptom}: {words}; {check.cause}", remedy))
+            message = f"{check.symptom}: {words}; {check.cause}"
+            findings.append(Finding(check.level, name, message, f"{check.remedy}: {setting}"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

@@ -1,9 +1,9 @@
 """`grpo-math doctor`: check a run before it starts, and print each finding at once.
 
-The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer, and with
-``deep`` the model, on a few problems. After an error, the later stages are left out.
+The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer. After an
+error, the later stages are left out.
 
-Does not train, and writes nothing. Imports the checks when they run, so that ``--help`` answers at once.
+Does not load weights, and writes nothing. Imports the checks when they run, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.checks import Finding
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import UserError
 from grpo_math.run.streams import Answer
 
 if TYPE_CHECKING:
@@ -24,29 +24,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", metavar="RECIPE", help="a file, or the name of a shipped recipe")
-    asked.add_argument("--table", action="store_true", help="the tables of all checks, as Markdown")
-    parser.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    parser.add_argument("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
     parser.add_argument("--show", type=int, metavar="N", help="only the prompts of the first N problems, as tokens")
     parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Print each finding at once, and answer with all of them."""
-    from grpo_math.checks import prompts, table
+    from grpo_math.checks import prompts
 
     argv = ["--config", args.config, *args.fields]
-    if args.table or args.show is not None:
-        by = "table" if args.table else "show"
-        given = [f"--{name}" for name in ("deep", "accelerate_config", "show") if getattr(args, name) and name != by]
-        if given := given + (args.fields if args.table else []):
-            raise UserError(f"{given[0]} would be ignored by --{by}: leave it out")
-        return table.tables() if args.table else prompts.show(argv, args.show)
+    if args.show is not None:
+        return prompts.show(argv, args.show)
     findings = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about names that transformers has changed
-        for finding in doctor(argv, deep=args.deep, accelerate_config=args.accelerate_config):
+        for finding in doctor(argv, args.accelerate_config):
             findings.append(finding)
             if not args.json:
                 print(finding.line(), flush=True)
@@ -54,7 +47,7 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(result, summary(findings), result["ok"])
 
 
-def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
+def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
     """Yield the findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` if the file is not a recipe."""
     from grpo_math.checks.preflight import CHECKS, finding_of, preflight
     from grpo_math.checks.setup import Setup
@@ -66,20 +59,18 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
     setup = Setup(read.values, read.given, processes, launch)
     failed = bool(read.problems)
     for note in read.notes:
-        message, _, remedy = note.rpartition(": ")
-        yield Finding("warning", "settings", message, remedy)
+        yield finding_of(UserError(note), "settings", "warning")
     for problem in read.problems:
         yield finding_of(problem, "settings")
-    refused = {problem.field for problem in read.problems if isinstance(problem, ConfigError)}
-    for finding in preflight(setup, [name for name in CHECKS if name not in refused], failed):
+    for finding in preflight(setup, CHECKS, failed):
         failed |= finding.level == "error"
         yield finding
     if not failed:
-        yield from _as_training(read, setup, deep)
+        yield from _as_training(read, setup)
 
 
-def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
-    """Yield the findings of TRL's classes, then of the tokenizer, then of the model."""
+def _as_training(read: Recipe, setup: Setup) -> Iterator[Finding]:
+    """Yield the findings of TRL's classes, then of the tokenizer."""
     from grpo_math.checks.preflight import WITH_TOKENIZER, finding_of, preflight
     from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
@@ -96,16 +87,7 @@ def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
     except UserError as error:
         yield finding_of(error, checked)
         return
-    for finding in preflight(setup, WITH_TOKENIZER):
-        yield finding
-        deep = deep and finding.level != "error"
-    if deep:
-        from transformers.utils.logging import disable_progress_bar
-
-        from grpo_math.checks.deep import deep_checks
-
-        disable_progress_bar()
-        yield from deep_checks(setup, settings.config, settings.model)
+    yield from preflight(setup, WITH_TOKENIZER)
 
 
 def answer(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ checks/ that yields results, or raises the `UserError` that training would end w
 >>> finding.line()
 "error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
 
-Does not import torch, and does not look at a model's weights: doctor.py does, with --deep.
+Does not import torch, and does not look at a model's weights.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -52,7 +52,6 @@ CHECKS: dict[str, Check] = {
     "versions": machine.versions,
     "number_format": machine.number_formats,
     "deepspeed": machine.launched,
-    "in_use": machine.in_use,
     "problems": rewards.problems,
     "output_dir": machine.output_dir,
     "batch": rewards.batch,
@@ -63,17 +62,15 @@ CHECKS: dict[str, Check] = {
     "trackers": services.trackers,
     "hub": services.hub,
     "vllm_server": services.vllm_server,
-    "ports": services.ports,
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
-COUNTED = ("settings", "disk", "memory")  # left out after an error: they mean nothing for settings that cannot run
-OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # left out if the model or its chat template failed
+# Left out after an error: they need settings that can run, and a model and a chat template that can be used.
+AFTER_ALL = ("settings", "adapter", "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": prompts.chat_template,
     "end_of_turn": prompts.end_of_turn,
-    "padding": prompts.padding,
     "prompt_lengths": prompts.prompt_lengths,
     "memory": machine.memory_plan,
 }
@@ -84,25 +81,24 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
     ``failed``: there was an error before these checks.
     """
-    yielded, model_failed = set[str](), False
+    yielded = set[str]()
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
-        if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
+        if name not in only or (failed and name in AFTER_ALL):
             continue
         try:
             for result in check(setup):
                 failed |= result.level == "error"
                 yield Finding(result.level, name, result.message, result.remedy)
         except UserError as error:
-            failed, model_failed = True, model_failed or name in ("model", "chat_template")
+            failed = True
+            # Several checks read the same problems, and would report the same error.
             if str(error) not in yielded:
                 yielded.add(str(error))
                 yield finding_of(error, name)
 
 
 # Checks that need neither torch nor the number of processes.
-EARLY = (
-    *("settings", "versions", "number_format", "deepspeed", "in_use", "problems", "output_dir", "rewards", "trackers"),
-)
+EARLY = (*("settings", "versions", "number_format", "deepspeed", "problems", "output_dir", "rewards"),)
 
 
 def refuse_early(read: Recipe) -> None:
@@ -110,15 +106,15 @@ def refuse_early(read: Recipe) -> None:
     warning_lines(Setup(read.sound().values, read.given), EARLY)  # not `ask`, which imports torch
 
 
-def finding_of(error: UserError, check: str) -> Finding:
+def finding_of(error: UserError, check: str, level: str = "error") -> Finding:
     """Return an error as a finding.
 
     >>> from grpo_math.errors import ConfigError
     >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
     """
-    level, message, remedy = result_of(error)
-    return Finding(level, check, message, remedy)
+    result = result_of(error, level)
+    return Finding(level, check, result.message, result.remedy)
 
 
 def refusal(finding: Finding) -> UserError:

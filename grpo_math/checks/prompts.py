@@ -1,9 +1,8 @@
-"""Checks of the tokenizer: the end of a turn, padding, and the length of the prompts.
+"""Checks of the tokenizer: the end of a turn, and the length of the prompts.
 
 Does not load weights or, except for ``--show``, the tokenizer.
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,9 @@ def chat_template(setup: Setup) -> Iterator[CheckResult]:
         raise ConfigError("prompt_template", name, reason, remedy)
     extra = setup.settings["chat_template_kwargs"] or {}
     for variable in extra:
-        for broken, reason in (
-            (not chat, f"would be ignored: prompt_template={name!r} is not a chat"),
-            (variable in inspect.signature(tokenizer.apply_chat_template).parameters, "is TRL's own to set"),
-            (variable not in str(tokenizer.chat_template), "is not a variable of this model's chat template"),
-        ):
-            if broken:
-                raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
+        if variable not in str(tokenizer.chat_template):  # Jinja ignores it
+            reason = "is not a variable of this model's chat template"
+            raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
     if setup.settings["tools"]:  # before the prompt is rendered, because the prompt may contain a call
         _conversation(setup)
     if chat:
@@ -59,23 +54,15 @@ def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
     """
     tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
     add = "add {} to eos_token_id in generation_config.json"
-    if eos is None:
-        yield CheckResult(
-            "error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder"
-        )
-        return
     configured = _configured_eos(tokenizer)
     if configured and eos not in configured:
         message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
         yield CheckResult("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
+    # Generation that does not stop at the end of a turn goes on to the length limit, and is cut off.
     end, stops = turn_end(tokenizer), {eos, *configured}
-    if end is None:
-        yield CheckResult(
-            "warning", "the chat template ends a turn with no token", "take a chat template that closes a turn"
-        )
-    elif end not in stops:
+    if end is not None and end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)
         message = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
         yield CheckResult("error", f"{message}: no completion would end by itself", add.format(end))
@@ -98,22 +85,13 @@ def _configured_eos(tokenizer: Any) -> set[int]:
     return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
 
 
-def padding(setup: Setup) -> Iterator[CheckResult]:
-    """Prompts are padded with a token that the embedding has."""
-    pad, vocabulary = setup.tokenizer.pad_token_id, setup.model_config.get("vocab_size")
-    if isinstance(vocabulary, int) and pad is not None and pad >= vocabulary:
-        message = f"the pad token {pad} is not in the model's vocabulary of {vocabulary}"
-        yield CheckResult("error", message, "set pad_token in the tokenizer's folder to a token that the model has")
-
-
 def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
     """Prompts and completions together fit the model's context, and vLLM's if vLLM generates."""
     s, lengths = setup.settings, lengths_of(setup)
-    if not lengths:
-        return  # chat_template() has reported it
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield CheckResult("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    # vLLM may be limited to a shorter context than the model's, to save memory.
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]
@@ -128,9 +106,7 @@ def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
 
 
 def lengths_of(setup: Setup) -> list[int]:
-    """Return the lengths in tokens of a sample of the prompts, in rising order; [] if they cannot be rendered."""
-    if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
-        return []
+    """Return the lengths in tokens of a sample of the prompts, in rising order."""
     return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
 
 

@@ -124,11 +124,6 @@ class Run:
         """True if early and late rewards can be compared: no resampling chose the problems by reward."""
         return not self.get("resample_groups", 0)
 
-    @property
-    def refreshes(self) -> bool:
-        """True if the reference of the KL term follows the policy."""
-        return bool(self.get("reference_refresh_steps", 0) or self.get("sync_ref_model", False))
-
     @cached_property
     def not_rising(self) -> Change | None:
         """The reward's change, if it is surely too small, rewards are not full, and held-out accuracy does not rise.
@@ -138,12 +133,15 @@ class Run:
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
             return None
+        # A run with a high learning rate has learned most within the first window.
         whole = self.change(metrics.REWARD, start=START) or change
         if whole.rise - SURE * whole.error > RISE * self.span:
             return None
-        for heldout in (self.series(name).values for name in (metrics.HELDOUT_ACCURACY, metrics.HELDOUT_IN_FORMAT)):
-            if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
-                return None
+        # Held-out problems stay the same, while those of a step may become harder.
+        heldout = self.series(metrics.HELDOUT_ACCURACY).values
+        if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
+            return None
+        # A full reward cannot rise, but it can fall.
         full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
         return None if full and change.rise > -FALL * self.span else change
 
@@ -156,14 +154,12 @@ class Run:
 def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return a held-out evaluation (before.json as step 0, after.json as the last step) as lines of a history.
 
-    >>> evaluation_line(0, {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 64})
-    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64, 'heldout/accuracy_in_format': 0.25}]
+    >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
+    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
     >>> evaluation_line(0, None)
     []
     """
-    names = ("accuracy", "n", "accuracy_in_format")
-    accuracy, n, in_format = (number((results or {}).get(name)) for name in names)
+    accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
     if accuracy is None or not n:
         return []
-    line = {metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}
-    return [line | ({} if in_format is None else {metrics.HELDOUT_IN_FORMAT: in_format})]
+    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]

@@ -6,13 +6,11 @@ Does not name cause and remedy: diagnosis.py does.
 """
 
 import math
-from functools import partial
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
-from grpo_math.settings.rules import LOW_LORA
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
 LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
@@ -20,16 +18,12 @@ GONE = 0.05  # probability of a series of lines without a reward, if the problem
 FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
-KL_LARGE = 1.0  # nats a token; too far only if the reward did not rise
-KL_SMALL = 1e-4  # nats a token; below it, samples of policy and reference cannot be told apart
-KL_ZERO = 1e-9  # nats a token; below it, the adapter changes nothing
 KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
 ENTROPY_SHARE = 0.2  # of the entropy at the start; in a healthy run the entropy falls as far, but the reward rises
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
-CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
 CLIP_MAX = "vllm_importance_sampling_clip_max"
 FADED = 0.8  # mean weight of the longest completions; short completions keep a weight of 1
@@ -38,9 +32,6 @@ WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors; a run that changed nothing exceeds them with a probability of 1 in 200
 GRADIENT_GREW = 5.0  # times its median in the first lines; a healthy gradient norm at most doubles
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
-LOW_FULL = 1e-7  # learning rate; below it, full fine-tuning hardly changes the weights in 100 steps
-ALWAYS = 0.9  # share of the calls that fail, or that return what the model had written
-LOSS_SMALL = 0.01  # a smaller loss counts as zero
 
 FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
@@ -55,6 +46,7 @@ class Symptom(NamedTuple):
 def flat_reward(run: Run) -> Symptom | None:
     """The rise from the first lines to the last third is surely below `RISE` of the range."""
     change = run.not_rising
+    # A reward that clearly falls is not flat: `collapse` looks at it.
     fell = change and change.rise < -SURE * change.error - RISE / 2 * run.span
     return Symptom(change.words, run.learning_rate(3)) if change and not fell else None
 
@@ -69,6 +61,7 @@ def collapse(run: Run) -> Symptom | None:
         return None
     if len(reward) < TREND:
         return _gone(run)
+    # Every window that ends before the newest one begins.
     starts = range(len(reward) - 2 * WINDOW + 1)
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
     best = max(starts, key=means.__getitem__)
@@ -102,49 +95,31 @@ def _gone(run: Run) -> Symptom | None:
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
-    """Name the checkpoint to keep: the last one up to the best held-out accuracy, or up to the end of the peak."""
-    now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
-    known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
-    best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
-    why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
-    earlier = [step for step in run.saved if step <= best] or run.saved[:1]
-    return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint was saved{why}"
+    """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one."""
+    earlier = [step for step in run.saved if step <= peak[-1]] or run.saved[:1]
+    return f"keep checkpoint-{earlier[-1]}" if earlier else "no checkpoint was saved"
 
 
-def _stuck(run: Run, high: bool) -> Symptom | None:
+def reward_stuck(run: Run) -> Symptom | None:
     """In each of the newest lines the smallest reward equals the largest."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
     if len(low) < WINDOW or low.steps != top.steps:
         return None
     if any(b - a > 1e-9 for a, b in zip(low.values, top.values, strict=True)):
         return None
-    right = run.series(metrics.ACCURACY)
-    value, share = median(low.values), right.level if len(right) else None
-    for_format = bool(names := _reward_names(run)) and all(map(_rewards_format, names))
-    if high != (value > 0 and (share >= 0.5 if share is not None and not for_format else value >= 1)):
-        return None
-    words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
+    right = run.series(metrics.ACCURACY).level
     setting = "dataset: another"
-    if high and for_format:
-        setting = "rewards: [accuracy, gated]"
-    elif not high and run.series(metrics.TRUNCATED).level > 0.5:
-        setting = _longer(run)  # the completion is cut off before the format
-    elif not high and share:
-        setting = "rewards: [accuracy]"  # right answers are not rewarded, because they lack the format
-    elif not high and run.series(metrics.verdict_key("no_answer")).level > 0.5:
+    if run.series(metrics.TRUNCATED).level > 0.5:
+        setting = _longer(run)  # the completion is cut off before the answer
+    elif 0 < right < 1:
+        setting = "rewards: [accuracy]"  # the rewards do not depend on whether the answer is right
+    elif run.series(metrics.verdict_key("no_answer")).level > 0.5:
         setting = "rewards: [shaped]"  # gives a small reward for the format
-    return Symptom(words, setting)
-
-
-reward_stuck_low, reward_stuck_high = partial(_stuck, high=False), partial(_stuck, high=True)
+    return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers right", setting)
 
 
 def _reward_names(run: Run) -> list[str]:
     return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
-
-
-def _rewards_format(name: str) -> bool:
-    return name in FORMAT_REWARDS or "format" in name
 
 
 def format_without_accuracy(run: Run) -> Symptom | None:
@@ -152,7 +127,8 @@ def format_without_accuracy(run: Run) -> Symptom | None:
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
         return None
-    names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
+    # A user's reward counts as one of the format by its name. Without any, fewer completions lack an answer.
+    names = {*FORMAT_REWARDS, *(name for name in _reward_names(run) if "format" in name)}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         if (change := run.change(key, LONG_TREND)) is None:
             continue
@@ -182,6 +158,7 @@ def kl_not_zero_at_start(run: Run) -> Symptom | None:
 def entropy_collapse(run: Run) -> Symptom | None:
     """The entropy fell below `ENTROPY_SHARE` of its start, and the reward surely does not rise."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
+    # The first lines only: in a healthy run, too, the entropy falls fast.
     before = entropy.first(WINDOW // 2).level
     if change is None or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
@@ -203,6 +180,7 @@ def _longer(run: Run) -> str:
 def eos_mismatch(run: Run) -> Symptom | None:
     """No completion has ended by itself since the start, although answers are right or the limit is ample."""
     cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
+    # A model that rambles under a small limit never ends either, but then hardly any answer is right.
     limit = run.get("max_completion_length", LONG_LIMIT)
     if len(cut) < WINDOW or min(cut.values) < NONE_ENDED or (best == 0 and limit < LONG_LIMIT):
         return None
@@ -210,47 +188,29 @@ def eos_mismatch(run: Run) -> Symptom | None:
     return Symptom(words, "eos_token_id: [...] in generation_config.json")
 
 
-def _uniform(run: Run, kind: str, other: str) -> Symptom | None:
-    """The mean share of groups with equal rewards is at least `UNIFORM`, and most of these groups are of this kind.
+def uniform_groups(run: Run) -> Symptom | None:
+    """The mean share of groups with equal rewards is at least `UNIFORM`.
 
     The mean, not the median: in a run with one prompt per step, each line's share is 0 or 1.
     """
-    uniform, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
-    words = f"{percent(uniform.mean)} of the groups in {uniform.span}, {percent(ours.mean)} for this cause"
-    many = len(uniform) >= FEW and uniform.mean >= UNIFORM
-    return Symptom(words, "resample_groups: 3") if many and len(theirs) and ours.mean > theirs.mean else None
-
-
-groups_too_easy = partial(_uniform, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
-groups_too_hard = partial(_uniform, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
-
-
-def clipping(run: Run) -> Symptom | None:
-    """The mean clipped share of the newest `FEW` lines is above `CLIPPED_SHARE`.
-
-    The mean, because the first of two updates on a rollout never clips. Lines with a gradient of zero do not count:
-    without an advantage there is nothing to clip.
-    """
-    lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
-    clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
-    setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
-    seen = Symptom(f"{percent(clipped.mean)} of the tokens in {clipped.span}", setting)
-    return seen if len(clipped) >= WINDOW and clipped.mean > CLIPPED_SHARE else None
+    uniform, right, wrong = (
+        run.series(name).last(FEW) for name in (metrics.DEGENERATE, metrics.ALL_RIGHT, metrics.ALL_WRONG)
+    )
+    shares = f"{percent(right.mean)} all right, {percent(wrong.mean)} all wrong"
+    seen = Symptom(f"{percent(uniform.mean)} in {uniform.span}, {shares}", "resample_groups: 3")
+    return seen if len(uniform) >= FEW and uniform.mean >= UNIFORM else None
 
 
 def adapter_not_moving(run: Run) -> Symptom | None:
-    """Gradients are zero and advantages are not; or the learning rate is zero; or the KL is zero after `FEW` lines."""
-    trained = "the adapter" if run.get("use_peft", False) else "the model"
-    signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
+    """Gradients are zero and advantages are not, or the learning rate is zero."""
     rate = run.series(metrics.LEARNING_RATE)
     if len(rate) >= WINDOW and max(rate.values) == 0:
         return Symptom(f"a learning rate of 0 in {rate.span}", "learning_rate: 1e-5")
-    setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
+    # Groups of equal rewards have no gradient, so that only steps with advantages can show that nothing is trained.
+    signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
     if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
-        return Symptom(f"{trained} has a gradient of 0 in {len(signal)} steps whose advantages are not 0", setting)
-    kl = run.series(metrics.KL)
-    if len(kl) >= FEW and len(signal) >= WINDOW and not run.refreshes and max(map(abs, kl.values)) < KL_ZERO:
-        return Symptom(f"{trained} has a KL of 0 to its start in {kl.span}", setting)
+        setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
+        return Symptom(f"a gradient of 0 in {len(signal)} steps whose advantages are not 0", setting)
     return None
 
 
@@ -265,13 +225,8 @@ def uncheckable_answers(run: Run) -> Symptom | None:
 def sampler_apart(run: Run) -> Symptom | None:
     """TRL's mean distance between vLLM's and the trainer's log-probs has a median above `SAMPLER_APART`."""
     apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
-    if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
-        return None
-    words, setting = f"{apart.level:.2g} nats a token in {apart.span}", "cast_lm_head_to_fp32: true"
-    for name, off in {"staleness": 0, "min_p": 0.0, "top_k": 0, "top_p": 1.0}.items():
-        if (value := run.get(name, off)) != off:
-            words, setting = f"{words}, with {name}={value:g}", f"{name}: {off}"
-    return Symptom(words, setting)
+    seen = Symptom(f"{apart.level:.2g} nats a token in {apart.span}", "cast_lm_head_to_fp32: true")
+    return seen if len(apart) >= WINDOW and apart.level > SAMPLER_APART else None
 
 
 def long_completions_fade(run: Run) -> Symptom | None:
@@ -296,102 +251,36 @@ def long_completions_fade(run: Run) -> Symptom | None:
 
 def heldout_worse(run: Run) -> Symptom | None:
     """The newest held-out accuracy is surely below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    return _worse(run, metrics.HELDOUT_ACCURACY, run.learning_rate(0.3))
-
-
-def heldout_format_lost(run: Run) -> Symptom | None:
-    """The newest held-out accuracy in the format is surely below that of step 0; right answers may lack the format."""
-    names = [str(name) for name in run.get("rewards", [])] or ["accuracy"]
-    return _worse(run, metrics.HELDOUT_IN_FORMAT, f"rewards: [{', '.join(dict.fromkeys([*names, 'gated']))}]")
-
-
-def _worse(run: Run, name: str, setting: str) -> Symptom | None:
-    scores = [line for line in run.lines if name in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None
-    (base, m), (now, n) = ((line[name], line[metrics.HELDOUT_N]) for line in (scores[0], scores[-1]))
+    (base, m), (now, n) = (
+        (line[metrics.HELDOUT_ACCURACY], line[metrics.HELDOUT_N]) for line in (scores[0], scores[-1])
+    )
     pooled = (base * m + now * n) / (m + n)
     if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
         return None
     step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
-    return Symptom(words, setting)
+    return Symptom(words, run.learning_rate(0.3))
 
 
 def learning_rate_too_high(run: Run) -> Symptom | None:
-    """Gradients grew `GRADIENT_GREW` times; or the policy moves too far from its rollout or its reference."""
-    gradient, moved, kl = (run.series(name) for name in (metrics.GRAD_NORM, metrics.APPROX_KL, metrics.KL))
+    """Gradients grew `GRADIENT_GREW` times, or the policy moves too far from its rollout."""
+    gradient, moved = run.series(metrics.GRAD_NORM), run.series(metrics.APPROX_KL)
+    # Gradients below max_grad_norm are not clipped. They may grow from a small start without harm.
     ceiling = run.get("max_grad_norm", 1.0) or 1.0
     if len(gradient) >= TREND:
         start, before = gradient.first().span, median(gradient.first().values)
         if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
             words = f"gradient norm {before:.2g} in {start}, {gradient.level:.2g} in {gradient.last().span}"
             return Symptom(words, run.learning_rate(0.3))
+    # The mean, because the first of several updates on a rollout has not moved at all.
     if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
-        return Symptom(words, run.learning_rate(0.3))
-    if len(kl) >= TREND and kl.level > KL_LARGE and run.not_rising:
-        words = f"a KL of {kl.level:.2g} nats a token in {kl.last().span}, and the reward {run.not_rising.words}"
         return Symptom(words, run.learning_rate(0.3))
     return None
 
 
-def learning_rate_too_low(run: Run) -> Symptom | None:
-    """There are gradients, the KL is tiny, and the reward does not surely rise.
-
-    Without a KL: the reward surely does not rise, and the learning rate is tiny.
-    """
-    change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
-    if change is None or not len(gradient) or gradient.level <= 0:
-        return None
-    if len(kl) >= TREND and not run.refreshes:
-        if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
-            return None
-        words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
-        return Symptom(words, run.learning_rate(10))
-    rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
-    if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
-        return None
-    words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
-    return Symptom(words, run.learning_rate(10))
-
-
-def loss_near_zero(run: Run) -> Symptom | None:
-    """The loss is near zero, as it should be: on policy and without a KL term its value is -mean(advantage)."""
-    loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
-    of_update = run.get("gradient_accumulation_steps", 1)
-    reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > of_update
-    if len(loss) < WINDOW or reused or run.get("beta", 0.0) or gradient.level <= 0:
-        return None
-    size = median(map(abs, loss.values))
-    seen = Symptom(f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}", "none")
-    return seen if size <= LOSS_SMALL else None
-
-
 def percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-
-
-def calls_never_used(run: Run) -> Symptom | None:
-    """No completion of the last lines calls a tool."""
-    calls = run.series(metrics.CALLS).last()
-    seen = Symptom(f"0 calls in {calls.span}", "prompt_template: python")
-    return seen if len(calls) >= WINDOW and not any(calls.values) else None
-
-
-def _of_calls(run: Run, name: str, setting: str) -> Symptom | None:
-    """Nearly all calls of the last lines have this property."""
-    calls, share = run.series(metrics.CALLS).last(), run.series(name).last()
-    shares = Series([], [value for value, n in zip(share.values, calls.values, strict=False) if n])
-    seen = Symptom(f"{percent(shares.mean)} of them in {share.span}", setting)
-    return seen if len(share) >= WINDOW and len(shares) >= WINDOW / 2 and shares.mean >= ALWAYS else None
-
-
-def calls_always_fail(run: Run) -> Symptom | None:
-    """Nearly all calls fail."""
-    return _of_calls(run, metrics.FAILURE_FREQUENCY, "python: {wall_seconds: 20, memory_mb: 1024}")
-
-
-def output_echoed(run: Run) -> Symptom | None:
-    """Nearly all results are already written in their calls."""
-    return _of_calls(run, metrics.ECHO_FREQUENCY, "rewards: [accuracy, tool_use]")

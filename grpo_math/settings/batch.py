@@ -112,6 +112,7 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     if rollout is not None and per_rollout is not None:
         reason = f"and steps_per_generation={per_rollout} say the same twice"
         raise ConfigError("generation_batch_size", rollout, reason, "give one")
+    # TRL generates a rollout at a time, and splits it into micro-batches: both have to consist of whole groups.
     if rollout is not None:
         unit = batch.total if prompts else math.lcm(processes * rows, generations)
         if rollout % unit:

@@ -159,17 +159,6 @@ def _classes(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef
     return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
 
 
-def assigned(file: str, *classes: str) -> tuple[str, ...]:
-    """Return the names that these classes of accelerate give a type or a value.
-
-    >>> assigned("utils/dataclasses.py", "DistributedType")[:2]
-    ('NO', 'MULTI_CPU')
-    """
-    lines = [line for node in _classes("accelerate", file, classes) for line in node.body]
-    typed = [ast.unparse(line.target) for line in lines if isinstance(line, ast.AnnAssign)]
-    return (*typed, *(ast.unparse(line.targets[0]) for line in lines if isinstance(line, ast.Assign)))
-
-
 def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     name, value = ast.unparse(line.target), line.value
     kinds, item = set[str](), None

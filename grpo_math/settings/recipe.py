@@ -13,6 +13,7 @@ Does not check combinations of settings: rules.py and batch.py do.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -28,12 +29,6 @@ from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
 NEEDED = ("max_completion_length", "num_generations")  # TRL takes null: for the first, transformers samples 20 tokens
-SYNONYMS = (  # the old and the new name of a field of transformers or TRL
-    ("gradient_checkpointing", "activation_checkpointing"),
-    ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
-    ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
-    ("use_transformers_paged", "use_transformers_continuous_batching"),
-)
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
 
@@ -70,6 +65,7 @@ def read(argv: Sequence[str]) -> Recipe:
     typed = _typed(words, problems)
     notes: list[str] = []
     script = any(name in {**written, **typed} for name in SCRIPTS)
+    # The command line wins, by the old name of a field or by the new one: both are translated first.
     given = {**translated(written, notes), **translated(typed, notes)}
     checked = {}
     for name, value in (for_script(given) if script else given).items():
@@ -77,10 +73,7 @@ def read(argv: Sequence[str]) -> Recipe:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
-    for old, new in SYNONYMS:
-        if {old, new} <= checked.keys() and checked[old] != checked[new]:
-            reason = f"contradicts {old}={checked[old]}, its old name"
-            problems.append(ConfigError(new, checked[new], reason, "leave one of them out"))
+    # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
     values = {name: field.default for name, field in fields().items()} | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
@@ -91,18 +84,13 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
     (('a.yaml', ['--seed', '1']), ('a.yaml', []))
     """
-    words, path = list(argv), None
-    for number, word in enumerate(words):
-        if word == "--config" or word.startswith("--config="):
-            inside = "=" in word
-            path = word.partition("=")[2] if inside else next(iter(words[number + 1 :]), "")
-            if not path or path.startswith("--"):
-                raise UserError("--config needs a value: give the path of a recipe")
-            del words[number : number + (1 if inside else 2)]
-            break
-    if any(word.split("=")[0] == "--config" for word in words):
-        raise UserError("--config is given twice: give one recipe")
-    return path, words
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    try:
+        known, words = parser.parse_known_args(argv)
+    except argparse.ArgumentError:
+        raise UserError("--config needs a value: give the path of a recipe") from None
+    return known.config, words
 
 
 def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
@@ -117,8 +105,6 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for word, values in options:
         name = word.removeprefix("--").replace("-", "_")
-        if name.startswith("no_") and "bool" in _kinds(name[3:]):
-            name, values = name[3:], ["false"]
         kinds = _kinds(name)
         if not word.startswith("--"):
             problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
@@ -161,9 +147,6 @@ def check(name: str, value: Any) -> Any:
     if field is None:
         near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
-    if name == "vllm_server_base_url" and "@" in str(value):
-        reason = "holds a user or password, which the run would write down"
-        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)
@@ -244,7 +227,5 @@ def coerced(field: Field, value: Any) -> Any:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
         remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-    elif isinstance(value, float) and len(of) == 1 and "str" in kinds:
-        remedy = "put it in quotes"
     secret = is_secret(field.name) or ("dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS))
     raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(name for name, _ in of)}", remedy)

@@ -9,7 +9,6 @@ Does not check the type, range or choices of one setting (fields.py), and does n
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,8 +71,6 @@ def _off(name: str) -> Callable[[Settings], bool]:
 # Settings of the trainer, for recipes and scripts.
 
 _ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
-# Arguments of torch.utils.checkpoint.checkpoint
-_CHECKPOINT = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
 _RATIO = "epsilon epsilon_high delta off_policy_mask_threshold"
 _VLLM_CORRECTION = "vllm_importance_sampling_mode vllm_importance_sampling_clip_max"
 _NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
@@ -97,10 +94,6 @@ UPDATE = [
         lambda s: is_user_function(s["baseline"]),
         "baseline={baseline!r} gives the advantages themselves",
     ),
-    unused("long_sequences", _off("max_seq_length_train"), "max_seq_length_train=0 takes every length"),
-    unused("gradient_checkpointing_kwargs", _off("gradient_checkpointing"), "gradient_checkpointing=False"),
-    unused("allow_float16", _off("fp16"), "fp16=False"),
-    unused("max_tokens_per_micro_batch", _off("pack_updates"), "pack_updates=False has no budget"),
     unused(
         "max_tokens_per_micro_batch",
         lambda s: changed(s, _ENTROPY),
@@ -125,20 +118,9 @@ UPDATE = [
     ),
     unused("delta", lambda s: s["loss_type"] not in CLIPPED, "loss_type={loss_type!r} does not clip"),
     unused("epsilon epsilon_high", _is("loss_type", "sapo", "vespo"), "loss_type={loss_type!r} does not clip"),
-    unused(
-        "epsilon",
-        lambda s: s["loss_type"] == "cispo" and s["epsilon_high"] is not None,
-        "loss_type='cispo' has an upper bound alone, epsilon_high={epsilon_high:g}",
-    ),
     unused(_SAPO, lambda s: s["loss_type"] != "sapo", "loss_type={loss_type!r} is not sapo"),
     unused(_VESPO, lambda s: s["loss_type"] != "vespo", "loss_type={loss_type!r} is not vespo"),
     unused(_ADAPTIVE, _off("use_adaptive_entropy"), "use_adaptive_entropy=False"),
-    Rule(
-        "entropy_coef_min",
-        lambda s: s["use_adaptive_entropy"] and s["entropy_coef_min"] > s["entropy_coef_max"],
-        "is above entropy_coef_max={entropy_coef_max:g}",
-        "give a smaller number",
-    ),
     Rule(
         "activation_offloading",
         lambda s: s["activation_offloading"] and not s["gradient_checkpointing"],
@@ -193,12 +175,6 @@ UPDATE = [
         "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
     ),
-    Rule(
-        "gradient_checkpointing_kwargs",
-        lambda s: set(_mapping(s, "gradient_checkpointing_kwargs")) - set(_CHECKPOINT),
-        "names what torch's checkpoint does not take",
-        "use some of use_reentrant, preserve_rng_state, determinism_check, debug, context_fn, early_stop",
-    ),
 ]
 
 REFERENCE = [
@@ -249,20 +225,9 @@ VLLM = [
         "give it to the server",
     ),
     unused(
-        "cache_implementation use_transformers_continuous_batching use_transformers_paged",
-        lambda s: s["use_vllm"],
-        "use_vllm=True generates",
-    ),
-    unused(
         _VLLM_CORRECTION,
         lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
         "vllm_importance_sampling_correction=False",
-    ),
-    Rule(
-        "vllm_server_host",
-        lambda s: _on_server(s) and not s["vllm_server_base_url"] and not is_address(f"http://{s['vllm_server_host']}"),
-        "is not a host",
-        "give a name or an IP address",
     ),
     Rule(
         "vllm_server_base_url",
@@ -323,18 +288,7 @@ OF_GENERATION = {
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
 }
-_WORKERS = "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
 _EVALUATE = "set heldout_every"
-
-
-def _trackers(s: Settings) -> set[str]:
-    named = s["report_to"]
-    return {*(named if isinstance(named, Sequence) and not isinstance(named, str) else [named])}
-
-
-def _accelerator(s: Settings) -> dict[str, Any]:
-    accelerator = _mapping(s, "accelerator_config")
-    return {**accelerator, **(accelerator.get("gradient_accumulation_kwargs") or {})}
 
 
 def _served_adapter(s: Settings) -> bool:
@@ -388,12 +342,6 @@ PROGRAM = [
         "heldout metric_for_best_model", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE
     ),
     Rule(
-        "enable_jit_checkpoint",
-        lambda s: s["enable_jit_checkpoint"],
-        "would take SIGTERM for itself",
-        "leave it out: the step is saved anyway",
-    ),
-    Rule(
         "remove_unused_columns",
         lambda s: s["remove_unused_columns"],
         "would take the gold answers away from the rewards",
@@ -411,14 +359,8 @@ PROGRAM = [
     ),
     Rule(
         "accelerator_config",
-        lambda s: _accelerator(s).get("split_batches") or _accelerator(s).get("dispatch_batches"),
+        lambda s: any(_mapping(s, "accelerator_config").get(name) for name in ("split_batches", "dispatch_batches")),
         "would tear groups of completions apart",
-    ),
-    Rule(
-        "accelerator_config",
-        lambda s: _accelerator(s).get("num_steps") is not None,
-        "sets num_steps, which has a field",
-        "set gradient_accumulation_steps",
     ),
     Rule(
         "staleness",
@@ -427,9 +369,6 @@ PROGRAM = [
         "leave it at 0",
     ),
     Rule("output_dir", _off("output_dir"), "is missing", "name the folder that the run writes to"),
-    Rule(
-        "resume_from_checkpoint", _is("resume_from_checkpoint", ""), "is empty", "give a checkpoint's folder, or true"
-    ),
     # Data
     unused(
         "dataset_split",
@@ -437,7 +376,6 @@ PROGRAM = [
         "a file has one split",
         "leave it out, or cut the file: train[200:]",
     ),
-    unused("eval_columns", _off("eval_dataset"), "eval_dataset is not set"),
     unused(
         "eval_dataset",
         lambda s: s["eval_n"] == 0 and (s["heldout"] or not evaluates(s)),
@@ -445,7 +383,6 @@ PROGRAM = [
         "set eval_n, or heldout_every",
     ),
     unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
-    unused("python", lambda s: s["tools"] and "python" not in s["tools"], "the tool python is not among tools"),
     # Rewards
     Rule("rewards", _off("rewards"), "is empty", "name a reward function, such as accuracy"),
     Rule(
@@ -459,12 +396,6 @@ PROGRAM = [
         lambda s: s["reward_weights"] is not None and len(s["reward_weights"]) != len(s["rewards"]),
         "are not as many as the reward functions",
         "give one weight for each",
-    ),
-    Rule(
-        "reward_weights",
-        lambda s: s["reward_weights"] and not any(s["reward_weights"]),
-        "pay nothing",
-        "leave them out, or give one above 0",
     ),
     # Adapter and number format
     switched("use_peft", "lora_", "use_dora", "use_rslora"),
@@ -483,12 +414,6 @@ PROGRAM = [
         lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1],
         "is more than vLLM serves",
         f"use {RANKS[-1]} or less",
-    ),
-    Rule(
-        "lora_target_modules",
-        lambda s: s["use_peft"] and s["lora_target_modules"] == [],
-        "is empty",
-        "leave it out, or use all-linear",
     ),
     Rule(
         "lora_dropout",
@@ -550,12 +475,6 @@ PROGRAM = [
         "warning",
     ),
     switched("log_completions", "num_completions_to_print", "log_unique_prompts"),
-    unused("project", lambda s: not _trackers(s) & {"all", "wandb", "trackio"}, "report_to is not wandb or trackio"),
-    unused(
-        "trackio_space_id trackio_bucket_id trackio_static_space_id",
-        lambda s: not _trackers(s) & {"all", "trackio"},
-        "report_to is not trackio",
-    ),
     # The Hub. A run is pushed once, at its end.
     unused(
         "hub_model_id hub_private_repo hub_revision",
@@ -563,31 +482,7 @@ PROGRAM = [
         "push_to_hub is off",
         "set push_to_hub: true, or leave it out",
     ),
-    unused("hub_always_push", lambda s: True, "a run is pushed once, at its end"),
-    unused(
-        "hub_strategy",
-        lambda s: s["push_to_hub"] and s["hub_strategy"] != "end",
-        "a run is pushed once, at its end",
-        "hub_strategy: end",
-    ),
-    # Loading and computing
-    Rule(  # torch refuses these when training starts
-        _WORKERS,
-        lambda s: not s["dataloader_num_workers"] and changed(s, _WORKERS),
-        "needs dataloader_num_workers above 0",
-        "set that too, or leave it out",
-    ),
-    unused("dataloader_in_order", _off("dataloader_num_workers"), "dataloader_num_workers is 0"),
-    unused("fsdp_config", _off("fsdp"), "fsdp is not set"),
-    unused(
-        "optim_target_modules", lambda s: not re.match("galore|apollo", s["optim"]), "optim={optim} does not read it"
-    ),
     switched("use_liger_kernel", "liger_kernel_config"),
-    unused(
-        "transformers_continuous_batching_config",
-        lambda s: not (s["use_transformers_continuous_batching"] or s["use_transformers_paged"]),
-        "use_transformers_continuous_batching is off",
-    ),
 ]
 OF_TRAINER = [*UPDATE, *REFERENCE, *VLLM]
 RULES = [*OF_TRAINER, *PROGRAM]

@@ -131,7 +131,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
     >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
     first rollout: 75% cut at the limit, 50% in the format, 0% right, mean length 8, 8 tokens/s, 1.0 s a step + update
     warning: 75% of the first completions are cut at the limit: raise max_completion_length, or ask for shorter answers
-    warning: none of the first 2 completions is right: see grpo-math doctor --deep, or take easier problems
+    warning: none of the first 2 completions is right: read them in completions/, or take easier problems
     """
     shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "right"}
     last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}  # without gold answers, 2
@@ -144,7 +144,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
         remedy = "raise max_completion_length, or ask for shorter answers"
         lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
     if last.get(metrics.ACCURACY) == 0:
-        remedy = "see grpo-math doctor --deep, or take easier problems"
+        remedy = "read them in completions/, or take easier problems"
         lines.append(f"warning: none of the first {count} completions is right: {remedy}")
     return lines
 

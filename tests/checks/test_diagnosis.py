@@ -98,9 +98,6 @@ def changed(lines=None, seed=0, **series):
 
 
 KEYS = {
-    "calls": metrics.CALLS,
-    "failures": metrics.FAILURE_FREQUENCY,
-    "echoes": metrics.ECHO_FREQUENCY,
     **{name.lower(): getattr(metrics, name) for name in dir(metrics) if isinstance(getattr(metrics, name), str)},
     "uncheckable": UNCHECKABLE,
     "no_answer": NO_ANSWER,
@@ -128,9 +125,8 @@ FLAT = without_heldout(flat())
 
 
 def evaluated(before, after):
-    """A run with 256 problems before and after it; a pair is the accuracy in any form, and in the format."""
-    ends = (end if isinstance(end, tuple) else (end, end) for end in (before, after))
-    first, last = ({"accuracy": a, "accuracy_in_format": b, "n": 256} for a, b in ends)
+    """A run with 256 problems before and after it."""
+    first, last = ({"accuracy": accuracy, "n": 256} for accuracy in (before, after))
     return [*evaluation_line(0, first), *without_heldout(healthy(0)), *evaluation_line(80, last)]
 
 
@@ -138,81 +134,24 @@ def rising(step):
     return 0.3 + 0.4 * min(1, step / 40)
 
 
-# What shows a finding, and what nearly does: (lines, settings) of each.
+# The lines of a run that shows a finding.
 SHOWN = {
-    "flat_reward": ((FLAT, {}), (without_heldout(changed(reward=noisy(lambda s: 0.4 + 0.2 * s / 80, 0.05))), {})),
-    "collapse": (
-        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)), {}),
-        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)), {}),
-    ),
-    "reward_stuck_low": (
-        (changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0), {}),
-        (changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0), {}),
-    ),
-    "reward_stuck_high": (
-        (changed(reward=1.0, reward_min=1.0, reward_max=1.0, accuracy=1.0), {}),
-        (changed(reward=1.0, reward_min=lambda s: float(s % 8 != 0), reward_max=1.0, accuracy=1.0), {}),
-    ),
-    "format_without_accuracy": (
-        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)), {}),
-        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(lambda s: 0.2 + 0.2 * s / 80, 0.05)), {}),
-    ),
-    "kl_explosion": (
-        (changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05), {}),
-        (changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5), {}),
-    ),
-    "kl_not_zero_at_start": ((changed(kl=0.05), {}), (changed(kl=lambda s: 0.001 if s == 1 else 0.05), {})),
-    "entropy_collapse": (
-        (without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)), {}),
-        (changed(entropy=lambda s: 1.0 * 0.93**s), {}),
-    ),
-    "truncation": (
-        (changed(truncated=noisy(0.26, 0.03)), {}),
-        (changed(truncated=lambda s: 0.6 if s % 3 == 0 else 0.17), {}),
-    ),
-    "eos_mismatch": ((changed(truncated=1.0), {}), (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {})),
-    "groups_too_easy": (
-        (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
-        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
-    ),
-    "groups_too_hard": (
-        (changed(degenerate=0.9, all_right=0.1, all_wrong=0.8), {}),
-        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.05, all_wrong=0.7), {}),
-    ),
-    "clipping": (
-        (changed(clip_region=lambda s: 0.6 * (s % 2)), {"num_iterations": 2}),
-        (changed(clip_region=lambda s: 0.38 * (s % 2)), {"num_iterations": 2}),
-    ),
-    "adapter_not_moving": ((changed(grad_norm=0.0), {}), (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {})),
-    "uncheckable_answers": (
-        (changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)), {}),
-        (changed(uncheckable=lambda s: 0.036 * (s % 4 == 0)), {}),
-    ),
-    "sampler_apart": (
-        (changed(sampler_difference=noisy(0.2, 0.03)), {}),
-        (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
-    ),
-    "long_completions_fade": (
-        (changed(logp_sum_spread=0.025, length_max=4096), {}),
-        (changed(logp_sum_spread=0.025, length_max=4096), {"vllm_importance_sampling_mode": "token_truncate"}),
-    ),
-    "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
-    "heldout_format_lost": (
-        (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}),
-        (evaluated((0.5, 0.4), (0.6, 0.34)), {}),
-    ),
-    "learning_rate_too_high": (
-        (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
-        (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
-    ),
-    "learning_rate_too_low": (
-        (without_heldout(flat(kl=lambda s: 1e-7 * s)), {}),
-        (without_heldout(flat(kl=lambda s: 1e-4 * s)), {}),
-    ),
-    "calls_never_used": ((changed(calls=0.0), {}), (changed(calls=0.01), {})),
-    "calls_always_fail": ((changed(calls=0.5, failures=0.95), {}), (changed(calls=0.5, failures=0.8), {})),
-    "output_echoed": ((changed(calls=0.5, echoes=0.95), {}), (changed(calls=0.0, echoes=0.95), {})),
-    "loss_near_zero": ((changed(loss=noisy(0.0, 0.001)), {}), (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04})),
+    "flat_reward": FLAT,
+    "collapse": changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)),
+    "reward_stuck": changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0),
+    "format_without_accuracy": changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)),
+    "kl_explosion": changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05),
+    "kl_not_zero_at_start": changed(kl=0.05),
+    "entropy_collapse": without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)),
+    "truncation": changed(truncated=noisy(0.26, 0.03)),
+    "eos_mismatch": changed(truncated=1.0),
+    "uniform_groups": changed(degenerate=0.9, all_right=0.8, all_wrong=0.1),
+    "adapter_not_moving": changed(grad_norm=0.0),
+    "uncheckable_answers": changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)),
+    "sampler_apart": changed(sampler_difference=noisy(0.2, 0.03)),
+    "long_completions_fade": changed(logp_sum_spread=0.025, length_max=4096),
+    "heldout_worse": evaluated(0.5, 0.35),
+    "learning_rate_too_high": changed(grad_norm=lambda s: 0.3 * 1.05**s),
 }
 
 
@@ -252,6 +191,30 @@ def first_of(most, size):
 
 # Each threshold, from both sides: (finding, settings, what is just over it, what is just under it).
 EDGES = [
+    (
+        "collapse",
+        {},
+        changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)),
+        changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)),
+    ),
+    (
+        "reward_stuck",
+        {},
+        changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0),
+        changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0),
+    ),
+    (
+        "kl_explosion",
+        {},
+        changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05),
+        changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5),
+    ),
+    (
+        "uncheckable_answers",
+        {},
+        changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)),
+        changed(uncheckable=lambda s: 0.036 * (s % 4 == 0)),
+    ),
     ("flat_reward", {}, steady(reward=then(0.4, 0.47)), steady(reward=then(0.4, 0.53))),
     ("flat_reward", {}, steady(level=0.8), steady(level=0.9)),
     ("flat_reward", {}, steady(steps=40), steady(steps=39)),
@@ -277,14 +240,9 @@ EDGES = [
         steady(level=0.0, truncated=1.0),
         steady(level=0.0, truncated=then(1.0, 0.99)),
     ),
-    ("adapter_not_moving", {}, changed(kl=7e-10), changed(kl=1.3e-9)),
     ("learning_rate_too_high", {}, changed(grad_norm=then(0.3, 1.8)), changed(grad_norm=then(0.3, 1.3))),
     ("learning_rate_too_high", {}, changed(grad_norm=then(0.1, 1.2)), changed(grad_norm=then(0.1, 0.8))),
     ("learning_rate_too_high", {}, changed(approx_kl=0.12), changed(approx_kl=0.08)),
-    ("learning_rate_too_high", {}, steady(kl=then(0, 1.2)), steady(kl=then(0, 0.8))),
-    ("learning_rate_too_low", {}, steady(kl=8e-5), steady(kl=1.3e-4)),
-    ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
-    ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
     ("sampler_apart", {}, changed(sampler_difference=0.12), changed(sampler_difference=0.08)),
     (
         "long_completions_fade",
@@ -301,7 +259,6 @@ EDGES = [
     ("heldout_worse", {}, evaluated(0.5, 0.375), evaluated(0.5, 0.4)),
     ("heldout_worse", {}, in_the_middle(0.5, 0.3), in_the_middle(0.3, 0.5)),
     ("heldout_worse", {}, of_many(0.47), of_many(0.485)),  # a loss that is sure, but of a point
-    ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),
     ("flat_reward", {}, FLAT, without_heldout(flat(level=0.93))),
     ("flat_reward", {}, FLAT, [*FLAT, *scored(20, 0.3), *scored(60, 0.5)]),
     (  # as the demo at a rate of 5e-4: the first ten lines are then mostly of what it has learned
@@ -310,23 +267,11 @@ EDGES = [
         without_heldout(changed(reward=noisy(0.6, 0.02), accuracy=0.6)),
         without_heldout(changed(reward=noisy(lambda s: {1: 0.2, 2: 0.35}.get(s, 0.6), 0.02), accuracy=0.6)),
     ),
-    (  # with few completions a step the reward cannot be told from a rising one; such a KL says enough
-        "learning_rate_too_low",
-        {},
-        without_heldout(changed(reward=noisy(0.35, 0.2), kl=lambda s: 1e-7 * s)),
-        without_heldout(changed(reward=noisy(lambda s: 0.35 + 0.5 * s / 80, 0.1), kl=lambda s: 1e-7 * s)),
-    ),
     (  # with one prompt a step, six groups of ten without signal have a median of all, and are not four fifths
-        "groups_too_hard",
+        "uniform_groups",
         {},
         changed(degenerate=first_of(9, 10), all_wrong=first_of(9, 10), all_right=0.0),
         changed(degenerate=first_of(6, 10), all_wrong=first_of(6, 10), all_right=0.0),
-    ),
-    (  # a rollout without signal, on which nothing is clipped, does not dilute the clipping
-        "clipping",
-        {"num_iterations": 8},
-        changed(clip_region=lambda s: 0.3 * (s % 16 < 8), grad_norm=lambda s: 0.3 * (s % 16 < 8)),
-        changed(clip_region=lambda s: 0.15 * (s % 16 < 8), grad_norm=lambda s: 0.3 * (s % 16 < 8)),
     ),
     # Groups without signal have a gradient of zero, and that is right.
     ("adapter_not_moving", {}, changed(learning_rate=0.0), changed(grad_norm=0.0, advantage_std=0.0)),
@@ -337,8 +282,7 @@ EDGES = [
     ("name", "lines", "settings"),
     [
         # Dynamic sampling holds the reward near a half.
-        ("flat_reward", FLAT, {"resample_groups": 2}),
-        ("adapter_not_moving", changed(kl=0.0), {"reference_refresh_steps": 1}),
+        ("flat_reward", FLAT, {"resample_groups": 2})
     ],
 )
 def test_a_setting_that_explains_it_ends_a_finding(name, lines, settings):
@@ -352,23 +296,14 @@ def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
     assert name not in checks_of(under, settings)
 
 
-@pytest.mark.parametrize(("name", "value", "off"), [("staleness", 1, 0), ("top_p", 0.8, 1.0), ("top_k", 20, 0)])
-def test_a_sampler_that_is_meant_to_be_another_is_named(name, value, off):
-    (results,) = [
-        f for f in diagnose(changed(sampler_difference=0.2), CONFIG | {name: value}) if f.check == "sampler_apart"
-    ]
-    assert f"with {name}={value:g}" in results.message
-    assert f"{name}: {off}" in results.remedy
-
-
 def checks_of(lines, settings):
     return {finding.check for finding in diagnose(lines, CONFIG | settings)}
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_history_that_shows_it_gives_the_finding(name):
-    lines, settings = SHOWN[name][0]
-    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == name]
+    lines = SHOWN[name]
+    [finding] = [f for f in diagnose(lines, CONFIG) if f.check == name]
     assert finding.level == CHECKS[name].level
     assert finding.level in LEVELS
     assert finding.message.startswith(CHECKS[name].symptom + ": ")
@@ -376,35 +311,17 @@ def test_a_history_that_shows_it_gives_the_finding(name):
     assert "step" in finding.message
     assert finding.remedy.startswith(CHECKS[name].remedy)
     setting = finding.remedy.removeprefix(CHECKS[name].remedy)
-    assert re.fullmatch(r": \w+: \S.*", setting) or name == "loss_near_zero"
+    assert re.fullmatch(r": \w+: \S.*", setting)
     assert "\n" not in finding.line()
     json.dumps(finding._asdict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_history_that_nearly_shows_it_does_not(name):
-    assert name not in checks_of(*SHOWN[name][1])
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_few_steps_of_it_are_too_few(name):
-    lines, settings = SHOWN[name][0]
-    three = [line for line in lines if line[metrics.STEP] <= 3]
-    expected = {"kl_not_zero_at_start"} if name == "kl_not_zero_at_start" else set()
-    assert checks_of(three, settings) == expected
-
-
-@pytest.mark.parametrize("name", CHECKS)
 def test_any_key_may_be_missing_or_none(name):
-    lines, settings = SHOWN[name][0]
-    keys = sorted({key for line in lines for key in line})
-    for key in keys:
-        diagnose([{k: v for k, v in line.items() if k != key} for line in lines], CONFIG | settings)
-        diagnose([{**line, key: None} for line in lines], CONFIG | settings)
-    rng = random.Random(0)
-    holes = [{k: v for k, v in line.items() if k == metrics.STEP or rng.random() < 0.5} for line in lines]
-    diagnose(holes, {})
-    assert diagnose(lines, None) is not None
+    lines = SHOWN[name]
+    for key in sorted({key for line in lines for key in line}):
+        diagnose([{k: v for k, v in line.items() if k != key} for line in lines], CONFIG)
+        diagnose([{**line, key: None} for line in lines], {})
     assert diagnose([], {}) == diagnose([{}, {metrics.STEP: None}], CONFIG) == []
 
 
@@ -436,34 +353,18 @@ def test_a_resumed_run_counts_its_newest_attempt():
 
 def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set():
     """As with a rate of 5e-3: a reward at step 1, and from the next step on none. No window can be a peak."""
-
-    def after(rewarded, steps):
-        """Lines of which the first hold a reward and the rest none."""
-
-        def alive(step):
-            return float(step <= rewarded)
-
-        lines = [line for line in without_heldout(healthy(0)) if 1 <= line[metrics.STEP] <= steps]
-        dead = {"degenerate": 1.0, "all_wrong": 1.0, "truncated": lambda s: 1.0 - 0.9 * alive(s), "entropy": 0.3}
-        return changed(lines, reward=alive, reward_max=alive, reward_min=0.0, accuracy=alive, **dead)
-
-    assert alarms(after(1, 12)) == {"collapse"}
-    assert alarms(after(3, 30)) == {"collapse"}
-    [finding] = [f for f in diagnose(after(1, 12), CONFIG) if f.check == "collapse"]
+    alive = then(1.0, 0.0, at=1)
+    lines = [line for line in without_heldout(healthy(0)) if 1 <= line[metrics.STEP] <= 12]
+    dead = {"degenerate": 1.0, "all_wrong": 1.0, "truncated": then(0.1, 1.0, at=1), "entropy": 0.3}
+    lines = changed(lines, reward=alive, reward_max=alive, reward_min=0.0, accuracy=alive, **dead)
+    assert alarms(lines) == {"collapse"}
+    [finding] = [f for f in diagnose(lines, CONFIG) if f.check == "collapse"]
     assert "1 of the 1 lines up to step 1 hold a reward, none in steps 2 to 12" in finding.message
-    assert finding.remedy.endswith(": learning_rate: 1e-05")
-    assert "collapse" not in alarms(after(3, 30), CONFIG | {"resample_groups": 2})
-    # One reward in thirty lines is luck, not a level to fall from.
-    luck = after(0, 40)
-    luck[25][metrics.REWARD_MAX] = luck[25][metrics.REWARD] = 1.0
-    assert "collapse" not in alarms(luck)
+    assert "collapse" not in alarms(lines, CONFIG | {"resample_groups": 2})
 
 
 def test_the_checkpoint_to_keep_is_one_that_is_there():
-    lines = without_heldout(SHOWN["collapse"][0][0])
-    scores = [*scored(25, 0.7), *scored(50, 0.6)]
-    [message] = [f.message for f in diagnose([*lines, *scores], CONFIG, ["checkpoint-20"]) if f.check == "collapse"]
-    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in message
+    lines = without_heldout(SHOWN["collapse"])
     for kept, words in (
         (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
         (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
@@ -477,9 +378,6 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first():
     levels = [finding.level for finding in diagnose(changed(truncated=0.5, grad_norm=0.0, loss=1e-4), CONFIG)]
     assert levels == sorted(levels, key=LEVELS.index)
     assert "truncation" not in alarms(changed(truncated=1.0))
-    low = alarms(without_heldout(flat(learning_rate=1e-6, kl=None)))
-    assert "learning_rate_too_low" in low
-    assert "flat_reward" not in low
     assert "flat_reward" not in alarms(without_heldout(flat(grad_norm=0.0)))
     assert set(EXPLAINED_BY) | set().union(*EXPLAINED_BY.values()) <= set(CHECKS)
 
@@ -495,20 +393,19 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first():
 )
 def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
     lines = changed(reward=0.0, reward_min=0.0, reward_max=0.0, **series)
-    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck_low"]
+    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck"]
     assert finding.remedy.endswith(line)
 
 
-def test_the_remedy_is_a_line_for_this_recipe():
-    def remedy(name, config):
-        lines, settings = SHOWN[name][0]
-        return next(f.remedy for f in diagnose(lines, CONFIG | settings | config) if f.check == name)
-
-    assert remedy("truncation", {"max_completion_length": 300}).endswith(": max_completion_length: 600")
-    assert remedy("collapse", {"learning_rate": 3e-5}).endswith(": learning_rate: 1.5e-05")
-    # A new adapter is nothing at step 1 whatever its dropout, and disable_dropout leaves attention_dropout on.
-    dropout = ": disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
-    for settings in ({}, {"lora_dropout": 0.05}):
-        assert remedy("kl_not_zero_at_start", settings).endswith(dropout)
-    assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
-    assert remedy("uncheckable_answers", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
+@pytest.mark.parametrize(
+    ("name", "config", "line"),
+    [
+        ("truncation", {"max_completion_length": 300}, "max_completion_length: 600"),
+        ("collapse", {"learning_rate": 3e-5}, "learning_rate: 1.5e-05"),
+        ("uncheckable_answers", {"grade_timeout": 2.5}, "grade_timeout: 5"),
+    ],
+)
+def test_the_remedy_is_a_line_for_this_recipe(name, config, line):
+    lines = SHOWN[name]
+    [remedy] = [f.remedy for f in diagnose(lines, CONFIG | config) if f.check == name]
+    assert remedy.endswith(f": {line}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import signal
 import sys
 from collections import namedtuple
 
 import pytest
 from small_http import AnsweringHTTP
 
-from grpo_math.checks import machine, services
+from grpo_math.checks import machine
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.settings.recipe import read
@@ -36,16 +34,10 @@ def results(check: str, *words: str, **more) -> list[tuple[str, str]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
 def test_a_kernel_that_cannot_sandbox_the_python_tool_ends_the_run(monkeypatch):
-    def output(**more):
-        asked = setup()
-        finding = dataclasses.replace(asked, settings={**asked.settings, **more})
-        return [(f.level, f.message) for f in preflight(finding, only=("python_tool",))]
-
-    assert output() == []
-    [(level, message)] = output(tools=["python"])
-    assert (level, message[:31]) == ("info", "the Python tool is sandboxed by")
+    words = ["--tools", "python", "--prompt_template", "python"]
+    assert results("python_tool") == results("python_tool", *words) == []
     monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 0, "seccomp": 0})
-    [(level, message)] = output(tools=["python"])
+    [(level, message)] = results("python_tool", *words)
     assert level == "error"
     assert "a program could open connections" in message
 
@@ -66,7 +58,6 @@ def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
         ((7.5,), ["--bf16", "true"], ["error"]),
         ((7.5,), ["--dtype", "bfloat16"], ["error"]),
         ((9.0, 7.0), ["--dtype", "bfloat16"], ["error"]),
-        ((), ["--bf16", "true"], ["error"]),
         ((), [], ["info"]),
         ((8.0,), ["--bf16", "true"], []),
         ((8.0,), ["--dtype", "bfloat16"], ["warning"]),  # weights without a float32 copy
@@ -87,20 +78,14 @@ def usage(free):
     return lambda folder: namedtuple("usage", "total used free")(0, 0, free)
 
 
-def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
-    """q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters."""
-    words = ["--use_peft", "--save_steps", "10", "--max_steps", "30"]
-    one, kept = machine.checkpoint_bytes(setup(*words))
-    assert 921_600 * 12 <= one <= 921_600 * 12 * 1.01  # float32 weights and Adam's two moments
-    assert kept == 3 * one + 921_600 * 4
-    assert machine.checkpoint_bytes(setup(*words, "--save_total_limit", "1"))[1] == one + 921_600 * 4
-    assert machine.checkpoint_bytes(setup(*words, "--save_strategy", "no"))[1] == 921_600 * 4
-    for free, level in ((2 * kept, []), (kept - 1, ["warning"]), (one - 1, ["error"])):
+def test_a_checkpoint_and_the_weights_are_held_against_the_disk(monkeypatch):
+    """q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters.
+
+    A checkpoint has float32 weights and Adam's two moments, and the final weights come to a third of that.
+    """
+    for free, levels in ((921_600 * 16.2, []), (921_600 * 15.9, ["error"])):
         monkeypatch.setattr(machine.shutil, "disk_usage", usage(free))
-        assert [level for level, _ in results("disk", *words)] == level
-    for limit, remedy in ((["--save_total_limit", "1"], ": name another"), ([], ": set save_total_limit: 1, or name")):
-        [(_, text)] = results("disk", *words, *limit)
-        assert remedy in text
+        assert [level for level, _ in results("disk", "--use_peft")] == levels
 
 
 @pytest.mark.parametrize(
@@ -109,12 +94,9 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
         ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "8"], ["info", "warning"]),  # one prompt
         ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "4"], ["info"]),
         ("deepspeed", [], []),
-        ("deepspeed", ["--ddp_backend", "gloo"], ["error"]),  # without a launcher
-        ("number_format", ["--load_in_8bit", "--use_dora"], ["error"]),
+        ("deepspeed", ["--fsdp", "full_shard"], ["error"]),  # without a launcher
         ("number_format", ["--attn_implementation", "flash"], ["error"]),
-        ("memory", [], ["info"]),
-        ("memory", ["--model_name_or_path", "PHI"], ["info"]),  # which is not measured
-        ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
+        ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),  # which is not measured
         ("disk", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
     ],
 )
@@ -126,31 +108,12 @@ def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
 # Rewards
 
 
-def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_with_the_line_to_type():
-    for template, reward in (("gsm8k", "accuracy"), ("boxed", "number_match"), ("xml", "proximity")):
-        [(level, text)] = results("rewards", "--prompt_template", template, "--rewards", reward)
-        assert level == "info"
-        assert f"a right answer outside the {template} format is paid as well as one within it" in text
-        assert text.endswith(f"where the format matters, rewards: [{reward}, gated]")
-        assert results("rewards", "--prompt_template", template, "--rewards", reward, "gated") == []
-    for template, reward in (("gsm8k", "gsm8k"), ("r1_zero", "r1_zero"), ("gsm8k", "shaped")):
-        assert results("rewards", "--prompt_template", template, "--rewards", reward) == []
-
-
 PUBLIC = """
-import signal
 from math_verify import parse, verify
 
 
 def verified(completions, answer, **columns):
     return [float(verify(parse(a, parsing_timeout=3), parse(c[-1]["content"])))  for c, a in zip(completions, answer)]
-
-
-def alarmed(completions, grade, **columns):
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.alarm(5)
-    signal.alarm(0)
-    return [float(g.verdict == "correct") for g in grade]
 
 
 class Later:
@@ -163,16 +126,13 @@ later = Later()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["verified", "alarmed", "later"])
+@pytest.mark.parametrize("name", ["verified", "later"])
 def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
     """Math-Verify's time limit works in the main thread alone."""
     (tmp_path / "public_rewards.py").write_text(PUBLIC)
     monkeypatch.syspath_prepend(tmp_path)
-    before = signal.getsignal(signal.SIGALRM)
     output = results("rewards", "--prompt_template", "boxed", "--rewards", f"public_rewards:{name}")
     assert [level for level, _ in output if level != "info"] == [], output
-    if name != "alarmed":
-        assert signal.getsignal(signal.SIGALRM) == before
 
 
 # The tokenizer
@@ -199,7 +159,6 @@ class Other:
         (0, 0, ["error"]),  # <|endoftext|>, while a turn ends with <|im_end|>
         (0, 2, ["warning"]),  # the two disagree, and TRL stops at both
         ([0, 2], 0, []),
-        (2, None, ["error"]),
     ],
 )
 def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tokenizer, tmp_path):
@@ -215,9 +174,8 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
         ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
         ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
         ("chat_template", ["--chat_template_kwargs", '{"x": true}'], {}, ["error"], "is not a variable of this model"),
-        ("padding", [], {}, [], ""),
-        ("padding", [], {"pad_token_id": 49152}, ["error"], "is not in the model's vocabulary of 49152"),
         ("prompt_lengths", [], {}, ["info"], ""),
+        ("memory", [], {}, ["info"], "GB at the peak"),
         (
             "prompt_lengths",
             ["--max_completion_length", "8150"],
@@ -256,7 +214,6 @@ def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, lev
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: True)
     output = results("trackers", "--report_to", "wandb")
     assert [level for level, _ in output] == level
     assert "secret" not in str(output)
@@ -283,13 +240,6 @@ def test_a_vllm_server_is_asked_for_its_version(answers, expected, server):
     answered.update(answers)
     words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
     assert [level for level, _ in results("vllm_server", *words)] == expected
-
-
-def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
-    monkeypatch.delenv("RANK", raising=False)
-    assert results("ports") == []
-    assert [level for level, _ in results("ports", processes=2)] == ["error"]
 
 
 @pytest.fixture
@@ -363,26 +313,8 @@ def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
     train, held_out, line = divided()
     assert {*train, *held_out} == {*problems}
     assert not {*train} & {*held_out}
-    assert len({*held_out}) == 4
     assert f"{len(held_out)} of the 41 problems of {extra} are held out of training by a hash" in line
-    assert divided("--eval_n", "2")[:2] == (train, held_out[:2])
-    assert divided("--eval_n", "0", "--heldout_every", "5")[:2] == (train, held_out)
     assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
     stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
     assert stated[:2] == (problems[8:], problems[:4])
     assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
-
-
-# The data
-
-
-def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
-    golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
-    file = tmp_path / "mine.jsonl"
-    output = "1 problem has different gold answers: mine/3 has '7', mine/4 has '8'"
-    for rows, warnings in ((golds, 1), (golds[:3], 0)):
-        file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
-        texts = [
-            text for level, text in results("problems", "--dataset", str(file), "--eval_n", "0") if level == "warning"
-        ]
-        assert [text.startswith(output) for text in texts] == [True] * warnings

@@ -31,22 +31,22 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def prompt(**settings):
+USER = {"role": "user", "content": "3 + 4?"}
+PLACED = r"Solve {problem} and put \\boxed{} around {problem}."
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "answer_format"),
+    [
+        ({"system_prompt": "Think {hard}."}, [{"role": "system", "content": "Think {hard}."}, USER], "boxed"),
+        ({"prompt_template": PLACED}, [{"role": "user", "content": PLACED.replace("{problem}", "3 + 4?")}], "boxed"),
+        ({"prompt_template": "own_prompts:plain"}, "Q: 3 + 4? Answer after ####.\nA:", "gsm8k"),
+        ({"prompt_template": "own_prompts:chat", "answer_format": "direct"}, [USER], "direct"),
+    ],
+)
+def test_a_prompt_is_a_name_a_text_or_a_function(here, settings, prompt, answer_format):
     template = template_of(settings)
-    return template.prompt("3 + 4?"), template.answer_format
-
-
-def test_a_prompt_is_a_name_a_text_or_a_function(here):
-    user = {"role": "user", "content": "3 + 4?"}
-    assert prompt(system_prompt="Think {hard}.") == ([{"role": "system", "content": "Think {hard}."}, user], "boxed")
-    text = r"Solve {problem} and put \\boxed{} around {problem}."
-    assert prompt(prompt_template=text)[0] == [{"role": "user", "content": text.replace("{problem}", "3 + 4?")}]
-    assert prompt(prompt_template="own_prompts:plain") == ("Q: 3 + 4? Answer after ####.\nA:", "gsm8k")
-    assert prompt(prompt_template="own_prompts:chat") == ([user], "boxed")
-    shown, answer_format = prompt(prompt_template="gsm8k", system_prompt="Mine.", answer_format="direct")
-    assert [output["content"] for output in shown] == ["Mine.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "3 + 4?"]
-    assert answer_format == "direct"
-    assert prompt() == ([*load_problems("generated", limit=1)[0]["prompt"][:-1], user], "gsm8k")
+    assert (template.prompt("3 + 4?"), template.answer_format) == (prompt, answer_format)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,5 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenize
     )
     assert cli.main(words) == 0
     output = capsys.readouterr().out
-    assert ("<|im_start|>" in output) == (template in ("gsm8k", "Q: {problem}"))
     start = "<think>" if template == "r1_zero" else "\nA:" if ":plain" in template else "<|im_start|>assistant\n"
     assert output.count(f"{start}[the completion starts here]") == 2

@@ -14,7 +14,6 @@ import pytest
 from launching import variables
 from small_runs import RUN
 
-from grpo_math.checks.doctor import doctor
 from grpo_math.errors import ConfigError
 from grpo_math.run import lock
 from grpo_math.train.program import main
@@ -65,12 +64,8 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
 
 
-def test_training_and_doctor_refuse_a_folder_in_which_another_run_trains(other, tmp_path, capsys):
+def test_training_refuses_a_folder_in_which_another_run_trains(other, tmp_path, capsys):
     output = f"output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
-    (tmp_path / "recipe.yaml").write_text("seed: 1\n")
-    arguments = ["--model_name_or_path", "embedded", "--output_dir", str(tmp_path / "run"), *RUN]
-    assert main(arguments) == 2
+    assert main(["--model_name_or_path", "embedded", "--output_dir", str(tmp_path / "run"), *RUN]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {output}: wait until")
-    results = doctor(["--config", str(tmp_path / "recipe.yaml"), *arguments])
-    assert ("error", output) in [(one.level, one.message) for one in results]

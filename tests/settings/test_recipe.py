@@ -79,7 +79,6 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
         (["--max_steps=-1"], {"max_steps": -1}),
         (["--max_steps", "-1"], {"max_steps": -1}),
         (["--use_peft"], {"use_peft": True}),
-        (["--no_gradient_checkpointing"], {"gradient_checkpointing": False}),
         (["--rewards", "accuracy", "overlong", "--seed", "3"], {"rewards": ["accuracy", "overlong"], "seed": 3}),
         (["--lora_target_modules", "all-linear"], {"lora_target_modules": ["all-linear"]}),
     ],
@@ -137,8 +136,8 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
     assert message in str(problem)
 
 
-@pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"], ["--config="], ["--config=a", "--config", "b"]])
-def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
+@pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"]])
+def test_a_recipe_that_is_not_named_is_refused(argv):
     with pytest.raises(UserError, match="--config"):
         split(argv)
 
