@@ -252,12 +252,14 @@ def _problem(row: Row, template: Template, others: Row) -> Problem:
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
-    """Return whether a column can be in TRL's table, in which a column has one type."""
+    """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
+    reason = "training uses this name itself" if column in which.MADE else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:
-        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {first_line(error)}")
-        return False
-    return True
+        reason = first_line(error)
+    if reason:
+        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {reason}")
+    return not reason

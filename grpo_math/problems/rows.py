@@ -66,7 +66,9 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
     parts = _parts(fields, accepted, answer, source)
     if source is not OWN:  # other columns of a built-in set may be gigabytes, and the user did not name them
         return {**row, "others": parts}
-    left_out = {*row, *PARTS, *columns.MADE}
+    # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
+    asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
+    left_out = {*row, *PARTS, *asked}
     return {**row, "others": {**{name: fields[name] for name in fields if name not in left_out}, **parts}}
 
 

@@ -137,9 +137,11 @@ def test_the_other_columns_of_a_file_are_kept_as_they_are_in_every_row(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["prompt", "grade"])
-def test_a_column_with_a_name_that_training_uses_is_left_out(name, tmp_path):
+def test_a_column_with_a_name_that_training_uses_is_left_out_with_a_warning(name, tmp_path, caplog):
     file = write(tmp_path / "mine.jsonl", {**GOOD, name: "x", "source": "mine"})
     assert [list(row) for row in load_problems(file)] == [[*COMMON, "source"]]
+    reason = "is left out, no reward gets it: training uses this name itself"
+    assert caplog.messages == [f"the column {name!r} of {file} {reason}"]
 
 
 def test_all_rows_have_level_and_subject_as_soon_as_one_has(tmp_path):
