@@ -15,7 +15,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
 from grpo_math.report import read_results, report, run_dir, viewer
-from grpo_math.report.plots import CSS_COLOURS, PLOTS, curves, svg
+from grpo_math.report.plots import CSS_COLOURS, PLOTS, Curve, curves, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_table
 from grpo_math.report.viewer import sources
@@ -250,6 +250,8 @@ def test_the_pointer_shows_the_step_and_the_value_of_a_point():
     places = [(float(x), float(y)) for x, y in drawn]
     for x, y, *_ in figure["points"]:  # above the marker of matplotlib
         assert any(abs(x - across) < 0.01 and abs(y - down) < 0.01 for across, down in places)
+    steps = [float(step) for step in range(1000)]
+    assert len(svg(PLOTS[1], [Curve("reward", steps, steps, [])])["points"]) == 167  # a sixth
 
 
 def test_the_evaluation_after_training_replaces_a_smaller_one_of_its_step():
