@@ -220,7 +220,8 @@ def _module(name: str) -> Any:
 def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
     from grpo_math.settings.translate import hint
 
-    name = word.partition("=")[0].removeprefix("--")
+    word = word.partition("=")[0]  # the value may be a token
+    name = word.removeprefix("--")
     known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
     near = hint(name, known) if word.startswith("--") else ""
     return UserError(f"{word} is not an option of {parser.prog}: {near or f'see {parser.prog} --help'}")

@@ -21,13 +21,14 @@ _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozens
 def cut(value: object) -> str:
     """Return the repr of a value in at most 200 characters, without building the whole repr of a large value.
 
-    >>> cut(-1), len(cut("x" * 10**7)), cut([[["deep", [[]]]]])
-    ('-1', 200, "[[['deep', [...]]]]")
+    >>> cut(-1), len(cut("x" * 10**7)), cut([[["deep", [[]]]]]), cut("http://ada:secret@host")
+    ('-1', 200, "[[['deep', [...]]]]", "'http://***@host'")
     """
     try:
         text = _REPR.repr(value)
     except ValueError:  # a number of thousands of digits
         return "a number of thousands of digits"
+    text = re.sub("://.*@", "://***@", text)  # a user and a password before the host
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 

@@ -13,6 +13,7 @@ Does not check what a file should contain. Imports no other package, because the
 import codecs
 import csv
 import difflib
+import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from typing import Any
 
 from grpo_math.errors import UserError
 
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 
@@ -81,10 +83,10 @@ def read_json(path: str | Path) -> Any:
 def is_table(path: str | Path) -> bool:
     """Return True if a file's name ends like that of a table.
 
-    >>> is_table("a.jsonl"), is_table("a.parquet"), is_table("owner/name")
+    >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name")
     (True, True, False)
     """
-    return str(path).endswith(TABLES)
+    return str(path).removesuffix(".gz").endswith(TABLES)
 
 
 def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
@@ -92,13 +94,17 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
 
     Raises `Unreadable`. Every cell of a CSV file is text, so that ``007`` and ``1.50`` stay as they are.
     """
-    with reading(path):
-        content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-        if str(path).endswith(".parquet"):
+    name = str(path).removesuffix(".gz")
+    with reading(path), gzip.open(path) if name != str(path) else open(path, "rb") as file:
+        content = file.read()
+        if name.endswith(".parquet"):
             from pyarrow import parquet
 
             return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
-        if str(path).endswith((".csv", ".tsv")):
+        if content.startswith(UTF_16):  # as Excel and PowerShell write text
+            content = content.decode("utf-16").encode()
+        content = content.removeprefix(codecs.BOM_UTF8)
+        if name.endswith((".csv", ".tsv")):
             return _cells(content.decode())
         if content.lstrip().startswith(b"["):
             return enumerate(json.loads(content), 1)

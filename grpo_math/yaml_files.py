@@ -26,5 +26,6 @@ class _Strict(yaml.SafeLoader):
 
 def read_yaml(path: str | Path) -> Any:
     """Return the value of a YAML file. Raises `Unreadable`."""
-    with reading(path):
-        return yaml.load(Path(path).read_bytes(), _Strict)
+    # Of a stream, unlike of a text, an error does not quote the line, which may hold a token.
+    with reading(path), open(path, "rb") as file:
+        return yaml.load(file, _Strict)

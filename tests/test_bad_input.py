@@ -45,6 +45,7 @@ FILES = {
     "format.jsonl": '{"gold": "2", "prediction": "2", "format": ["a"]}',
     "half.json": '{"schema": 1, "rows": [{"id',
     "whole.json": results(),
+    "token.yaml": BASE + "hub_token: hf_secret: 1",
     "stage.json": '{"zero_optimization": {"stage": "two"}}',
     "offload.json": '{"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}}',
     "stage.yaml": BASE + "deepspeed: stage.json",
@@ -102,6 +103,11 @@ def test_a_mistake_in_a_recipe_is_one_line(name, here):
 def test_a_mistake_in_a_file_or_an_option_is_one_line(name, here, capsys):
     arguments, line = COMMANDS[name]
     assert line in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize("arguments", [["plan", "token.yaml"], ["push", "run", "--token=hf_secret"]])
+def test_the_line_of_a_mistake_shows_no_token(arguments, here, capsys):
+    assert "secret" not in refused(capsys, *arguments)
 
 
 def test_a_byte_order_mark_is_passed_over(here, capsys):

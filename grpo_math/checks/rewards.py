@@ -30,16 +30,30 @@ JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
 def problems(setup: Setup) -> Iterator[CheckResult]:
-    """There are problems, and held-out ones are as many as asked for and not trained on."""
+    """There are problems, each with one gold answer, and held-out ones are as many as asked for and not trained on."""
     rows, overlap = setup.problems.rows, setup.problems.overlap
     yield CheckResult("info", f"{len(rows)} problems to train on")
     if evaluated := setup.problems.about_eval:
         yield CheckResult("info", evaluated)
     for one in setup.problems.during:
         yield CheckResult("info", f"{len(one.rows)} problems of {one.data}, {one.split}, are evaluated during training")
+    yield from _contradictions(rows)
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield CheckResult(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
+
+
+def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
+    """Find problems with gold answers that are not equal: one of them pays for a wrong answer."""
+    first = {row["problem"]: row for row in reversed(rows)}
+    pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
+    texts = [made_up(other["answer"], "boxed") for _, other in pairs]
+    grades = grade_batch([one["answer"] for one, _ in pairs], texts, answer_format="boxed")
+    apart = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.verdict is not Verdict.CORRECT]
+    if apart:
+        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
+        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
+        yield CheckResult("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
 
 
 def batch(setup: Setup) -> Iterator[CheckResult]:

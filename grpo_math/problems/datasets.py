@@ -8,7 +8,7 @@ the prompt asks for. All rows of a data set have the same keys.
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
 | path/to/folder[:config] | a copy of a set in a local folder, as `hf download` writes it |
-| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet; one split |
+| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
 | generated, generated:sums,products | problems made by generated.py |
 
 The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
@@ -162,7 +162,7 @@ def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> 
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        return _Opened(path.stem, dataset, _table(path, split))
+        return _Opened(path.name.partition(".")[0], dataset, _table(path, split))
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from grpo_math.errors import UserError, escaped
 from grpo_math.run.streams import Answer
 
-HELP = "/new forgets the conversation, Ctrl-C cuts an answer, Ctrl-D exits"
+HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
 Streams = Mapping[str, Iterator[str]]  # the pieces of an answer, by the name of the model
 
 
@@ -65,6 +65,8 @@ def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
             return
         if question == "/new":
             forget()
+        elif question == "/help":
+            print(HELP)
         elif question:
             try:
                 answer(ask(question))

@@ -88,8 +88,10 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     """Evaluate what the options ask for. Bad input is reported before torch is imported."""
     names = suite.sets(args.data, args.suite)
     run = of_run.read(args.run, args.output, args.checkpoint) if args.run else None
-    if len(names) > 1 and str(args.output).endswith(".json"):
-        raise ConfigError("output", args.output, f"is one file, and there are {len(names)} data sets", "give a folder")
+    for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
+        if is_for_one and len(names) > 1:
+            reason = f"is for one data set, and there are {len(names)}"
+            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
     problems = {name: _problems(args, name, run) for name in names}  # load all before the first evaluation
     from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate

@@ -6,6 +6,7 @@ The model's output is hostile text: page.html escapes all text (render.py), form
 Does not judge a run: checks/diagnosis.py does.
 """
 
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +62,7 @@ def report(run_dir: str | Path) -> ReportFiles:
         progress=progress(run),
         spent=spent(run),
         duration=duration,
+        date=_date(run),
         changes={viewer.CHANGES[0, 1]: "improvements", viewer.CHANGES[1, 0]: "regressions"},
         shown=CHANGES_SHOWN,
         categories=metrics.CATEGORIES,
@@ -70,6 +72,13 @@ def report(run_dir: str | Path) -> ReportFiles:
     html = run.directory / "report.html"
     replace_text(html, text)
     return ReportFiles(html, plots, findings, run.notes)
+
+
+def _date(run: Run) -> str:
+    """Return the day on which the run wrote its last step, or its settings."""
+    paths = [run.directory / name for name in ("history.jsonl", "config.yaml")]
+    times = [path.stat().st_mtime for path in paths if path.exists()]
+    return f"{datetime.fromtimestamp(times[0]):%Y-%m-%d}" if times else ""
 
 
 def _tables(run: Run) -> dict[str, dict[str, str]]:

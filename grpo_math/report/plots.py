@@ -37,6 +37,7 @@ CSS_COLOURS = {
 COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
+MOST_TITLES = 200  # points of a curve that show their step and value to the pointer
 SMOOTHED = 20  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
 HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
@@ -188,7 +189,7 @@ def png(drawn: Sequence[tuple[Plot, Sequence[Curve]]]) -> bytes:
 
 
 def svg(plot: Plot, lines: Sequence[Curve]) -> dict[str, Any]:
-    """Return a plot for the page, as the content of an SVG element of this size.
+    """Return a plot for the page, as the content of an SVG element of this size. ``points`` show their step and value.
 
     The page shrinks a plot to the width of a phone, so the figure is small and its letters are large.
     """
@@ -196,7 +197,14 @@ def svg(plot: Plot, lines: Sequence[Curve]) -> dict[str, Any]:
     figure = _figure([(plot, lines)], (4.8, 3.3), 72)
     figure.savefig(buffer, format="svg", transparent=True)
     inside = Markup(_inside(buffer.getvalue().decode("utf-8")))
-    return {"plot": plot, "size": (figure.bbox.width, figure.bbox.height), "inside": inside}
+    axes, (width, height) = figure.axes[0], figure.bbox.size
+    points = []
+    for line in lines:
+        stride = len(line.steps) // MOST_TITLES + 1
+        for step, value in zip(line.steps[::stride], line.values[::stride], strict=True):
+            x, y = axes.transData.transform((step, value))
+            points.append((x, height - y, line.label, step, value))  # SVG counts from the top
+    return {"plot": plot, "size": (width, height), "inside": inside, "points": points}
 
 
 def _inside(text: str) -> str:

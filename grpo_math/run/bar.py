@@ -13,9 +13,18 @@ SECONDS = 60.0  # between two lines of a log
 
 
 class Bar(tqdm):
-    """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one."""
+    """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one.
 
-    printed = float("-inf")
+    ``{left}`` in a format is the time left, with the ``then`` seconds of work that follow the last step.
+    """
+
+    printed, then = float("-inf"), 0.0
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        shown, done = super().format_dict, self.n - self.initial
+        left = self.format_interval(shown["elapsed"] / done * (self.total - self.n) + self.then) if done else "?"
+        return {**shown, "left": left}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         closing = self.disable  # tqdm's close() disables the bar before it draws it a last time

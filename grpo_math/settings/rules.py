@@ -9,6 +9,7 @@ Does not check the type, range or choices of one setting (fields.py), and does n
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.server import RANKS
 from grpo_math.problems.of_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.run.redact import is_address
+from grpo_math.run.redact import is_address, without_secrets
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
@@ -291,6 +292,15 @@ OF_GENERATION = {
 _EVALUATE = "set heldout_every"
 
 
+def _no_pattern(s: Settings) -> bool:
+    """Return whether peft could not read the modules: TRL makes a list of one name a string, which is a pattern."""
+    modules = s["lora_target_modules"] or []
+    try:
+        return len(modules) == 1 and not re.compile(modules[0])
+    except re.error:
+        return True
+
+
 def _served_adapter(s: Settings) -> bool:
     return s["use_peft"] and s["use_vllm"] and s["vllm_sync"] == "adapter"
 
@@ -317,6 +327,7 @@ PROGRAM = [
         for name, off in (
             ("load_best_model_at_end", (False,)),
             ("keep_best", (False,)),
+            ("stop_at", (None,)),
             ("save_strategy", ("no", "steps", "epoch")),
         )
     ),
@@ -415,6 +426,7 @@ PROGRAM = [
         "is more than vLLM serves",
         f"use {RANKS[-1]} or less",
     ),
+    Rule("lora_target_modules", _no_pattern, "is not a regular expression", "use all-linear, or names of modules"),
     Rule(
         "lora_dropout",
         lambda s: s["use_peft"] and s["beta"] and s["lora_dropout"],
@@ -482,6 +494,12 @@ PROGRAM = [
         "push_to_hub is off",
         "set push_to_hub: true, or leave it out",
     ),
+    unused(
+        "hub_strategy",
+        lambda s: s["push_to_hub"] and s["hub_strategy"] != "end",
+        "a run is pushed once, at its end",
+        "hub_strategy: end",
+    ),
     switched("use_liger_kernel", "liger_kernel_config"),
 ]
 OF_TRAINER = [*UPDATE, *REFERENCE, *VLLM]
@@ -494,7 +512,8 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
         if rule.broken(s):
             name, *more = changed(s, rule.fields) or rule.fields.split()
             others = f"(and {', '.join(more)}) " if more else ""
-            yield rule.level, ConfigError(name, s[name], others + rule.reason.format_map(s), rule.remedy.format_map(s))
+            value = without_secrets({name: s[name]}).get(name, "***")
+            yield rule.level, ConfigError(name, value, others + rule.reason.format_map(s), rule.remedy.format_map(s))
 
 
 def refuse(s: Settings) -> None:

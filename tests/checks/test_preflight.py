@@ -105,7 +105,17 @@ def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
     assert [level for level, _ in results(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
 
 
-# Rewards
+# Problems and rewards
+
+
+def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
+    golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
+    file = tmp_path / "mine.jsonl"
+    output = "problems with different gold answers: 1; mine/3 has '7', mine/4 has '8'"
+    for rows, expected in ((golds, [output]), (golds[:3], [])):
+        file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
+        given = results("problems", "--dataset", str(file), "--eval_n", "0")
+        assert [text.rpartition(": ")[0] for level, text in given if level == "warning"] == expected
 
 
 PUBLIC = """

@@ -51,7 +51,7 @@ def test_base_and_trained_answer_in_turns_as_an_evaluation_would(run, tiny, toke
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
-    lines = iter(["Hello", "", "And now?", "/new", "Hello"])
+    lines = iter(["Hello", "", "And now?", "/help", "/new", "Hello"])
 
     def typed(prompt):
         try:
@@ -68,6 +68,7 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
     assert [len(prompt) for prompt in prompts] == [2, 4, 2]
     assert [message["role"] for message in prompts[1]] == ["system", "user", "assistant", "user"]
     assert len(side.messages) == 3
+    assert capsys.readouterr().out.count(conversation.HELP) == 1
 
 
 @pytest.mark.parametrize(

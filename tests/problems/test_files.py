@@ -1,5 +1,6 @@
-"""Files of rows as people have them: five formats, and what cannot be read."""
+"""Files of rows as people have them: five formats, compressed or in UTF-16, and what cannot be read."""
 
+import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +21,9 @@ FILES = {
     "marked.csv": CSV.encode("utf-8-sig"),
     "semicolons.csv": "problem;answer\nWhat is 3 + 4?;7\nWie viel, “genau”, ist 0,5 · 3?;1.50\n".encode(),
     "mine.tsv": "problem\tanswer\nWhat is 3 + 4?\t7\nWie viel, “genau”, ist 0,5 · 3?\t1.50\n".encode(),
+    "mine.jsonl.gz": gzip.compress(JSONL.encode()),
+    "mine.csv.gz": gzip.compress(CSV.encode("utf-16")),
+    "utf16.jsonl": JSONL.encode("utf-16"),
 }
 
 
@@ -61,6 +65,7 @@ def test_a_number_of_any_kind_is_a_gold_answer(tmp_path):
         ),
         ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
         ("a.csv", "problem,answer\ncaf\u00e9,7\n".encode("latin-1"), "UnicodeDecodeError: "),
+        ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
         ("a.jsonl", None, "No such file or directory"),
     ],

@@ -1,6 +1,7 @@
 """The report on synthetic run directories: whole, half written, damaged, hostile and large."""
 
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
 from grpo_math.report import read_results, report, run_dir, viewer
-from grpo_math.report.plots import CSS_COLOURS, PLOTS, curves
+from grpo_math.report.plots import CSS_COLOURS, PLOTS, Curve, curves, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_table
 from grpo_math.report.viewer import sources
@@ -32,7 +33,9 @@ def rows_of(run, source=0):
 
 @pytest.mark.slow
 def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_credentials(run):
+    os.utime(run / "history.jsonl", (1_700_000_000, 1_700_000_000))
     page = page_of(run)
+    assert "<dt>date</dt><dd>2023-11-1" in page.replace("\n", "")
     paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
     assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
     # (190 - 94) / 256 = 0.375
@@ -236,6 +239,19 @@ def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
     assert [line.label for line in curves(lines, reward)] == ["reward", "gsm8k", "length"]
     del lines[0]["rewards/length/mean"]
     assert [line.label for line in curves(lines, reward)] == ["reward"]
+
+
+def test_the_pointer_shows_the_step_and_the_value_of_a_point():
+    lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
+    figure = svg(PLOTS[0], curves(lines, PLOTS[0]))
+    shown = [(label, step, value) for _, _, label, step, value in figure["points"]]
+    assert shown == [*(("training completions", s, s / 10) for s in range(1, 6)), ("held-out problems", 3, 0.5)]
+    drawn = re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"', figure["inside"])
+    places = [(float(x), float(y)) for x, y in drawn]
+    for x, y, *_ in figure["points"]:  # above the marker of matplotlib
+        assert any(abs(x - across) < 0.01 and abs(y - down) < 0.01 for across, down in places)
+    steps = [float(step) for step in range(1000)]
+    assert len(svg(PLOTS[1], [Curve("reward", steps, steps, [])])["points"]) == 167  # a sixth
 
 
 def test_the_evaluation_after_training_replaces_a_smaller_one_of_its_step():

@@ -23,6 +23,7 @@ VALUES = {
     "generation_kwargs": [{name: 1} for name in rules.OF_GENERATION] + [{"do_sample": False}],
     "lora_alpha": [4096],
     "lora_r": [1024],
+    "lora_target_modules": [["q_(proj"]],
     "model_init_kwargs": [{name: 1} for name in rules.OF_MODEL],
     "output_dir": [""],
     "reward_weights": [[1.0, 2.0]],
@@ -101,6 +102,19 @@ def test_the_defaults_break_no_rule_and_neither_does_null():
     for name, field in fields().items():
         if "None" in field.kinds:
             list(violations(DEFAULTS | {name: None}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"vllm_server_base_url": "http://ada:se/cret@host:80"},
+        {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.OF_MODEL, 1)}},
+    ],
+)
+def test_the_line_of_a_rule_shows_no_secret(changed):
+    lines = [str(line) for _, line in violations(DEFAULTS | changed)]
+    assert lines
+    assert "cret" not in "".join(lines)
 
 
 # Worked out by hand from what each loss reads.

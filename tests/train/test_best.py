@@ -66,8 +66,8 @@ def test_the_best_checkpoint_outlives_the_limit_and_is_compared_with_the_last(ti
     assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
 
     answer("export", str(run_dir), "--merge", str(merged))
-    base = AutoModelForCausalLM.from_pretrained(tiny())
-    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().bfloat16().state_dict()
+    base = AutoModelForCausalLM.from_pretrained(tiny(), dtype="bfloat16")
+    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
     exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
