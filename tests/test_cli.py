@@ -218,11 +218,11 @@ def test_the_demo_trains_a_step_and_reports(tiny, tmp_path, capsys):
     assert "95% paired interval" in out
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"adapter", "after.json", "report.html"}
     stages = [line for line in err.splitlines() if re.match(r"\d of 3: ", line)]
-    assert [line.partition(",")[0] for line in stages] == [
-        "1 of 3: evaluating before training",
-        "2 of 3: training",
-        "3 of 3: evaluating after training",
-    ]
+    assert stages == ["1 of 3: evaluating before training", "2 of 3: training", "3 of 3: evaluating after training"]
+    assert main(["demo", *less, "--output_dir", str(tmp_path / "run")]) == 0
+    assert f"The earlier run is kept in {tmp_path / 'run.1'}." in capsys.readouterr().err
+    assert (tmp_path / "run.1/finished.json").exists()
+    assert (tmp_path / "run/finished.json").exists()
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

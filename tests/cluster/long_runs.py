@@ -87,6 +87,17 @@ def test_a_node_that_loses_its_power_ends_the_attempt_and_the_job_comes_back(sub
     assert job.weights() == undisturbed("multi_node")
 
 
+def test_a_run_of_two_nodes_goes_on_with_one(submit, cluster):
+    settings = ["--prompts_per_step", "2"]
+    job = submit("multi_node", "multi_node", *settings, nodes=2)
+    job.wait_for_step(5)
+    cluster.run("scancel", job.number)
+    job.ended("CANCELLED")
+    again = submit("multi_node", "multi_node", *settings, "--output_dir", str(job.run), nodes=1)
+    again.ended("COMPLETED")
+    assert job.steps() == 12
+
+
 def test_the_commands_by_hand_on_both_nodes_need_no_slurm(cluster, folder, environment, undisturbed):
     command = [
         sys.executable,

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from launching import variables
 from small_runs import TINY, history
 from vllm_process import CPU
 from waiting import adopting, alive, kill, until
@@ -201,6 +202,29 @@ def test_training_that_ends_with_code_0_before_it_is_finished_has_failed(machine
     assert err.splitlines()[-1].startswith("error: training ended with exit code 0 before it was finished")
 
 
+LEAVING = """
+import os
+from grpo_math.cli import main
+from grpo_math.train import program
+
+def leave(*_):
+    if not (child := os.fork()):
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+    os._exit(0)
+
+program.main = leave
+main(["train", "demo_cpu"])
+"""
+
+
+def test_os_exit_0_in_this_process_is_a_failure_and_in_a_forked_process_is_not(tmp_path):
+    command = [sys.executable, "-c", LEAVING]
+    done = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "0\n")
+    assert done.stderr.splitlines()[-1].startswith("error: training ended with exit code 0 before it was finished")
+
+
 def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_training(machine):
     code, out, err = machine.run("--learning_rate", "1e-5")
     assert code == 0, err
@@ -271,7 +295,7 @@ def test_vllm_that_is_not_there_is_refused(machine):
 
 def test_a_server_of_a_wrong_version_is_refused_and_stopped(machine):
     machine.says(version="0.19.1")
-    assert "runs vLLM 0.19.1, and TRL 1.16 works with 0.22 to 0.31" in machine.refused()
+    assert "runs vLLM 0.19.1, which TRL 1.16 does not support: " in machine.refused()
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(machine):
