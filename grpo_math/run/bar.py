@@ -15,7 +15,9 @@ SECONDS = 60.0  # between two lines of a log
 class Bar(tqdm):
     """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one."""
 
-    printed = float("-inf")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.printed = time.monotonic()  # a bar that is done within a minute is one line of a log
+        super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         closing = self.disable  # tqdm's close() disables the bar before it draws it a last time

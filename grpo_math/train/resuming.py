@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
-from grpo_math.run import checkpoints, files, metrics, resume
+from grpo_math.run import checkpoints, resume
 from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.trainer.config import MathGRPOConfig
@@ -54,7 +54,6 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
             raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
     checkpoints.set_aside_after(run_dir, step)
-    files.keep_lines(run_dir / "ungradable.jsonl", lambda line: line[metrics.STEP] < step)
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
