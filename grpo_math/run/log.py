@@ -24,7 +24,7 @@ from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
 
 # Without a rate, so that 80 columns have room for a bar.
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
 KEPT = 1000  # lines of a trainer's log_history
 
 
@@ -110,13 +110,15 @@ def trackers(trainer: Trainer) -> Tell:
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left."""
+    """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
 
     bar: Any = None
+    then = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR)
+            self.bar.then = self.then
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:

@@ -30,7 +30,7 @@ APART = {
 # Settings that say which weights are trained and what the optimizer keeps of them: not even force can change these.
 KEPT = (
     *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("optim", "distributed_type", "num_processes"),
+    *("optim", "distributed_type"),
 )
 
 

@@ -6,8 +6,9 @@
 SIGHUP comes when a connection drops. A run that was started with `nohup` ignores it.
 
 More signals of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step
-to finish (weights load, problems are evaluated) a signal ends the run at once, with the same code.
+to finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
 
+Imports nothing that takes time, so that signals are handled from the first moment.
 Does not save: log.py does, and all ranks agree there.
 """
 
@@ -60,6 +61,11 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
     with handling(STOPPING, leave):
         yield
+
+
+def end_at_once(number: int, frame: Any) -> None:
+    """End the process with `AGAIN`. While modules are imported, an exception may be caught, or leave a half module."""
+    os._exit(AGAIN)
 
 
 class Stopped(SystemExit):

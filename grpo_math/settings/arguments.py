@@ -77,6 +77,12 @@ class TrainArguments:
         "Save and protect the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), "
         "and name it in best.json.",
     )
+    stop_at: float | None = setting(
+        None,
+        "End the run when the accuracy on the first held-out set reaches this at two evaluations in a row.",
+        gt=0,
+        le=1,
+    )
     watchdog_minutes: float = setting(
         20.0,
         "After this many minutes without a step, every rank prints its stacks: where it waits. Nothing is ended. "

@@ -15,7 +15,10 @@ GROUPS = {
         *("activation_offloading", "longest_first", "allow_float16"),
     ],
     "vLLM": ["vllm_sync", "staleness"],
-    "Evaluation": [*("eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout"), "keep_best"],
+    "Evaluation": [
+        *("eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout"),
+        *("keep_best", "stop_at"),
+    ],
     "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
 }
 # Fields that most runs set, with a description that fits into a line of `grpo-math train --help`.

@@ -317,6 +317,7 @@ PROGRAM = [
         for name, off in (
             ("load_best_model_at_end", (False,)),
             ("keep_best", (False,)),
+            ("stop_at", (None,)),
             ("save_strategy", ("no", "steps", "epoch")),
         )
     ),

@@ -1,8 +1,11 @@
 """`grpo-math demo`: the shipped recipe of the embedded model, trained in this process."""
 
 import argparse
+import itertools
 import sys
+from pathlib import Path
 
+from grpo_math.run.checkpoints import FINISHED
 from grpo_math.train import here
 
 RECIPE = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
@@ -15,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train the demo. A finished demo in the same folder is kept under a number."""
+    run_dir = Path(args.output_dir)
+    if (run_dir / FINISHED).exists():
+        names = (f"{run_dir.name}.{number}" for number in itertools.count(1))
+        earlier = next(run_dir.with_name(name) for name in names if not run_dir.with_name(name).exists())
+        run_dir.rename(earlier)
+        print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
     if not args.fields:
         print(TAKES, file=sys.stderr)
     code = here.train(["--config", RECIPE, "--output_dir", args.output_dir, *args.fields])

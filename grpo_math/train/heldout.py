@@ -6,6 +6,9 @@ Does not generate or grade: evaluation/ does, as before and after a run.
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import TrainerCallback
+
+from grpo_math.evaluation.compare import Results, compare
 from grpo_math.run import metrics
 
 
@@ -35,3 +38,24 @@ def of_default_set(results: Mapping[str, Any]) -> dict[str, float]:
         metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
         metrics.HELDOUT_N: results["n"],
     }
+
+
+class StopAt(TrainerCallback):
+    """End the run when ``metric`` is at least ``level`` at two evaluations in a row, also if the run was resumed."""
+
+    def __init__(self, metric: str, level: float) -> None:
+        self.metric, self.level = metric, level
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        values = {line[metrics.STEP]: line[self.metric] for line in state.log_history if self.metric in line}
+        if len(values) > 1 and min(list(values.values())[-2:]) >= self.level:
+            control.should_training_stop = control.should_save = True
+
+
+def best_and_last(best: Results, last: Results, step: int) -> str:
+    """Return a line: do the best checkpoint and the last weights differ, by the paired test?"""
+    paired = compare(last, best)
+    verdict = "they differ" if paired.lo > 0 or paired.hi < 0 else "they do not differ clearly"
+    interval = f"[{100 * paired.lo:+.1f}, {100 * paired.hi:+.1f}]"
+    moved = f"{100 * paired.difference:+.1f} points {interval} against the last weights"
+    return f"best     checkpoint-{step}: {moved}, on {paired.n} problems that did not choose it: {verdict}"

@@ -24,6 +24,7 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
+from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
@@ -98,6 +99,9 @@ def _launch(
         code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
         if config is None and code == 128 + signal.SIGKILL:  # ranks.py reports it for several processes
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
+        if code == 0 and not (run_dir / FINISHED).exists():
+            print(here.UNFINISHED, file=sys.stderr)
+            return 1
         return code
 
 

@@ -23,7 +23,7 @@ from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
-from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, printed
+from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
 from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.of_trainer import over_ranks
@@ -31,7 +31,7 @@ from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.planner.settings import DEFAULTS
-from grpo_math.problems.of_recipe import HeldOutSet
+from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
@@ -39,6 +39,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.collectives import LostRank, limit_waiting, unanswered
 from grpo_math.run.disk import failed_write
+from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
@@ -92,6 +93,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
 
 def _settings_of(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
+    _refuse_separate_processes()
     _refuse_unlaunched(read)
     _lay_out_memory(read.stated())
     for note in read.notes:
@@ -107,6 +109,18 @@ def _refuse_unlaunched(read: recipe.Recipe) -> None:
     setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
     for finding in preflight(setup, ["deepspeed"]):
         raise refusal(finding)
+
+
+def _refuse_separate_processes() -> None:
+    """Raise `ConfigError` if accelerate started several processes that do not know each other.
+
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train alone, into the same folder.
+    """
+    ranks = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    if launched and not ranks & os.environ.keys():
+        reason = "makes accelerate start processes that train apart from each other"
+        raise ConfigError("distributed_type", "MULTI_CPU", reason, "use MULTI_GPU with use_cpu: true")
 
 
 def _check_world() -> None:
@@ -217,7 +231,77 @@ class Run:
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
         trainer.keep_best = self.arguments.keep_best
+        if self.arguments.stop_at:
+            trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), self.arguments.stop_at))
         trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
+
+    def evaluate(self, name: str) -> None:
+        """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
+        file = self.run_dir / f"{name}.json"
+        if not self.setup.problems.eval_n:
+            return
+        if name == "before" and self.config.resume_from_checkpoint and file.exists():
+            return  # the weights of the checkpoint are no longer those before training
+        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
+        start = time.monotonic()
+        self.last_results = results = self.score_whole()
+        self.progress.then = time.monotonic() - start  # the evaluation after training takes about as long
+        if name == "after":
+            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
+        if self.is_main:
+            write_json(file, results)
+
+    def train(self, stop: Stop) -> None:
+        """Train to the last step, or to the step in which a signal came, and print that step."""
+        trainer = self.trainer
+        self.announce("2 of 3: training")
+        try:
+            trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+        except OutOfMemory as error:
+            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
+        finally:
+            self.progress.on_train_end()  # so that an error starts on a new line
+        if stop.heeded:
+            outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
+            steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
+            _say(f"{outcome} after {steps}; {checkpoints.how_to_resume(self.run_dir)}.")
+            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+
+    def finish(self) -> None:
+        """Save the weights, evaluate after training, write the report, push."""
+        # Under ZeRO-3 and FSDP every process holds a part of the weights, so all of them save.
+        with checkpoints.sealed(self.target, self.trainer.accelerator):
+            self.trainer.save_model(str(self.target))
+        self.evaluate("after")
+        self.compare_best()
+        if self.is_main:
+            step = self.trainer.state.global_step
+            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
+            conclude(self.config, self.target, self.pushes)
+
+    def compare_best(self) -> None:
+        """Print if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
+        state, problems = self.trainer.state, self.setup.problems
+        best = state.best_global_step if self.arguments.keep_best else None
+        if best in (None, state.global_step) or self.config.load_best_model_at_end:
+            return
+        # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
+        line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
+        chose = {row["problem"] for one in problems.during for row in one.rows}
+        if problems.eval_n and not chose & {row["problem"] for row in problems.held_out}:
+            self.trainer._load_best_model()
+            line = heldout.best_and_last(self.score_whole(), self.last_results, int(best or 0))
+        if self.is_main:
+            print(line)
+
+    # What the steps above share
+
+    def score_whole(self) -> dict[str, Any]:
+        """Return the results of the model as it is now on the problems of before.json and after.json."""
+        problems = self.setup.problems
+        rows = problems.held_out[: problems.eval_n]
+        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
+        return self.score(whole, Output(contamination=problems.overlap))
 
     def sampling(self, one: HeldOutSet) -> Sampling:
         _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)

@@ -4,13 +4,16 @@ Does not load the checkpoint: transformers and trainer/state.py do.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import kinds_of_checkpoint
+from grpo_math.settings.batch import alternatives, batch_of, divisors
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -34,10 +37,6 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         if of_checkpoints != (now := kinds_of_checkpoint(config)):  # each reads only its own kind
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
-        # Each process has saved its part of the rollout, and under DeepSpeed and FSDP of the optimizer.
-        processes = held.get("num_processes", config.world_size)
-        if processes != config.world_size and checkpoints.checkpoints(held_in):
-            lines.append(f"num_processes: {processes} -> {config.world_size}")
         resume.refuse_changed(held_in, lines, mode)
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
@@ -53,7 +52,38 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
         if checkpoint is None and asked:
             raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    if held is not None and step:
+        _refuse_processes(held, config, step)
     checkpoints.set_aside_after(run_dir, step)
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
+
+
+def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int) -> None:
+    """Raise `ConfigError` unless this number of processes can resume a checkpoint of ``held``'s processes.
+
+    With DDP every process has all weights and the whole optimizer, so another number of processes can load them. A step
+    needs the same completions. Within a rollout the number has to be the same, because each process has a part of the
+    rollout in memory.
+    """
+    before, now = held.get("num_processes", config.world_size), config.world_size
+    if before == now:
+        return
+    batch, batch_now = batch_of(held, before), batch_of(vars(config), now)
+    possible = [before]
+    if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
+        reason = "its optimizer is divided among the processes"
+    elif step * batch.total % (batch.rollout * held["num_iterations"]):
+        reason = "it lies within a rollout, of which each process has a part"
+    elif not held.get("stated", {}).get("prompts_per_step"):
+        reason = "the recipe does not state prompts_per_step, and another number of processes would change it"
+    else:
+        reason = (
+            f"a step of {batch.total} completions is to be shared evenly, and {batch.rollout} are generated at a time"
+        )
+        possible = divisors(batch.total)
+    if now not in possible or (batch_now.total, batch_now.rollout) != (batch.total, batch.rollout):
+        problem = f"cannot resume checkpoint-{step}, which {before} wrote ({reason})"
+        raise ConfigError("num_processes", now, problem, f"start {alternatives(possible)} processes")
+    print(f"{now} in place of {before} processes: sampling draws other random numbers from here on.", file=sys.stderr)

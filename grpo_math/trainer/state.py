@@ -79,8 +79,14 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
     """
     at = torch.device("cpu") if device.type == "cpu" else device  # torch.load does not know DeepSpeed's cpu:0
-    of_rank = checkpoint / STATE.format(rank)
-    state = torch.load(of_rank, map_location=at, weights_only=True) if of_rank.exists() else None
+    of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
+    state = None
+    if of_rank.exists():
+        state = torch.load(of_rank, map_location=at, weights_only=True)
+    elif first.exists():
+        # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
+        state = torch.load(first, map_location=at, weights_only=True)
+        state = state if state["rollout"] is None else None
     return state if all(gather_object([state is not None])) else None
 
 

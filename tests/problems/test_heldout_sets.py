@@ -89,6 +89,7 @@ def test_heldout_every_is_the_short_form_of_transformers_settings():
         (["--heldout", '{"data": "math500"}'], "nothing is evaluated during training"),
         (["--load_best_model_at_end"], "load_best_model_at_end=True needs evaluations during training"),
         (["--keep_best"], "keep_best=True needs evaluations during training"),
+        (["--stop_at", "0.9"], "stop_at=0.9 needs evaluations during training"),
         (["--keep_best", "--save_strategy", "no", *EVERY], "has no checkpoints"),
         (["--save_strategy", "best"], "save_strategy='best' needs evaluations during training"),
         ([*EVERY, "--eval_n", "0", "--eval_dataset", "math500", "--heldout", '{"data": "gsm8k"}'], "has no effect"),

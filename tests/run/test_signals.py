@@ -103,6 +103,16 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("command", [["grpo_math.train"], ["grpo_math.cli", "train"]])
+def test_a_signal_while_torch_is_imported_has_its_code_too(command, tiny, tmp_path):
+    log = tmp_path / "log"
+    process = start([sys.executable, "-m", *command, *settings(tiny, tmp_path / "run")], log)
+    until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process, log)
+    process.send_signal(signal.SIGUSR1)
+    assert "Stopped after" not in ends(process, log, AGAIN)
+
+
+@pytest.mark.full
 def test_sigterm_finishes_the_step_and_the_run_goes_on(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = [sys.executable, "-m", "grpo_math.cli", "train", *settings(tiny, run_dir)]

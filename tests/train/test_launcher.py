@@ -79,6 +79,9 @@ folder = pathlib.Path(said["folder"])
 try:
     (folder / f"training.{rank}.json").write_text(json.dumps(line))
     time.sleep(said.get("trains", 0))
+    if not said.get("leaves"):
+        (folder / "run").mkdir(exist_ok=True)
+        (folder / "run/finished.json").write_text("{}")
     sys.exit(0)
 except KeyboardInterrupt:
     if said.get("stubborn"):
@@ -189,6 +192,13 @@ def machine(tmp_path):
 
 def option(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
+
+
+def test_training_that_ends_with_code_0_before_it_is_finished_has_failed(machine):
+    machine.says(leaves=True)
+    code, _, err = machine.run()
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: training ended with exit code 0 before it was finished")
 
 
 def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_training(machine):
