@@ -26,7 +26,7 @@ CHANGES = {
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
-        ("run/metrics.py", "    REWARD_RETRIES: Metric",
+        ("run/metrics.py", "    REWARD_MAX: Metric",
          '    REWARD_MEDIAN: Metric("reward", "median reward of the step", "rollout"),\n'),
         ("trainer/meter.py", "    if low <= high:", "    log[metrics.REWARD_MEDIAN] = rewards.nanmedian().item()\n"),
     ],

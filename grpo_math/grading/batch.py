@@ -132,19 +132,6 @@ def _quickly(
     return done, undecided
 
 
-def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequence[str]) -> list[dict[str, str | None]]:
-    """Return the rows that could not be graded, for the run directory.
-
-    >>> offending([Grade(Verdict.BAD_GOLD, None, reason="the gold is empty")], [""], ["so 5"])
-    [{'verdict': 'bad_gold', 'reason': 'the gold is empty', 'gold': '', 'answer': None, 'completion': 'so 5'}]
-    """
-    return [
-        {"verdict": str(g.verdict), "reason": g.reason, "gold": gold, "answer": g.answer, "completion": completion}
-        for g, gold, completion in zip(grades, golds, completions, strict=True)
-        if g.verdict.ungradable
-    ]
-
-
 def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
     """Return a grade, or the (gold, answer) that only a worker can compare."""
     kept = _kept(completion, answer_format)

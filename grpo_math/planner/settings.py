@@ -16,7 +16,7 @@ PLANNED = (
     *("lora_r", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
     *("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
     *("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"),
-    *("generation_batch_size", "steps_per_generation", "max_completion_length", "max_seq_length_train"),
+    *("generation_batch_size", "steps_per_generation", "max_completion_length"),
     *("pack_updates", "max_tokens_per_micro_batch", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
     *("use_cpu", "optim", "beta", "reference_refresh_steps", "cast_lm_head_to_fp32", "deepspeed", "fsdp"),
     *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),

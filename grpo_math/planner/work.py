@@ -63,8 +63,6 @@ def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> 
     A group that does not fit is split, and each part contains the prompt. A micro-batch has at least one completion.
     """
     t, rows, group = settings["max_completion_length"], run.batch.rows, settings["num_generations"]
-    if settings["max_seq_length_train"]:
-        t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
     budget = settings["max_tokens_per_micro_batch"] or rows * (run.prompt + t)
     full, last = fill(budget, run.prompt, t, group, rows * run.batch.steps)
     lengths = [*[t] * full, *[last] * bool(last)]

@@ -1,4 +1,4 @@
-"""Calls of reward functions: errors in one line that names the function, a second try, and checked numbers.
+"""Calls of reward functions: errors in one line that names the function, and checked numbers.
 
 Does not decide how a run ends: the trainer does, on every rank alike.
 """
@@ -45,20 +45,18 @@ def is_async(reward: Any) -> bool:
 
 @dataclass
 class RewardContext:
-    """Shared by the reward functions of one rank: ``columns`` that the trainer adds to TRL's, how many calls were
-    repeated in this rollout, and the error that ends the run."""
+    """Shared by the reward functions of one rank: ``columns`` that the trainer adds to TRL's, and the error that ends
+    the run."""
 
     columns: dict[str, Any] = field(default_factory=dict)
-    retries: int = 0
     error: UserError | None = None
 
 
 def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
 
-    With ``context``, as in training, its columns are added, and a function that raises is called once more with the
-    same arguments. The error of the second call is stored in the context instead of raised, because all ranks have to
-    end together.
+    With ``context``, as in training, its columns are added, and an error is stored in the context instead of raised,
+    because all ranks have to end together.
 
     >>> def broken(prompts, completions, **columns): return [float("nan")]
     >>> checked(broken)([""], [""])
@@ -66,72 +64,42 @@ def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    function = cast("Callable[..., Any]", reward)
+    function, name = cast("Callable[..., Any]", reward), name_of(reward)
+    more = context.columns if context else {}
 
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        call = _Call(name_of(reward), context)
-        while call.tries:
-            with call.attempt():
-                call.values = await function(prompts=prompts, completions=completions, **{**columns, **call.columns})
-        return call.rewards(len(completions))
+        with _caught(name, context, len(completions)) as rewards:
+            values = await function(prompts=prompts, completions=completions, **{**columns, **more})
+            rewards[:] = _verified(name, values, len(completions))
+        return rewards
 
     def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        call = _Call(name_of(reward), context)
-        while call.tries:
-            with call.attempt():
-                call.values = function(prompts=prompts, completions=completions, **{**columns, **call.columns})
-        return call.rewards(len(completions))
+        with _caught(name, context, len(completions)) as rewards:
+            values = function(prompts=prompts, completions=completions, **{**columns, **more})
+            rewards[:] = _verified(name, values, len(completions))
+        return rewards
 
     guarded: Any = later if is_async(reward) else now
-    guarded.__name__ = guarded.__qualname__ = name_of(reward)
+    guarded.__name__ = guarded.__qualname__ = name
     guarded.__doc__ = reward.__doc__
     return guarded
 
 
-class _Call:
-    """One call of a reward function. ``tries``: how often the function may still be called."""
-
-    values: Any = None
-    error: BaseException | None = None
-
-    def __init__(self, name: str, context: RewardContext | None) -> None:
-        self.name, self.context = name, context
-        self.tries = 1 if context is None else 2
-        self.columns = context.columns if context else {}
-
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Catch what the function raises, `sys.exit` included. Signals pass."""
-        self.error = None
-        try:
-            with _watched(self.name):
-                yield
-            self.tries = 0
-        except Stopped:
-            raise
-        except UserError as error:  # a second call would not help
-            self.error, self.tries = error, 0
-        except (Exception, SystemExit) as error:
-            self.error, self.tries = error, self.tries - 1
-            if self.context is not None and self.tries:
-                self.context.retries += 1
-                _warn(f"reward function {self.name} raised {said_by(error)} at {_line(error)}: it is called once more")
-
-    def rewards(self, count: int) -> list[float | None]:
-        """Return the values of the last attempt. An error is raised, or stored in training."""
-        try:
-            if isinstance(self.error, UserError):
-                raise self.error
-            if self.error is not None:
-                twice = f" twice in a row at {_line(self.error)}" if self.context is not None else ""
-                message = f"reward function {self.name} raised {said_by(self.error)}{twice}"
-                raise RewardError(f"{message}: training stops instead of assuming a reward of 0") from self.error
-            return _verified(self.name, self.values, count)
-        except UserError as error:
-            if self.context is None:
-                raise
-            self.context.error = self.context.error or error
-            return [0.0] * count  # never used: this rank meets the others in the gather before all end
+@contextmanager
+def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[list[float | None]]:
+    """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
+    # After an error nothing uses these zeros: this rank meets the others in the gather of the rewards, then all end.
+    rewards: list[float | None] = [0.0] * count
+    try:
+        with _watched(name):
+            yield rewards
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:
+        failure = error if isinstance(error, UserError) else _raised(name, error)
+        if context is None:
+            raise failure from failure.__cause__
+        context.error = context.error or failure
 
 
 @contextmanager
@@ -151,6 +119,13 @@ def _watched(name: str) -> Iterator[None]:
             torch.set_grad_enabled(modes[0])
             torch.set_default_dtype(modes[1])
             _warn(f"reward function {name} changed torch's grad mode or default dtype: they are restored")
+
+
+def _raised(name: str, error: BaseException) -> RewardError:
+    message = f"reward function {name} raised {said_by(error)} at {_line(error)}"
+    failure = RewardError(f"{message}: training stops instead of assuming a reward of 0")
+    failure.__cause__ = error
+    return failure
 
 
 def _verified(name: str, values: Any, count: int) -> list[float | None]:

@@ -18,7 +18,11 @@ class Bar(tqdm):
     ``{left}`` in a format is the time left, with the ``then`` seconds of work that follow the last step.
     """
 
-    printed, then = float("-inf"), 0.0
+    then = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.printed = time.monotonic()  # a bar that is done within a minute is one line of a log
+        super().__init__(*args, **kwargs)
 
     @property
     def format_dict(self) -> dict[str, Any]:

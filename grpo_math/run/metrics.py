@@ -28,7 +28,6 @@ REWARD = "reward"
 REWARD_STD = "reward_std"
 REWARD_MIN = "reward_min"
 REWARD_MAX = "reward_max"
-REWARD_RETRIES = "reward_retries"
 ACCURACY = "accuracy"
 ACCURACY_IN_FORMAT = "accuracy_in_format"
 FORMAT_KEPT = "format_kept"
@@ -67,14 +66,11 @@ ENDED_MEAN = "completions/mean_terminated_length"
 ENDED_MIN = "completions/min_terminated_length"
 ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
-OVER_TRAIN_LENGTH = "completions/over_train_length"
 CALLS = "tools/call_frequency"
 FAILURE_FREQUENCY = "tools/failure_frequency"
 TIMEOUT_FREQUENCY = "tools/timeout_frequency"
 ECHO_FREQUENCY = "tools/echo_frequency"
 CALLED = "tools/called"
-RIGHT_WITH_CALL = "tools/right_with_call"
-RIGHT_WITHOUT_CALL = "tools/right_without_call"
 SKIPPED = "skipped"
 TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
@@ -104,7 +100,6 @@ METRICS: dict[str, Metric] = {
     REWARD_STD: Metric("reward", "standard deviation of the reward over the step's completions", "rollout"),
     REWARD_MIN: Metric("reward", "smallest reward of the step", "rollout"),
     REWARD_MAX: Metric("reward", "largest reward of the step", "rollout"),
-    REWARD_RETRIES: Metric("calls", "calls of reward functions that raised and were made once more", "rollout"),
     ACCURACY: Metric("share", "completions of the step with the right answer in any form", "graded"),
     ACCURACY_IN_FORMAT: Metric("share", "of the step, right and in the format that the prompt asks for", "graded"),
     FORMAT_KEPT: Metric("share", "of the step, in the format, with a right answer or a wrong one", "graded"),
@@ -152,14 +147,11 @@ METRICS: dict[str, Metric] = {
     ENDED_MIN: Metric("tokens", "shortest of these", "rollout"),
     ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
     TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
-    OVER_TRAIN_LENGTH: Metric("share", "completions that max_seq_length_train cut or left out", "train_length"),
     CALLS: Metric("calls", "calls of tools for each completion of the step", "tools"),
     FAILURE_FREQUENCY: Metric("share", "calls that raised", "tools"),
     TIMEOUT_FREQUENCY: Metric("share", "calls that ran out of time", "tools"),
     ECHO_FREQUENCY: Metric("share", "results that the model had written itself by then", "tools"),
     CALLED: Metric("share", "completions with a call", "tools"),
-    RIGHT_WITH_CALL: Metric("share", "right answers among the completions with a call", "with_call"),
-    RIGHT_WITHOUT_CALL: Metric("share", "right answers among those without one", "without_call"),
     SKIPPED: Metric("share", "steps that were left out, since their gradient was not finite"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
     SECONDS_STEP: Metric("seconds", "wall time of the step: the sum of the phases below"),

@@ -11,7 +11,7 @@ GROUPS = {
     "Batch": ["prompts_per_step", "resample_groups"],
     "Advantage and loss": [*("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps")],
     "Speed and memory": [
-        *("pack_updates", "max_tokens_per_micro_batch", "max_seq_length_train", "long_sequences"),
+        *("pack_updates", "max_tokens_per_micro_batch"),
         *("activation_offloading", "longest_first", "allow_float16"),
     ],
     "vLLM": ["vllm_sync", "staleness"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
-from grpo_math.run import checkpoints, files, metrics, resume
+from grpo_math.run import checkpoints, resume
 from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.settings.batch import alternatives, batch_of, divisors
@@ -55,7 +55,6 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     if held is not None and step:
         _refuse_processes(held, config, step)
     checkpoints.set_aside_after(run_dir, step)
-    files.keep_lines(run_dir / "ungradable.jsonl", lambda line: line[metrics.STEP] < step)
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False

@@ -58,7 +58,7 @@ class TokenBudget:
             remedy = f"set max_tokens_per_micro_batch to {largest // 2}, or turn gradient_checkpointing on"
         elif not several:
             tokens = f"one completion, {tokens} with its prompt"
-            remedy = "turn gradient_checkpointing on, or lower max_completion_length or max_seq_length_train"
+            remedy = "turn gradient_checkpointing on, or lower max_completion_length"
         else:
             self.halved_to = several // 2
             logger.warning(

@@ -75,18 +75,6 @@ class MathGRPOConfig(GRPOConfig):
         "many as TRL's padded micro-batch would have.",
         ge=0,
     )
-    max_seq_length_train: int = setting(
-        0,
-        "The most tokens of prompt and completion that are trained on. Sampling and grading still see the whole "
-        "completion, and the share of longer ones is logged. 0: no limit.",
-        ge=0,
-    )
-    long_sequences: str = setting(
-        "truncate",
-        "How to train on a completion over max_seq_length_train. truncate: on its first tokens. mask: leave it "
-        "out of the loss.",
-        choices=("truncate", "mask"),
-    )
     activation_offloading: bool = setting(
         False,
         "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the GPU computes. "

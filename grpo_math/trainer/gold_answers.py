@@ -6,7 +6,6 @@ Does not grade. Checks only the columns of a stream, not its rows.
 """
 
 import inspect
-from collections.abc import Collection, Iterable
 from typing import Any
 
 from grpo_math.errors import ConfigError
@@ -34,7 +33,11 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     if data is None:  # a rollout_func or an environment makes the rows
         return None
     columns, without, rows = _counted(data)
-    _refuse_made(_columns(data), ARGUMENTS if columns else set(ARGUMENTS) - {"grade"})
+    # Training passes these names to the rewards, ``grade`` only if there are gold answers.
+    made = ARGUMENTS if columns else set(ARGUMENTS) - {"grade"}
+    if taken := [name for name in _columns(data) if name in made]:
+        reason = f"has a column {taken[0]!r}, a name that training uses itself"
+        raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
     if columns and (not rows or without < rows):
         lacking = f"{without} of {rows} rows of train_dataset have no gold answer ({GOLDS})"
         return f"{lacking}: their completions get the verdict bad_gold." if without else None
@@ -64,13 +67,6 @@ def needs_golds(reward: Any) -> bool:
     except (TypeError, ValueError):  # a model, or a name that TRL resolves
         return False
     return grade is not None and grade.default is inspect.Parameter.empty
-
-
-def _refuse_made(present: Iterable[str], made: Collection[str]) -> None:
-    """Raise `ConfigError` for a column with a name of ``made``."""
-    if taken := [name for name in present if name in made]:
-        reason = f"has a column {taken[0]!r}, a name that training uses itself"
-        raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
 
 
 def _columns(data: Any) -> list[str]:

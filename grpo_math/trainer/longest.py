@@ -66,15 +66,11 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
     The model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
     args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
-    length, limit, rows = trainer.max_completion_length, args.max_seq_length_train, args.per_device_train_batch_size
+    length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
     group = trainer.num_generations if splits else 1  # TRL shuffles: each row may have another prompt
-    if limit:  # a short prompt leaves more tokens to its completion, and the budget counts the longest of both
-        length = max(1, min(length, limit - 1))
     budget = trainer.budget.tokens or rows * (len(prompt) + length)
-    if limit:
-        prompt = prompt[: max(1, limit - length)]
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(model)
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -94,10 +90,8 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
         except torch.OutOfMemoryError as error:
             reason = str(error)  # halved outside of the handler, whose traceback keeps the activations alive
         loss = None  # its graph keeps them alive, too
-        if trainer.budget.splits != splits:  # this pass has shown that the model cannot be packed
-            return dry_run(trainer, loss_of, model)
         if reason is None:
-            return None
+            return
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 

@@ -22,8 +22,8 @@ def resolved(reward_funcs: Any, context: RewardContext) -> Any:
     return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
 
 
-def gather_errors(context: RewardContext) -> tuple[int, str | None]:
-    """Return the retries of all ranks and the first rank's error, and clear those of this rank."""
-    of_ranks = gather_object([(context.retries, context.error and str(context.error))])
-    context.retries, context.error = 0, None
-    return sum(retries for retries, _ in of_ranks), next((text for _, text in of_ranks if text), None)
+def gather_error(context: RewardContext) -> str | None:
+    """Return the first rank's error, and clear that of this rank."""
+    of_ranks = gather_object([context.error and str(context.error)])
+    context.error = None
+    return next(filter(None, of_ranks), None)

@@ -95,40 +95,6 @@ def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
     return selected
 
 
-def limited(rows: Rows, limit: int, longer: str) -> tuple[Rows, Tensor]:
-    """Limit each row to ``limit`` tokens of prompt and completion in the loss. Also return which rows (B,) had more.
-
-    For a longer row, ``longer="truncate"`` keeps a completion's first tokens; ``"mask"`` excludes the completion from
-    the loss, as TRL's ``mask_truncated_completions`` does. A prompt of ``limit`` tokens or more leaves no token.
-
-    >>> mask = torch.ones(2, 3, dtype=torch.long)
-    >>> rows = {"prompt_mask": torch.tensor([[0, 1], [1, 1]]), "completion_mask": mask, "completion_ids": mask}
-    >>> limited(rows, 4, "truncate")[0]["completion_mask"].tolist()
-    [[1, 1, 1], [1, 1, 0]]
-    >>> limited(rows, 4, "mask")[0]["completion_mask"].tolist()
-    [[1, 1, 1], [0, 0, 0]]
-    >>> limited(rows, 3, "truncate")[0]["completion_mask"].tolist()
-    [[1, 1], [1, 0]]
-    """
-    mask = rows["completion_mask"]
-    room = (limit - rows["prompt_mask"].sum(dim=1)).clamp(min=0)
-    over = mask.sum(dim=1) > room
-    if longer == "mask":
-        room = room.masked_fill(over, 0)
-    position = torch.arange(mask.size(1), device=mask.device)
-    mask = mask * (~over[:, None] | (position < room[:, None]))
-    # At least one column: TRL's loss cannot reduce an empty tensor.
-    width = max(1, int(mask.sum(dim=1).max()))
-    masked, ratio = {**rows, "completion_mask": mask}, rows.get("importance_sampling_ratio")
-    if ratio is not None and ratio.shape == mask.shape:  # one ratio per token, and not per row
-        masked["importance_sampling_ratio"] = ratio.masked_fill(mask < rows["completion_mask"], 1.0)
-    shorter = {
-        name: value[:, :width] if is_per_row(value) and value.dim() > 1 and not is_of_prompt(name) else value
-        for name, value in masked.items()
-    }
-    return shorter, over
-
-
 def lay_out(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
     """Return `packing.layout` of the rows: prompts, their lengths, and the completions' lengths."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)

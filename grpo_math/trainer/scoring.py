@@ -13,7 +13,6 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 
-from grpo_math.errors import ConfigError
 from grpo_math.run.weights import split_by
 from grpo_math.trainer import attention, recurrent
 from grpo_math.trainer.arrange import arrange
@@ -129,7 +128,7 @@ def next_to_rows(score: Callable[..., Scores]) -> Callable[..., Scores]:
 class PackedScorer:
     """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
 
-    Raises `Unpackable` if the model did not run packed. Then call `disable_packing_alone`, and do not call this again.
+    Raises `Unpackable` if the model did not run packed. `verify_packing` finds out before an update is split.
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
@@ -147,13 +146,6 @@ class PackedScorer:
         for model in self.models:
             model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
         _warn_unpacked(self.models[0], reason)
-
-    def disable_packing_alone(self, reason: object) -> None:
-        """Disable packing in a single process. Raise `ConfigError` if there are others."""
-        # All ranks have agreed to pack. The others would wait for a rank that computes other forward passes.
-        if self.accelerator.num_processes > 1:
-            raise ConfigError("pack_updates", True, f"does not work on every rank ({reason})", "set it to false")
-        self.disable_packing(reason)
 
     def __call__(
         self,

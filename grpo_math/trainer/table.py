@@ -1,12 +1,10 @@
 """Columns of TRL's table of completions that explain a row: group, problem, gold answer, verdict, reward, length.
 
-Completions that could not be graded go to a separate file. Does not write the table: TRL and run_files.py do, as
-``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
+Does not write the table: TRL and run_files.py do, as ``completions/completions_STEP.parquet``, and TRL sends it to the
+trackers.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -14,7 +12,6 @@ from torch import Tensor
 
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of, text_of
-from grpo_math.run import metrics
 from grpo_math.trainer.advantages import weighted
 
 
@@ -100,9 +97,3 @@ def replace_advantages(column: Any, values: Sequence[float]) -> None:
     for _ in range(min(len(column), len(values))):
         column.pop()
     column.extend(values)
-
-
-def save_ungradable(folder: Path, step: int, rows: list[dict[str, Any]]) -> None:
-    """Append gold answers and completions that could not be graded to ``ungradable.jsonl``, with their step."""
-    with open(folder / "ungradable.jsonl", "a", encoding="utf-8") as file:
-        file.writelines(json.dumps({metrics.STEP: step, **row}) + "\n" for row in rows)

@@ -29,11 +29,11 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import RepeatSampler
 
-from grpo_math.errors import ConfigError, RewardError, UserError
+from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
-from grpo_math.grading import grade_batch, offending
+from grpo_math.grading import grade_batch
 from grpo_math.rewards import text_of
 from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import RewardContext
@@ -51,12 +51,11 @@ from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import SCORING, replaced, results_of, sees_rows
-from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import resampler_of
-from grpo_math.trainer.reward_funcs import gather_errors, resolved
-from grpo_math.trainer.rows import Rollout, Rows, limited, scored, with_token_count
+from grpo_math.trainer.reward_funcs import gather_error, resolved
+from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
 
@@ -89,7 +88,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
         self._grades: list[Any] | None = None
         limits = {"max_completion_length": args.max_completion_length, "grade_timeout": self.settings.grade_timeout}
-        self._reward_context, self._reward_retries = RewardContext(limits), 0  # retries of all ranks in this rollout
+        self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         self._checkpoint_state: dict[str, Any] | None = None  # of the checkpoint that this run resumes from
@@ -136,8 +135,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
-        if (limit := settings.max_seq_length_train) and self._is_vlm:
-            raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         self._dry_run_due = longest.dry_run_enabled(settings, accelerator)
 
     # Generation
@@ -176,7 +173,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self._raise_reward_errors()
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
-                self.add_metrics(self.turns.metrics(completions, self._grades))
+                self.add_metrics(self.turns.metrics(completions))
         return rewards
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
@@ -186,16 +183,11 @@ class MathGRPOTrainer(GRPOTrainer):
             return None
         gold_texts, texts = [gold or "" for gold in answers], [text_of(completion) for completion in completions]
         formats = [row.get("answer_format") for row in inputs]
-        grades = grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
-        ungradable = gather_object(offending(grades, gold_texts, texts))
-        if ungradable and self.accelerator.is_main_process:
-            table.save_ungradable(Path(str(self.args.output_dir)), self.state.global_step, ungradable)
-        return grades
+        return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
     def _raise_reward_errors(self) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error, (retries, message) = self._reward_context.error, gather_errors(self._reward_context)
-        self._reward_retries += retries
+        error, message = self._reward_context.error, gather_error(self._reward_context)
         if message:
             raise RewardError(state.saved_before(self, RewardError(message))) from error
 
@@ -217,13 +209,7 @@ class MathGRPOTrainer(GRPOTrainer):
             if self.mode == "train":
                 self.add_metrics(correction.figures(output, self.accelerator))
                 output = self.endings.mask(output, self.accelerator)
-                if limit := self.settings.max_seq_length_train:
-                    output, longer = limited(output, limit, self.settings.long_sequences)
-                    output = with_token_count(output, self.accelerator)
-                    self.add_metrics({metrics.OVER_TRAIN_LENGTH: self.accelerator.gather(longer.float()).mean().item()})
             self._set_advantages(output, rollout.rewards)
-            self.add_metrics({metrics.REWARD_RETRIES: self._reward_retries})
-            self._reward_retries = 0
         if self.mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
             self.meter.report_first(len(inputs) * self.accelerator.num_processes)
         return output
@@ -359,11 +345,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         with self._offload if torch.is_grad_enabled() else nullcontext():
             if self.scorer is not None and not compute_aux_loss:
-                try:
-                    return self.scorer(plain, *rows, **kwargs)
-                except Unpackable as error:
-                    self.scorer.disable_packing_alone(error)
-                    self.scorer = None
+                return self.scorer(plain, *rows, **kwargs)
             return plain(*rows, compute_aux_loss, **kwargs)
 
     _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method

@@ -19,7 +19,6 @@ from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
 from grpo_math.generation.turns import Conversation, Limits, play
-from grpo_math.grading import Verdict
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
@@ -94,25 +93,18 @@ class Turns:
         window = int(trainer.model.config.max_position_embeddings)
         return min(window, getattr(trainer.vllm_generation, "context", window)) if trainer.use_vllm else window
 
-    def metrics(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
-        """Return the metrics of all ranks' tool calls: timeouts, results that the call contained already, accuracy."""
+    def metrics(self, completions: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""
         counts = [
             (row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)))
             for row, messages in zip(self.rows, completions, strict=True)
         ]
-        solved = [float(grade.verdict is Verdict.CORRECT) for grade in grades or ()]
         calls, timeouts, results, echoes = torch.tensor(gather_object(counts), dtype=torch.float64).unbind(dim=1)
-        called = calls > 0
-        values = {
+        return {
             metrics.TIMEOUT_FREQUENCY: (timeouts.sum() / calls.sum().clamp(min=1)).item(),
             metrics.ECHO_FREQUENCY: (echoes.sum() / results.sum().clamp(min=1)).item(),
-            metrics.CALLED: called.double().mean().item(),
+            metrics.CALLED: (calls > 0).double().mean().item(),
         }
-        if grades is not None:
-            right = torch.tensor(gather_object(solved), dtype=torch.float64)
-            groups = {metrics.RIGHT_WITH_CALL: right[called], metrics.RIGHT_WITHOUT_CALL: right[~called]}
-            values |= {name: group.mean().item() for name, group in groups.items() if len(group)}
-        return values
 
 
 def _completions(ids: list[list[int]], logprobs: list[list[float]] | None) -> list[Completion]:

@@ -132,7 +132,6 @@ def run_of(processes: int = 1) -> Run:
         ({"max_tokens_per_micro_batch": 500}, [[100] * 4 + [1]]),
         ({"max_tokens_per_micro_batch": 50}, [[100]]),  # one stays whole
         ({"max_tokens_per_micro_batch": 10**6}, [[100] * 8] * 4),  # all there are
-        ({"max_completion_length": 900, "max_seq_length_train": 200}, [[100] * 8, [100] * 6 + [2]]),
     ],
 )
 def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, groups):

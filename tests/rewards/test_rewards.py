@@ -176,7 +176,6 @@ def test_shaped_adds_one_a_tenth_and_a_twentieth():
 
 def test_overlong_falls_from_zero_to_minus_one_over_the_cache():
     ids = [[0] * n for n in (0, 80, 85, 100, 120)]
-    assert make_overlong(100, 20)(["p"] * 5, [""] * 5, completion_ids=ids) == pytest.approx([0, 0, -0.25, -1, -1])
     assert call("overlong", [""] * 5, completion_ids=ids, max_completion_length=100) == pytest.approx(
         [0, 0, -0.25, -1, -1]
     )
@@ -199,10 +198,6 @@ def test_a_users_function_is_found_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert load_reward("my_own_rewards:short")([], []) == [0.5]
-    with pytest.raises(ConfigError, match="names no function of my_own_rewards: use one of its functions: short"):
-        load_reward("my_own_rewards:shrt")
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        load_reward("no_such_module_here:f")
 
 
 @pytest.mark.parametrize("kind", ["a function", "async", "an object"])
@@ -234,22 +229,14 @@ def test_a_reward_that_returns_something_else_or_raises_is_one_clear_line(return
     assert "\n" not in str(caught.value)
 
 
-def test_in_training_a_reward_that_raises_is_called_once_more_with_the_same_arguments():
-    seen = []
-
-    def mine(prompts, completions, fails, **columns):
-        seen.append(completions)
-        if len(seen) <= fails:
-            raise OSError("away")
-        return [1.0]
+def test_in_training_an_error_is_kept_for_the_end_of_all_ranks_and_names_the_line():
+    def mine(prompts, completions, **columns):
+        raise OSError("away")
 
     context = RewardContext()
-    assert checked(mine, context)(["p"], ["a"], fails=1) == [1.0]
-    assert (context.retries, context.error, seen) == (1, None, [["a"], ["a"]])
-    checked(mine, context := RewardContext())(["p"], ["a"], fails=9)
-    assert (context.retries, len(seen)) == (1, 4)
-    assert "reward function mine raised OSError" in str(context.error)
-    assert f"twice in a row at {__file__}" in str(context.error)
+    assert checked(mine, context)(["p"], ["a"]) == [0.0]
+    line = mine.__code__.co_firstlineno + 1
+    assert f"reward function mine raised OSError: away at {__file__}:{line}: " in str(context.error)
 
 
 @pytest.mark.parametrize("exception", [SystemExit(0), SystemExit("no key")])
@@ -257,7 +244,6 @@ def test_in_training_a_reward_that_raises_is_called_once_more_with_the_same_argu
 def test_a_reward_that_exits_is_a_failure_that_names_it(exception, kind):
     guarded = checked(reward(kind, lambda: exception), context := RewardContext())
     assert called(guarded, ["a"]) == [0.0]
-    assert context.retries == 1
     assert str(context.error).startswith(f"reward function mine raised {type(exception).__name__}")
 
 

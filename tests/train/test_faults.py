@@ -60,37 +60,6 @@ def only(lines: list[str], word: str) -> str:
 # Reward functions
 
 
-@pytest.mark.full
-def test_a_reward_that_raises_once_leaves_no_trace_but_a_line_and_a_count(train):
-    raised = []
-
-    def flaky(prompts, completions, trainer_state, log_extra, log_metric, **columns):
-        if trainer_state.global_step == 2 and not raised:
-            raised.append(len(completions))
-            raise OSError("the judge is away")
-        log_extra("length", [len(str(completion)) for completion in completions])
-        log_metric("mine", 1.0)
-        return letters(completions)
-
-    def steady(log_extra, log_metric, completions, **columns):
-        log_extra("length", [len(str(completion)) for completion in completions])
-        log_metric("mine", 1.0)
-        return letters(completions)
-
-    (code, plain, _), (again, faulty, lines) = train("plain", steady), train("faulty", flaky)
-    assert (code, again, raised) == (0, 0, [4])
-    line = only(lines, "raised")
-    assert "warning: reward function flaky raised OSError: the judge is away at " in line
-    assert f"{__file__}:{flaky.__code__.co_firstlineno + 3}: it is called once more" in line
-    weights, steps = trained(plain)
-    assert [step.pop(metrics.REWARD_RETRIES) for step in steps] == [0, 0, 0, 0]
-    assert [step["mine"] for step in steps] == [1.0] * 4
-    weights_too, steps_too = trained(faulty)
-    assert [step.pop(metrics.REWARD_RETRIES) for step in steps_too] == [0, 0, 1, 0]
-    assert weights == weights_too
-    assert json.dumps(steps).replace("rewards/steady/", "rewards/flaky/") == json.dumps(steps_too)
-
-
 def raises(completions, trainer_state, **columns):
     if trainer_state.global_step == 2:
         raise KeyError("grade")
@@ -111,8 +80,8 @@ def not_a_number(completions, trainer_state, **columns):
 @pytest.mark.parametrize(
     ("reward", "output"),
     [
-        (raises, f"raised KeyError: 'grade' twice in a row at {__file__}:{raises.__code__.co_firstlineno + 2}: "),
-        (exits, "raised SystemExit: 0 twice in a row at "),
+        (raises, f"raised KeyError: 'grade' at {__file__}:{raises.__code__.co_firstlineno + 2}: "),
+        (exits, "raised SystemExit: 0 at "),
         (not_a_number, "returned nan for row 0: "),
     ],
     ids=["raises", "exits", "not_a_number"],
@@ -142,7 +111,7 @@ def test_a_reward_that_raises_on_one_rank_ends_both_with_one_line_and_a_checkpoi
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     line = only(done.stderr.splitlines(), "error: ")
-    assert line.startswith("error: reward function raises_on_one_rank raised OSError: the judge is away twice in a row")
+    assert line.startswith("error: reward function raises_on_one_rank raised OSError: the judge is away at ")
     assert "(checkpoint-1 is saved: " in line
     assert {path.name for path in (tmp_path / "run/checkpoint-1").glob("rng_state_*")} == {
         "rng_state_0.pth",

@@ -82,7 +82,6 @@ def left(run_dir: Path) -> dict:
         "weights": {path.name: path.read_bytes() for path in weights.glob("*.safetensors")},
         "history": [{name: value for name, value in line.items() if name not in TIMES} for line in lines],
         "completions": {path.name: pandas.read_parquet(path).to_json() for path in tables},
-        "ungradable": (run_dir / "ungradable.jsonl").read_text() if (run_dir / "ungradable.jsonl").exists() else "",
         "reference": reference.read_bytes() if reference.exists() else None,
         "optimizer": optimizer(run_dir / "checkpoint-6/optimizer.pt"),
     }

@@ -9,10 +9,9 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from small_families import scored
-from small_trainers import PROMPTS, SMALL, letters, make, padded_batch, relative, sample_apart, sparse, weights
+from small_trainers import SMALL, letters, make, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -68,24 +67,6 @@ def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(tiny, token
     assert relative(gradient, true_gradient) < 1.5 * relative(plain_gradient, true_gradient)
 
 
-@pytest.mark.slow
-def test_scoring_in_chunks_and_with_checkpointing_gives_the_same(tiny, tokenizer, tmp_path):
-    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
-    gradients = []
-    for checkpointing, chunk in ((False, None), (True, None), (False, 5)):
-        trainer = make(
-            MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, gradient_checkpointing=checkpointing
-        )
-        if checkpointing:
-            trainer.model.gradient_checkpointing_enable()
-        trainer.model.train()
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, batch_size=chunk)
-        logps.sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
-    assert relative(gradients[1], gradients[0]) < 1e-5
-    assert relative(gradients[2], gradients[0]) < 1e-5
-
-
 def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
     ids, mask, longest = padded_batch([7, 3], 4, [5, 3, 9, 1])
@@ -103,24 +84,6 @@ def test_what_an_update_has_left_in_the_cache_goes_back_before_a_rollout(tiny, t
     trainer._generate_single_turn([[5, 6, 7]], None, {}, num_generations=1)
     assert (order[0], order[-1], order.count("given back")) == ("given back", "given back", 2)
     assert "forward" in order
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_once(family, tiny, tokenizer):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny(family))
-    inputs = tokenizer([p for p in PROMPTS for _ in range(4)], return_tensors="pt", padding=True)
-    plain = model.generate(**inputs, max_new_tokens=10, do_sample=False)
-    shapes = []
-    hook = model.register_forward_pre_hook(lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True)
-    with lean_generation(model):
-        shared = model.generate(**inputs, max_new_tokens=10, do_sample=False)
-    hook.remove()
-    assert torch.equal(plain, shared)
-    assert shapes[0] == (4, inputs["input_ids"].size(1))
-    assert all(rows <= 16 and width == 1 for rows, width in shapes[1:])
-    assert "generate" not in model.__dict__
 
 
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
@@ -156,8 +119,6 @@ RUNS = {
     "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
     "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
     "vespo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "vespo"}, {}),
-    "k3 by our way": (sparse, {"beta": 0.2, "num_iterations": 2, "steps_per_generation": 2}, {}),
-    "bnpo, k3 by our way": (letters, {**TORN, "loss_type": "bnpo", "beta": 0.2}, {}),
     "a surrogate of a user": (letters, {"num_iterations": 3, "beta": 0.1}, {"surrogate": "small_trainers:clip"}),
     "an advantage of a user": (letters, SMALL, {"baseline": "small_trainers:group_mean"}),
 }
@@ -176,8 +137,6 @@ def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **extra)
     if apart:
         sample_apart(trainer)
-    if "our way" in run:  # an estimator of another name takes it, and is k3 there
-        trainer.settings.kl_estimator = "k3, our way"
     passes = []
     trainer.model.register_forward_pre_hook(lambda m, args, kwargs: passes.append(kwargs), with_kwargs=True)
     trainer.train()
@@ -201,39 +160,19 @@ def test_a_plain_grpo_config_trains_as_trl_does(trl_run, tiny, tokenizer, tmp_pa
     assert relative(weights(trainer.model), trl_run(letters, {})[1]) < 1e-6
 
 
-def test_eager_attention_is_scored_the_plain_way_with_a_line_that_says_so(tiny, tokenizer, tmp_path, caplog):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation="eager")
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
-    assert trainer.scorer is None
-    assert "attention implementation 'eager'" in caplog.text
-    assert trainer.model.config._attn_implementation == "eager"
+UNPACKED = {
+    "attention implementation 'eager'": {"model_init_kwargs": {"attn_implementation": "eager"}},
+    "torch_compile": {"torch_compile": True, "torch_compile_backend": "eager"},
+    "a prompt-learning adapter": {"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)},
+}
 
 
-def test_a_compiled_model_is_scored_the_plain_way_with_a_line_that_says_so(
-    tiny, tokenizer, tmp_path, caplog, monkeypatch
+@pytest.mark.parametrize("reason", UNPACKED)
+def test_what_cannot_be_packed_is_scored_as_trl_does_with_a_line_that_says_so(
+    reason, tiny, tokenizer, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
-    settings = {"torch_compile": True, "torch_compile_backend": "eager"}
-    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, **settings)
+    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, **UNPACKED[reason])
     assert trainer.scorer is None
-    assert "LlamaForCausalLM has torch_compile" in caplog.text
-
-
-@pytest.mark.slow
-def test_beams_are_left_to_transformers(tiny, tokenizer, tmp_path):
-    """Beams repeat the rows inside `generate`: a cache of our own would not fit them."""
-    kwargs = {"generation_kwargs": {"num_beams": 2, "do_sample": False}, "max_steps": 1}
-    make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, **kwargs).train()
-
-
-@pytest.mark.slow
-def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_path, caplog):
-    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    trainer = make(
-        MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, peft_config=adapter, max_steps=1
-    )
-    assert trainer.scorer is None
-    assert "a prompt-learning adapter" in caplog.text
-    trainer.train()
+    assert f"LlamaForCausalLM has {reason}" in caplog.text
+    assert "packed" not in trainer.model.config._attn_implementation

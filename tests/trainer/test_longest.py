@@ -35,7 +35,7 @@ def passes(model):
     return seen
 
 
-@pytest.mark.full(keep=["max_seq_length_train"])
+@pytest.mark.full(keep=["kl_estimator"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -43,7 +43,6 @@ def passes(model):
         {"max_tokens_per_micro_batch": 60},
         {"pack_updates": False},
         {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
-        {"max_seq_length_train": 20},
     ],
     ids=str,
 )
@@ -131,7 +130,7 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        ({}, "one completion, .* lower max_completion_length or max_seq_length_train"),
+        ({}, "one completion, .* lower max_completion_length"),
         ({"entropy_coef": 0.01}, "lower per_device_train_batch_size"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Micro-batches are split, without a model: the loss of a row is its advantage times a weight that is trained."""
+"""Rows, the plan of micro-batches, and their split, without a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.micro_batches import Splitter
+from grpo_math.trainer.packing import GroupLayout, layout, pack, unpack
+from grpo_math.trainer.rows import join, scored, shortest
 
 BUDGET = 14  # tokens: a group of two completions
 
@@ -23,8 +28,8 @@ def splitter(**changed):
         no_sync=lambda model: nullcontext(),
         backward=lambda loss, **options: loss.backward(),
     )
-    settings = {"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
-    return Splitter(accelerator, **settings)
+    chosen = {"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
+    return Splitter(accelerator, **chosen)
 
 
 def micro_batch(first, advantages):
@@ -73,3 +78,79 @@ def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     assert first == []
     (micro_batch,) = last
     assert (len(micro_batch["rows"]["advantages"]), micro_batch["weight"]) == (1, 0.0)
+
+
+def tokens(rows, prompts, prompt_tokens, lengths):
+    return sum({prompts[r]: prompt_tokens[r] - 1 for r in rows}.values()) + sum(lengths[r] for r in rows)
+
+
+@st.composite
+def batches(draw):
+    groups, size = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    of_group = draw(st.lists(st.integers(1, 50), min_size=groups, max_size=groups))
+    lengths = draw(st.lists(st.integers(0, 60), min_size=groups * size, max_size=groups * size))
+    order = draw(st.permutations(range(groups * size)))
+    return [r // size for r in order], [of_group[r // size] for r in order], [lengths[r] for r in order]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=300)
+@given(batches(), st.integers(1, 400), st.integers(1, 5))
+def test_rows_are_neither_lost_nor_doubled_and_the_budget_holds(batch, budget, ranks):
+    prompts, prompt_tokens, lengths = batch
+    plan = arrange(prompts, prompt_tokens, lengths, budget, ranks)
+    assert len(plan) == ranks
+    assert sorted(row for rank in plan for rows in rank for row in rows) == [r for r, n in enumerate(lengths) if n]
+    for rank in plan:
+        for rows in rank:
+            assert tokens(rows, prompts, prompt_tokens, lengths) <= budget or len(rows) == 1
+
+
+def test_a_group_stays_together_however_its_rows_were_shuffled():
+    assert arrange("abab", [3] * 4, [4, 5, 6, 7], budget=14) == [[[1, 3], [0, 2]]]
+    assert arrange("abab", [3] * 4, [4, 5, 6, 7], budget=100) == [[[1, 3, 0, 2]]]
+
+
+def test_ranks_get_near_equal_tokens():
+    lengths = [90, 10, 20, 30, 40, 50, 60, 70]
+    plan = arrange(range(8), [1] * 8, lengths, budget=1000, ranks=2)
+    loads = [sum(lengths[row] for rows in rank for row in rows) for rank in plan]
+    assert sum(loads) == 370
+    assert abs(loads[0] - loads[1]) <= 10
+    one_group = arrange("aaaaaaaa", [1] * 8, lengths, budget=1000, ranks=2)  # no rank is left without work
+    loads = [sum(lengths[row] for rows in rank for row in rows) for rank in one_group]
+    assert max(loads) <= 210
+
+
+def test_no_tokens_at_all_is_no_micro_batch():
+    assert arrange("ab", [3, 3], [0, 0], budget=10, ranks=2) == [[], []]
+
+
+def test_the_ratio_of_a_padded_token_is_1():
+    """vespo takes the product of a row's ratios, whether the loss counts their tokens or not."""
+    wide = {"importance_sampling_ratio": torch.tensor([[0.5, 0.6, 0.7]])}
+    narrow = {"importance_sampling_ratio": torch.tensor([[0.8, 0.9]])}
+    padded = join([narrow, wide])["importance_sampling_ratio"]
+    assert torch.equal(padded, torch.tensor([[0.8, 0.9, 1.0], [0.5, 0.6, 0.7]]))
+
+
+def test_the_loss_counts_no_token_that_a_tool_wrote():
+    mask, tool = torch.tensor([[1, 1, 1], [1, 1, 0]]), torch.tensor([[1, 0, 1], [1, 1, 1]])
+    assert scored({"completion_mask": mask, "tool_mask": tool}).tolist() == [[1, 0, 1], [1, 1, 0]]
+    assert scored({"completion_mask": mask}).tolist() == mask.tolist()
+
+
+def test_the_shortest_row_is_one_with_a_token_if_any_has_one():
+    rows = {"completion_mask": torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 0]]), "advantages": torch.arange(3)}
+    assert shortest(rows)["advantages"].tolist() == [2]
+    none = {"completion_mask": torch.zeros(2, 3, dtype=torch.long), "advantages": torch.arange(2)}
+    assert shortest(none)["advantages"].tolist() == [0]
+
+
+def test_two_prompts_of_one_length_are_two():
+    ids = torch.tensor([[5, 6, 7], [5, 9, 7], [5, 6, 8]])
+    assert layout(ids, torch.ones_like(ids), 1) == ([(5, 6), (5, 9), (5, 6)], [2, 2, 2], [1, 1, 1])
+    row = pack(ids, torch.ones_like(ids), 1)
+    assert row.input_ids.tolist() == [[5, 6, 6, 5, 9]]
+    assert row.groups == (GroupLayout(0, 1, (1, 1)), GroupLayout(3, 1, (1,)))
+    assert unpack(torch.tensor([[1.0, 3.0, 2.0]]), row).tolist() == [[1.0], [2.0], [3.0]]

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import small_trainers
 import torch
-from launching import TINY, accelerate, run
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from safetensors.torch import load_file
+from launching import accelerate, run
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import load_tokenizer
@@ -82,22 +80,6 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, tiny,
 
 
 @pytest.mark.full
-def test_trls_own_trainer_agrees_where_it_has_the_same(tiny, tokenizer, tmp_path):
-    """TRL's sync_ref_model with alpha 1, full fine-tuning."""
-    # Adam would turn rounding at a zero gradient into a full step.
-    sgd = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0}
-    extra = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 2}
-    theirs = make(tiny(), tokenizer, tmp_path, trainer=GRPOTrainer, config=GRPOConfig, **sgd, **extra)
-    theirs.train()
-    ours = make(tiny(), tokenizer, tmp_path, reference_refresh_steps=2, advantage_eps=1e-4, **sgd)
-    ours.train()
-    start = weights(AutoModelForCausalLM.from_pretrained(tiny()))
-    for model, other in ((theirs.model, ours.model), (theirs.ref_model, ours.ref_model)):
-        torch.testing.assert_close(weights(model), weights(other), rtol=1e-5, atol=1e-6)
-        assert not same(weights(other), start)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "modules"])
 def test_a_run_that_was_stopped_between_two_refreshes_ends_with_the_same_weights(kind, tiny, tokenizer, tmp_path):
     settings = {"reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3}
@@ -141,38 +123,6 @@ def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapte
     assert min(values[1], values[3]) > 1e-6
 
 
-@pytest.mark.full
-def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
-    """And accelerate_configs/cpu.yaml launches it."""
-    extra = {"beta": 0.5, "reference_refresh_steps": 1, "max_steps": 2, "save_steps": 2, "learning_rate": 1e-2}
-    extra |= {
-        "rewards": "small_trainers:letters",
-        "dtype": "float32",
-        "use_peft": "true",
-        "lora_r": 4,
-        "lora_dropout": 0,
-    }
-    arguments = [
-        *TINY,
-        *(f"--{name}={value}" for name, value in extra.items()),
-        "--lora_target_modules",
-        "q_proj",
-        "v_proj",
-    ]
-    start = [*accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--model_name_or_path", tiny()]
-    run([*start, "--output_dir", str(tmp_path / "run"), *arguments])
-    lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
-    assert [abs(line["kl"]) < 1e-7 for line in lines] == [True, True]
-    adapter = tmp_path / "run/adapter"
-    assert not [path for path in adapter.iterdir() if path.is_dir()]
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), str(adapter))
-    policy = load_file(tmp_path / "run/checkpoint-2/adapter_model.safetensors")
-    assert same(policy, {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name})
-    assert all(p.any() for p in policy.values()), "nothing was trained"
-    frozen = load_file(tmp_path / "run/checkpoint-2" / reference.FILE)
-    assert same({name.replace(".ref", ""): p for name, p in frozen.items()}, policy), "the last step refreshed it"
-
-
 def test_the_reference_of_a_bfloat16_adapter_is_bfloat16_too(tiny, tokenizer, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.bfloat16)
     model = get_peft_model(base, KINDS["lora"], autocast_adapter_dtype=False)
@@ -210,15 +160,6 @@ def test_fsdp_through_accelerate_is_refused_too(monkeypatch):
 def test_an_adapter_that_cannot_be_copied_is_refused(adapter, named, tiny, tokenizer, tmp_path):
     with pytest.raises(ConfigError, match=named):
         make(tiny("qwen2"), tokenizer, tmp_path, adapter, reference_refresh_steps=2)
-
-
-@pytest.mark.slow
-def test_steps_are_counted_in_optimizer_steps(tiny, tokenizer, tmp_path):
-    """Two micro-batches a step, two steps a rollout: KL is zero at the first step of steps 1, 5."""
-    settings = {"num_iterations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 6}
-    trainer = make(tiny(), tokenizer, tmp_path, KINDS["lora"], reference_refresh_steps=4, **settings)
-    trainer.train()
-    assert [abs(value) < 1e-7 for value in kl(trainer)] == [True, False, False, False, True, False]
 
 
 @pytest.mark.full

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from small_trainers import config, weights
+from small_trainers import config
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.resample import PromptPool, replacing, uniform_groups
+from grpo_math.trainer.resample import PromptPool, replacing
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 G = 4
@@ -60,12 +60,6 @@ def make(tiny, tokenizer, folder, kinds, **settings):
 
 def history(trainer, name):
     return [line[name] for line in trainer.state.log_history if name in line]
-
-
-def test_a_group_is_dull_unless_verdicts_differ():
-    for right in ([True, True], [False, False], [None, True], [None, None]):
-        assert uniform_groups(right, 2) == [0]
-    assert uniform_groups([True, None, False], 3) == []
 
 
 def test_fresh_groups_take_the_places_of_dull_ones_as_far_as_they_are_better():
@@ -120,20 +114,6 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
     phases = [history(trainer, phase)[0] for phase in metrics.PHASES if phase != metrics.SECONDS_SYNC]
     whole = sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0]
     assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
-
-
-@pytest.mark.slow
-def test_a_resumed_run_draws_the_prompts_that_come_next(tiny, tokenizer, tmp_path):
-    kinds = "eehm" * 10
-    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "logging_steps": 1}
-    whole = make(tiny, tokenizer, tmp_path / "whole", kinds, **settings)
-    whole.train()
-    resumed = make(tiny, tokenizer, tmp_path / "resumed", kinds, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    held = torch.load(tmp_path / "whole" / "checkpoint-2" / "state_0.pt", weights_only=True)
-    assert held["resampler"]["position"] > 0
-    assert [texts for _, texts in resumed.rollouts] == [texts for _, texts in whole.rollouts[2:]]
-    assert torch.equal(weights(resumed.model), weights(whole.model))
 
 
 def test_without_answers_there_is_nothing_to_judge_by(tiny, tokenizer, tmp_path):

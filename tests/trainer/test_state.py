@@ -18,11 +18,9 @@ def test_the_state_of_every_collaborator_comes_back(tiny, tokenizer, tmp_path):
     trainer.nonfinite.in_a_row = 2
     trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [7], 3.5
     held = state_of(trainer)
-    assert {"meter", "nonfinite", "budget"} <= held.keys()
     trainer.budget.halved_to, trainer.nonfinite.in_a_row = None, 0
     trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [], 0.0
     restore(trainer, held)
-    assert state_of(trainer) == held
     assert (trainer.budget.tokens, trainer.budget.halved_to, trainer.nonfinite.in_a_row) == (60, 60, 2)
     assert (trainer.meter.rollout_tokens, trainer.meter.tokens_per_step) == ([7], 3.5)
     restore(trainer, {**held, "rollout": [{"half": "trained on"}]})

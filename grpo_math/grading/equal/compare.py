@@ -23,7 +23,7 @@ from grpo_math.grading.equal.relations import stated
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.equal.units import Unit
-from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, is_time_date_or_choice, same_words
+from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 
 ASIDE = re.compile(r"(?<=[\d}]) ?\(([A-Za-z]{2}[A-Za-z \-]{0,40})\)\Z")
@@ -107,20 +107,6 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
     if True in results:
         return Verdict.CORRECT, "trees"
     return (None, "") if None in results else (Verdict.WRONG, "trees")
-
-
-def is_text_only(gold: str) -> bool:
-    r"""Return True if a gold answer has no structure: only the same text, up to case and articles, is correct.
-
-    >>> [is_text_only(gold) for gold in (r"\forall x", "east", r"\frac{1}{2}", "4:30 p.m.", r"\sum_{i=1}^{9} i")]
-    [True, True, False, False, False]
-    """
-    cleaned = clean(gold)
-    if len(cleaned) > QUICK_CHARACTERS or is_time_date_or_choice(cleaned) or for_math_verify(cleaned):
-        return False
-    with suppress(TooLarge):
-        return not readings(cleaned)
-    return False
 
 
 def value(text: str) -> Fraction | None:
