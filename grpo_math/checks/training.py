@@ -23,8 +23,8 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
         for name in needing_whole(settings):
             why = "needs the whole model on each process, or vLLM"
             raise ConfigError(name, settings[name], why, "set use_vllm, or leave it out")
-    for name in config.generation_kwargs or ():  # transformers ignores an unknown name
-        if not hasattr(GenerationConfig(), name):
+    for name in config.generation_kwargs or ():  # transformers ignores an unknown name, and vLLM has other names
+        if not config.use_vllm and not hasattr(GenerationConfig(), name):
             raise ConfigError("generation_kwargs", name, "is not a setting of transformers' generate", "leave it out")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     warmup, extra = config.get_warmup_steps(100), cast(Any, config.lr_scheduler_kwargs)
