@@ -241,12 +241,13 @@ def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_not_by_three(tiny, tmp
         return program_of([{"arguments": words}], tmp_path, *[*launching.TORCHRUN[:-1], str(processes)])
 
     assert trained(2).returncode == 0
-    done = trained(1, max_steps=4, resume="force")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "1 in place of" in done.stderr
+    for processes, steps, line in ((1, 4, "1 in place of 2"), (2, 6, "2 in place of 1")):
+        done = trained(processes, max_steps=steps, resume="force")
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert line in done.stderr
     history = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in history if "loss" in line] == [1, 2, 3, 4]
-    refused = trained(3, max_steps=6, resume="force")
+    assert [line["step"] for line in history if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    refused = trained(3, max_steps=8, resume="force")
     assert "which 3 processes cannot share evenly: use 3, or start 1, 2, 4 or 8 processes" in refused.stderr
 
 
