@@ -31,7 +31,7 @@ def evaluate(
     backend: str = "hf",
     server: str | None = None,
     output: str | Path | None = None,
-    about: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
     progress: bool = True,
     tools: Toolbox | Sequence[str] = (),
     grade_timeout: float | None = None,
@@ -44,7 +44,7 @@ def evaluate(
     greedy.
 
     A model is a name with an ``adapter`` (`Backend` describes ``backend`` and ``server``), or a loaded model with its
-    ``tokenizer``. ``output`` and ``about`` are those of `Output`, and ``tools`` are the names of a recipe's ``tools``.
+    ``tokenizer``. ``output`` and ``extra`` are those of `Output`, and ``tools`` are the names of a recipe's ``tools``.
 
     A trainer is evaluated with its own model, tools and ``max_completion_length``, by the program that samples in
     training (vLLM with ``use_vllm``). Each call writes OUTPUT_DIR/before.json, or, after training, after.json, which
@@ -57,7 +57,7 @@ def evaluate(
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
         options: dict[str, Any] = {"tools": box, "grade_timeout": grade_timeout or 5.0}
-        where = Output(output, about or {}, progress=progress)
+        where = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
             return results.evaluate(opened, rows, Sampling(**sampling), where, **options)
     trainer = model
@@ -66,7 +66,7 @@ def evaluate(
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
     drawn = Sampling(**{"max_new_tokens": longest, **sampling})
-    where = Output(about=about or {}, progress=progress)
+    where = Output(extra=extra or {}, progress=progress)
     evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))

@@ -43,11 +43,11 @@ class Output:
     """The results file and its settings.
 
     ``path`` names the results file; a name that does not end in .json is a folder, in which the settings name the file.
-    ``about`` adds settings to the results, and ``contamination`` adds the result of `contamination.overlap`.
+    ``extra`` adds settings to the results, and ``contamination`` adds the result of `contamination.overlap`.
     """
 
     path: str | Path | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     contamination: Mapping[str, Any] | None = None
     progress: bool = True
 
@@ -76,7 +76,7 @@ def evaluate(
     _check(model, rows, tools)
     started = time.perf_counter()
     settings = {
-        **output.about,
+        **output.extra,
         "model": model.name,
         "adapter": model.adapter,
         "backend": model.backend.name,

@@ -131,7 +131,7 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any
 
     longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
     sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
-    output = Output(about={"data": name, "split": args.split}, contamination=overlap)
+    output = Output(extra={"data": name, "split": args.split}, contamination=overlap)
     return rows, sampling, output, toolbox(names, tools.get("python"), tools.get("max_tool_calling_iterations"))
 
 

@@ -309,7 +309,7 @@ class Run:
 
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
-        output = replace(output, about={"data": one.data, "split": one.split})
+        output = replace(output, extra={"data": one.data, "split": one.split})
         options: dict[str, Any] = {"tools": self.tools, "grade_timeout": self.config.grade_timeout}
         return over_ranks(self.trainer, one.rows, self.sampling(one), output, **options)
 

@@ -173,7 +173,7 @@ def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(
 @pytest.mark.slow
 def test_a_folder_gets_one_file_for_each_way_of_evaluating(tiny, rows, tmp_path):
     files = [
-        evaluate(tiny(), rows[:1], output=tmp_path, max_new_tokens=tokens, progress=False, about={"data": "a:b"})
+        evaluate(tiny(), rows[:1], output=tmp_path, max_new_tokens=tokens, progress=False, extra={"data": "a:b"})
         for tokens in (2, 3, 2)
     ]
     first, second, third = (Path(results["results"]) for results in files)
