@@ -1,0 +1,104 @@
+"""CPU seconds of training until a held-out accuracy, by stock TRL or ours: the table of docs/performance.md.
+
+    OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--steps 40] [--target 0.65] [--seed 0]
+
+Trains the quickstart's task (launch/configs/demo_cpu.yaml), but writes the sum out, in the CPU's fastest dtype: the
+same model, LoRA, data, prompts, reward function and seed, and TRL's constant in the advantage. The recipe's 64 rows an
+optimizer step come in micro-batches of 8: all at once, stock TRL's padded rows would need some 30 GB. Every 5 steps
+held-out sums are answered greedily, and a JSON line says the accuracy. The clock is the CPU time of the training
+process without those evaluations. The target is reached at the first evaluation that has it, if the next has it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import yaml
+from accelerate.utils import set_seed
+from peft import LoraConfig
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
+from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.problems.datasets import load_problems, to_dataset
+from grpo_math.rewards import load_reward
+from grpo_math.settings.shipped import find
+
+EVERY = 5  # steps between evaluations
+MICRO_BATCH = 8  # rows
+
+
+class Clock(TrainerCallback):
+    """CPU seconds of training. The clock stops while `accuracy` evaluates."""
+
+    def __init__(self, accuracy, target):
+        self.accuracy, self.target, self.seconds, self.reached = accuracy, target, 0.0, None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.process_time()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds += time.process_time() - self.started
+        if state.global_step % EVERY:
+            return
+        accuracy = self.accuracy(kwargs["model"])
+        print(json.dumps({"step": state.global_step, "seconds": self.seconds, "accuracy": accuracy}), flush=True)
+        if accuracy < self.target:
+            self.reached = None
+        elif self.reached is None:
+            self.reached = self.seconds
+        else:
+            print(json.dumps({"reached": self.target, "seconds": self.reached}))
+            control.should_training_stop = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trainer", choices=("trl", "ours"))
+    parser.add_argument("--steps", type=int, default=40, help="most optimizer steps (default: 40)")
+    parser.add_argument("--target", type=float, default=0.65, help="held-out accuracy (default: 0.65)")
+    parser.add_argument("--held_out", type=int, default=128, help="problems of an evaluation (default: 128)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    recipe = yaml.safe_load(find("launch/configs/demo_cpu.yaml").read_text(encoding="utf-8"))
+    recipe |= {"prompt_template": "gsm8k", "max_completion_length": 16, "learning_rate": float(recipe["learning_rate"])}
+    settings = {name: value for name, value in recipe.items() if name in GRPOConfig.__dataclass_fields__}
+    settings |= {"output_dir": tempfile.mkdtemp(), "max_steps": options.steps, "seed": options.seed}
+    settings["gradient_accumulation_steps"] = settings["per_device_train_batch_size"] // MICRO_BATCH
+    settings |= {"per_device_train_batch_size": MICRO_BATCH, "log_completions": False, "logging_strategy": "no"}
+    settings |= {"disable_tqdm": True, "model_init_kwargs": {"dtype": fast_dtype()}}
+    path, template = model_path(recipe["model_name_or_path"]), recipe["prompt_template"]
+    problems = load_problems(recipe["dataset"], "train", template=template, seed=options.seed)
+    held_out = load_problems(recipe["dataset"], recipe["eval_split"], template=template, limit=options.held_out)
+    tokenizer = load_tokenizer(path)
+    set_seed(options.seed)  # the adapters start alike
+    ours = options.trainer == "ours"
+    adapter = {name: recipe[name] for name in ("lora_alpha", "lora_dropout")}
+    trainer = (MathGRPOTrainer if ours else GRPOTrainer)(
+        model=path,
+        reward_funcs=[load_reward(name) for name in recipe["rewards"]],
+        args=MathGRPOConfig(**settings, advantage_eps=1e-4) if ours else GRPOConfig(**settings),
+        train_dataset=to_dataset(problems),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=recipe["lora_r"], target_modules=recipe["lora_target_modules"], **adapter),
+    )
+
+    def accuracy(model) -> float:
+        asked = {"tokenizer": tokenizer, "max_new_tokens": 16, "batch_size": 64, "progress": False}
+        return evaluate(model, held_out, **asked)["accuracy_in_format"]  # what the reward pays
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Clock(accuracy, options.target))
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
