@@ -61,6 +61,7 @@ class Asked:
         for piece in pieces(tokenizer, tokens(weights, ids, stops, adapter=side.adapter, **limits)):
             text += piece
             yield piece
+        # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.
         if not isinstance(prompt, str):
             side.messages = [*prompt, {"role": "assistant", "content": text}]
 
@@ -92,6 +93,7 @@ def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Templa
         # A script of the user has no template in its config.yaml.
         template = read.template if config.get("prompt_template") else PLAIN
         return read.base, read.trained, template, read.max_new_tokens
+    # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := base_of_adapter(target):
         return base, (base, target), PLAIN, 512
     return target, None, PLAIN, 512

@@ -89,7 +89,8 @@ class Model:
         self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
         self.adapter, self.backend = adapter, backend
         self._stack = ExitStack()
-        if not self.named:  # set here, so that nothing is loaded
+        # These replace the cached properties below, so that nothing is loaded.
+        if not self.named:
             self.weights, self.tokenizer = model, tokenizer
         if backend.name == "vllm":
             self.executable = executable()
@@ -125,6 +126,7 @@ class Model:
             return client, self.adapter or base
         # vLLM's prefix cache keys an adapter by its name, so that other weights need another name.
         name = f"evaluated-{weights_hash(self.adapter)}"
+        # vLLM refuses to load a name twice, and an earlier evaluation leaves its adapter on the server.
         client.unload_adapter(name)
         client.load_adapter(name, str(Path(self.adapter).resolve()))
         return client, name
@@ -144,9 +146,11 @@ class Model:
         environment = {**os.environ, **server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
         process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
+        # Before the wait: a server that does not start in time is stopped too.
         self._stack.callback(process.stop)
         process.wait(STARTUP)
-        self._stack.callback(shutil.rmtree, log.parent)  # keeps the log of a server that did not start
+        # After the wait: the log of a server that did not start is kept, because the error message names it.
+        self._stack.callback(shutil.rmtree, log.parent)
         return process.url
 
     def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
@@ -169,6 +173,7 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
+        # The config alone is small. The weights may never be loaded, if a server has them.
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, _config)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
@@ -237,7 +242,8 @@ def load_weights(model: str, adapter: str | None) -> Any:
 
         try:
             weights = PeftModel.from_pretrained(weights, adapter)
-        except Exception as error:  # peft raises many kinds for a folder that it cannot use
+        except Exception as error:
+            # peft raises many kinds for a folder that it cannot use.
             message = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError("adapter", adapter, f"does not fit {model}", message) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
@@ -254,7 +260,8 @@ def _generation_config(path: str) -> Any:
 
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # without this file, the tokenizer's EOS ends a completion
+    except OSError:
+        # Without this file, the tokenizer's EOS ends a completion.
         return None
 
 

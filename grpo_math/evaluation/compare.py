@@ -72,6 +72,7 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
     changes = []
     for old, new in _by_problem(before, after):
         if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
+            # Both exist: if the share of right answers rose, one was wrong before and one is right after.
             was = next(row for row in old if (row["category"] in RIGHT) == lost)
             now = next(row for row in new if (row["category"] in RIGHT) != lost)
             changes.append(Change(was["id"], now["problem"], now["gold"], was["completion"], now["completion"]))
@@ -137,7 +138,8 @@ def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
 
 def _shared(results: Results, name: str) -> Any:
     value = results.get(name)
-    return "vllm" if value == "vllm-server" else value  # one engine, whoever has started the server
+    # The same engine, whoever has started the server.
+    return "vllm" if value == "vllm-server" else value
 
 
 def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:

@@ -26,6 +26,7 @@ class Engine(Model):
     """The model of a trainer, sampled by the vLLM of the run: a server that the main process asks, or an engine in each
     process. `engine_of` opens it."""
 
+    # vLLM schedules requests itself, and a batch ends with its longest completion: small batches leave the GPU idle.
     at_once = 512
 
     def __init__(self, trainer: Any) -> None:
@@ -41,7 +42,8 @@ class Engine(Model):
 
     def generator(self, sampling: Sampling) -> Generate:
         stops = stop_ids(self.tokenizer, self.weights.generation_config)
-        if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):  # TRL's, with whole weights
+        # TRL's own client, to which training sends whole weights: the server has the model under one name.
+        if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
             return with_server(client, client.models()[0], self.tokenizer, stops, sampling)
         sample = self._with_adapter if self.generation.mode == "server" else self._colocated
@@ -62,6 +64,7 @@ class Engine(Model):
         settings = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stops}
         params = [SamplingParams(seed=batch_seed(seed, i), **settings) for i in range(len(prompts))]
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():
             outputs = self.generation.llm.generate(asked, sampling_params=params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -84,17 +87,22 @@ def engine_of(trainer: Any, tools: Any = None) -> Iterator[Model]:
         return
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
     of_training, step = trainer._metrics, trainer.state.global_step
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}  # this sync is not a part of a step
+    # The sync below logs its time to the trainer, but is not a part of a training step.
+    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     try:
+        # TRL syncs once a step, which may be before or after this. Level 2 of sleep discards the weights, so after it
+        # vLLM has none until a sync, even at the same step.
         if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
             vllm.sync_weights()
             trainer._last_loaded_step = step
         if sleeps:
             vllm.llm.wake_up(tags=["kv_cache"])
-        trainer.accelerator.wait_for_everyone()  # vLLM may hang if it starts during a collective (huggingface/trl#3671)
+        # vLLM's tensor-parallel group may hang if it starts during a collective of training (huggingface/trl#3671).
+        trainer.accelerator.wait_for_everyone()
         yield Engine(trainer)
     finally:
         trainer._metrics = of_training
         if sleeps:
+            # As TRL does after each rollout: the optimizer's step needs this memory.
             vllm.llm.sleep(level=2)
             vllm._llm_weights_sleeping = True

@@ -114,7 +114,8 @@ def text_of(results: Results) -> str:
     ]
     for name in ("pass", "maj") if samples > 1 else ():
         for k, value in results[f"{name}@k"].items():
-            if k != "1":  # pass@1 equals the accuracy, and maj@1 nearly does
+            # pass@1 equals the accuracy, and maj@1 nearly does.
+            if k != "1":
                 lines.append(f"{f'{name}@{k}':<18}  {value:6.1%}  95% interval {_range(results[f'{name}@k_ci95'][k])}")
     rows = [
         [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]

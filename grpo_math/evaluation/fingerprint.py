@@ -27,7 +27,8 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     """
     row = rows[0]
     problem, prompt = (json.dumps(row.get(name), ensure_ascii=False) for name in ("problem", "prompt"))
-    around = prompt.replace(problem[1:-1], PROBLEM)  # without the quotes
+    # Without the quotes, because the problem is inside a longer string of the prompt.
+    around = prompt.replace(problem[1:-1], PROBLEM)
     chat = None if isinstance(row.get("prompt"), str) else getattr(tokenizer, "chat_template", None)
     return short_hash([row.get("answer_format"), around, chat])
 

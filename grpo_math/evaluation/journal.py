@@ -30,7 +30,8 @@ def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps({"measured": dict(conditions)}, ensure_ascii=False) + "\n")
         return []
-    content = path.read_bytes()  # bytes, because a write may have ended within a character
+    # Bytes, because a write may have ended within a character.
+    content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     with reading(path):
         first, *lines = [json.loads(line) for line in whole.splitlines()]
@@ -40,6 +41,7 @@ def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[
         if measured.get(name) != conditions[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {conditions[name]!r}"
             raise ConfigError(field, str(path), was, "name another file, or change the setting back")
+    # Only here: a file that is refused above stays as it was.
     os.truncate(path, len(whole))
     return lines
 

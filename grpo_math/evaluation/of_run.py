@@ -72,4 +72,5 @@ def _of_revision(name: str, revision: str) -> str:
     from huggingface_hub import snapshot_download
 
     with loading(name, f"revision {revision}"):
+        # The model is then a folder, so that everything that takes a name loads this revision.
         return snapshot_download(name, revision=revision)

@@ -66,6 +66,7 @@ def evaluate(
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
     drawn = Sampling(**{"max_new_tokens": longest, **sampling})
+    # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
     evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
@@ -76,7 +77,8 @@ def evaluate(
     if trainer.accelerator.is_main_process:
         write_json(run_dir / name, evaluated)
         for callback in trainer.callback_handler.callbacks:
-            if hasattr(callback, "evaluated"):  # the callback that writes the report of a script
+            # The callback that writes the report of a script.
+            if hasattr(callback, "evaluated"):
                 callback.evaluated.add(name)
     return evaluated
 
@@ -100,9 +102,11 @@ def over_ranks(
         )
     evaluated = parts[0]
     if len(parts) > 1:
+        # All processes of a tensor-parallel group return the same records.
         # If there are fewer rows than ranks, several ranks evaluate the first row: it counts once.
         all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
         evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
+        # A rank has summed up and hashed its own rows only.
         evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))
     return evaluated
 

@@ -94,6 +94,7 @@ def evaluate(
             settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
         if file.suffix != ".json":
             file = _file_in(file, settings)
+        # A model in memory has no name or file to compare, so its stored answers may be of other weights.
         if model.named:
             known = _known(file, settings)
     journal_file = answers_file(file) if file and model.named else None
@@ -136,6 +137,7 @@ def _answer(
     ids = [
         ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
     ]
+    # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
     numbered = list(enumerate(batches(ids, sampling.batch_size)))
     # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
@@ -169,7 +171,8 @@ def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
     if len({str(row["id"]) for row in rows}) < len(rows):
         raise ConfigError("rows", len(rows), "share an id", "give each problem another id")
-    if not model.named:  # a training run has checked its tools and its model
+    # A model in memory has no files to check, and a training run has checked its tools.
+    if not model.named:
         return
     if tools and tools.limits:
         require_layers()

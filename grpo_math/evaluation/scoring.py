@@ -26,6 +26,7 @@ def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
     if grade.verdict is not Verdict.WRONG or row.get(TOLERANCE) is None:
         return grade
     expected, number = value(str(gold)), value(grade.answer or "")
+    # `value` returns exact fractions, so rounding cannot move an answer across the limit.
     if expected is None or number is None or abs(expected - number) > row[TOLERANCE]:
         return grade
     return grade._replace(verdict=Verdict.CORRECT, reason="within the tolerance of the set's authors")

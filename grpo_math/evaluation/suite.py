@@ -44,6 +44,7 @@ def asked(name: str, template: str | Template | None, samples: int | None, tempe
     """Return the settings of a set: the given ones, else its authors' settings; one sample if greedy."""
     source = SOURCES.get(source_of(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature
+    # Greedy samples would all be equal.
     drawn = (source.samples if heat > 0 else 1) if samples is None else samples
     return Asked(template or source.template, drawn, heat)
 

@@ -66,6 +66,7 @@ def conversing(generate: Generate, conversation: Conversation, longest: int, con
     """Return a function that generates completions of several turns, at most ``longest`` tokens with tool results."""
 
     def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
+        # The first turn has the seed of the batch. A later turn with this seed would draw the same random numbers.
         turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)
         first = [replace(one, messages=[conversation.message(one.tokens, prompt)]) for one, prompt in turns]
         rows = play(

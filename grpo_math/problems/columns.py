@@ -30,6 +30,7 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 NEEDED = ("problem", "answer")
 # Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
 ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
+# TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
 MADE = (
     *(*ARGUMENTS, "prompt", "completion", "completion_ids", "max_completion_length", "grade_timeout"),
     *("answer_format", "image", "images"),
@@ -90,6 +91,7 @@ def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
+    # First, because the name of a column may itself contain "+" or ".".
     if name in row:
         return row[name]
     if "+" in name:

@@ -133,7 +133,8 @@ def read_rows(
             row["id"] = number
         ids.add(row["id"])
         rows.append(row)
-    if source is not OWN and "train" in source.splits:  # a benchmark keeps all rows, as its authors count them
+    # A benchmark keeps all rows, as its authors count them.
+    if source is not OWN and "train" in source.splits:
         rows = _once(rows, opened.file)
     return _with_prompts(rows, template, dataset), errors
 
@@ -192,6 +193,7 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
         left_out = {
             row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
         }
+        # Here and not later, so that the numbers in the ids stay those of the published data.
         rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
     return _Opened(label, str(path) if copied else f"{source.hub} ({theirs})", rows)
 
@@ -227,6 +229,7 @@ def _generated(levels: str, split: str, template: str | Template, limit: int | N
 
 def _once(rows: list[Row], file: str) -> list[Row]:
     """Return the first row of each problem."""
+    # A dict keeps the last value of a key, so the rows are reversed to keep the first row of a problem.
     kept = list({row["problem"]: row for row in reversed(rows)}.values())[::-1]
     if len(kept) < len(rows):
         logger.warning(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows of {file}: duplicate problems")

@@ -37,10 +37,12 @@ def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, 
         table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     except UserError:
         raise
-    except Exception as error:  # many kinds, from `datasets` and the Hub: the remedy is the same
+    except Exception as error:
+        # `datasets` and the Hub raise many kinds of errors, and the remedy is the same.
         raise _cannot(path, local, name, error, remedy) from None
     columns.refuse_missing(table.column_names, accepted, name)
-    if known or not local:  # the other columns of a set on the Hub may be gigabytes
+    # The other columns of a set on the Hub may be gigabytes.
+    if known or not local:
         table = table.select_columns(columns.used(table.column_names, accepted))
     return enumerate(table, 1)
 
@@ -68,7 +70,8 @@ def split_of(split: str, names: Collection[str]) -> str:
 
 
 def _cannot(path: str, local: bool, name: str, error: Exception, remedy: str) -> ConfigError:
-    while isinstance(error.__cause__, Exception):  # `datasets` wraps the reason in "An error occurred"
+    # `datasets` wraps the reason in "An error occurred".
+    while isinstance(error.__cause__, Exception):
         error = error.__cause__
     message = f"{type(error).__name__}: {first_line(error)}"
     if local:

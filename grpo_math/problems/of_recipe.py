@@ -71,7 +71,8 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
         stated["metric_for_best_model"] = first_accuracy(s)
     if s["keep_best"] and s["save_total_limit"] == 1:
-        stated["save_total_limit"] = 2  # with 1, transformers deletes the last checkpoint before the run has ended
+        # With 1, transformers deletes all checkpoints but the best at the end of its loop, before the run has ended.
+        stated["save_total_limit"] = 2
     return stated
 
 
@@ -156,7 +157,8 @@ class RecipeProblems:
         except (UserError, ValueError) as error:
             if s["eval_n"] or self._during:
                 raise
-            self.no_eval = str(error)  # the recipe does not ask for these problems
+            # The recipe does not ask for these problems, so the run goes without them.
+            self.no_eval = str(error)
             return []
         if len(rows) < (s["eval_n"] or 0):
             reason = f"is more than the {len(rows)} problems of {self.eval_dataset}, {s['eval_split']}"

@@ -106,7 +106,8 @@ def as_template(
         if len(name.split()) > 1:
             raise ConfigError(field, name, f"does not contain {PROBLEM}", f"write {PROBLEM} in the problem's place")
         one_of(field, name, (*TEMPLATES, AS_IS))
-    example = _prompt(name, system, "3 + 4?")  # tried here, before any data is read
+    # Tried here, before any data is read: a function of the user may fail.
+    example = _prompt(name, system, "3 + 4?")
     answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
     one_of("answer_format", answer_format, tuple(FORMATS))
     return Template(name, system, answer_format)
@@ -128,6 +129,7 @@ def _prompt(name: str, system: str | None, problem: str, row_prompt: Prompt | No
 
 
 def _filled(name: str, problem: str) -> Prompt:
+    # Rows must not share messages with each other or with the table: a change to one would change all.
     template = copy.deepcopy(TEMPLATES[name])
     if isinstance(template, str):
         return template.replace(PROBLEM, problem)
@@ -149,9 +151,11 @@ def _format_shown(prompt: Prompt) -> str:
     ('gsm8k', 'boxed', 'r1_zero')
     """
     text = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
-    if text.rstrip().endswith("<think>"):  # the prompt opens the tag, so the completion does not
+    # The prompt opens the tag, so the completion does not.
+    if text.rstrip().endswith("<think>"):
         return "r1_zero"
     shown = {name: len(form.tags) for name, form in FORMATS.items() if all(tag in text for tag in form.tags)}
+    # More tags are more specific. In a tie max() returns the first, so boxed is the fallback.
     return max(["boxed", *shown], key=lambda name: shown.get(name, 0))
 
 

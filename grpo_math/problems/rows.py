@@ -64,7 +64,8 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
         "own_prompt": own_prompt,
     }
     parts = _parts(fields, accepted, answer, source)
-    if source is not OWN:  # other columns of a built-in set may be gigabytes, and the user did not name them
+    # The other columns of a built-in set may be gigabytes, and the user did not name them.
+    if source is not OWN:
         return {**row, "others": parts}
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
@@ -102,16 +103,19 @@ def _question(problem: Any, key: str) -> Any:
 def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: Source) -> str:
     """Return the gold answer from the answer column."""
     key, answer = columns.first(fields, "answer", accepted["answer"])
-    if isinstance(answer, list) and key == "final_answer":  # OlympiadBench: a completion has to give all answers
+    # OlympiadBench lists the answers of a problem, and a completion has to give all of them.
+    if isinstance(answer, list) and key == "final_answer":
         answer = ", ".join(map(str, answer)) if answer else None
     missing = columns.remedy_of(fields, "answer", accepted["answer"])
-    is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)  # a Decimal too, from Parquet
+    # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
+    is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
     _check(is_gold, key, _kind(answer, "text or a number"), missing if answer is None else "")
     text = str(answer)
     _check(bool(text.strip()), key, "is empty")
     gold = _gold(text, problem, source)
     if key.endswith("solution") and gold == text.strip() and ("\n" in text or len(text) > LONGEST_GOLD):
-        gold = ""  # prose that does not end in an answer
+        # Prose that does not end in an answer.
+        gold = ""
     _check(gold.lower() not in NO_GOLD, key, "contains no gold answer")
     return gold
 

@@ -116,6 +116,7 @@ def place_of(dataset: str) -> Place:
     (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
     """
     match = NAME.fullmatch(dataset)
+    # A file's name may contain ":" or "@".
     if match is None or home(dataset).exists():
         return Place(dataset)
     return Place(**match.groupdict())

@@ -65,7 +65,9 @@ def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str,
             data = metadata_load(card)
         elif hub and api is not None:
             data = api.model_info(hub, revision=None if revision == "main" else revision).card_data
-    except (ValueError, OSError):  # huggingface_hub's own errors are OSErrors
+    except (ValueError, OSError):
+        # The Hub's own answers (no such model, no access) are OSErrors: the card then has no licence.
+        # A lost connection is not an OSError (httpx2). It ends the push, which needs the connection too.
         return {}
     keys = ("license", "license_name", "license_link", "base_model")
     return {key: value for key in keys if data and isinstance(value := data.get(key), str)}
@@ -76,7 +78,8 @@ def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
     template, system = str(run.config.get("prompt_template") or ""), run.config.get("system_prompt")
-    known = template if template in TEMPLATES or PROBLEM in template else PROBLEM  # a function is not in the card
+    # A function of the user cannot be printed in a card, so the example shows the bare problem.
+    known = template if template in TEMPLATES or PROBLEM in template else PROBLEM
     names = [*RECIPE, *(LORA if kind != "model" else ())]
     overlap = contamination.text_of(results["contamination"]) if results.get("contamination") else ""
     return render(
@@ -130,9 +133,11 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
         datasets=sorted({name for name in map(hub_id, (dataset, evaluated)) if name}) or None,
         eval_results=results or None,
         library_name="peft" if lora else "transformers",
+        # huggingface_hub refuses eval_results without a model_name.
         model_name=repo_id.rpartition("/")[2],
         pipeline_tag="text-generation",
         tags=["grpo", "math", "reinforcement-learning", "trl", "grpo_math", *(["lora"] if lora else [])],
+        # The base's own base_model would replace the base of this run.
         **{key: value for key, value in base.card_data.items() if key != "base_model"},
     )
     return data.to_yaml()
@@ -141,6 +146,7 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
 def _name(dataset: Any) -> str:
     """Return the name of a data set, without the folders of a local file."""
     name = str(dataset or "unknown")
+    # The folders of this machine are private, and mean nothing to a reader of the card.
     return name if hub_id(name) or name.startswith("generated") else Path(name).name
 
 

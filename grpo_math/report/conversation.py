@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     """Answer `grpo-math ask`: one question, or a conversation."""
     if args.json and args.question is None:
         raise UserError("--json answers one question: give it behind the run or model")
+    # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import Asked
 
     asked = Asked(args.target, args.only, args.template, args.max_completion_length)

@@ -70,6 +70,7 @@ def run(args: Namespace) -> Answer | int:
         sides = results(args)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes it", file=sys.stderr)
+        # The exit code of a shell for a program that SIGINT ended: 128 + 2.
         return 130
     return Answer(*answer(sides))
 
@@ -92,7 +93,8 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
             raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
-    problems = {name: _problems(args, name, run) for name in names}  # load all before the first evaluation
+    # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
+    problems = {name: _problems(args, name, run) for name in names}
     from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate
 
@@ -100,9 +102,11 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     models = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
     sides: dict[str, dict[str, Results]] = {side: {} for side in models}
     for side, (model, adapter, path) in models.items():
+        # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
         with Model(model, adapter, backend) as opened:
             for name, (rows, sampling, output, tools) in problems.items():
                 file = Path(path)
+                # A run names its results files base.json and trained.json: each set needs its own folder.
                 if run and len(names) > 1:
                     file = file.parent / folder_of(name) / file.name
                 output = replace(output, path=str(file))

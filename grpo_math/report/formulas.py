@@ -32,8 +32,12 @@ ATTRIBUTES = {
 }
 VALUE = re.compile(r"[a-z-]+|-?[0-3]?(\.\d+)?(em|pt|px)?")  # nothing wide enough to cover another text
 TABLES = "(?:aligned|align|alignedat|array|cases|equation|gathered|gather|[bBpvV]?matrix|smallmatrix|split)"
+# A regular expression cannot count braces, so this one is written out for four levels of them.
 BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}"
+# The bound keeps the search linear: without it, each unpaired "\(" would scan the remaining text.
 LATEX = rf".{{1,{LONGEST}}}?"
+# A digit after the second dollar means prices, as in "$5 or $6". \7 is the name of the environment: a new group
+# before it changes its number.
 FORMULA = re.compile(
     rf"\\\((?P<inline>{LATEX})\\\)|\\\[(?P<block>{LATEX})\\\]|\$\$(?P<double>{LATEX})\$\$"
     rf"|\$(?P<single>(?:\\.|[^\\$]){{1,{LONGEST}}}?)\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
@@ -63,6 +67,7 @@ class Formulas:
             kind = str(match.lastgroup)
             is_price = kind == "single" and _is_money(match[kind])
             number = None if is_price else self._number(match[kind], "block" if kind in BLOCKS else "inline")
+            # The closing dollar of a rejected match may open a formula, so the search continues inside the match.
             start = match.start() + 1
             if number is not None:
                 yield text[done : match.start()], None
@@ -90,7 +95,8 @@ def mathml(latex: str, display: str = "inline") -> Markup | None:
         for element in tree.iter():
             _restrict(element)
         return Markup(ElementTree.tostring(tree, encoding="unicode"))
-    except Exception:  # any of the library's own, and a RecursionError: the formula is hostile text
+    except Exception:
+        # The formula is hostile text: the library raises many kinds, and deep nesting raises a RecursionError.
         return None
 
 
@@ -102,6 +108,7 @@ def _restrict(element: ElementTree.Element) -> None:
     boxed = tag == "menclose" and element.get("notation") == "box"
     kept = {name: value for name, value in element.items() if name in ATTRIBUTES and VALUE.fullmatch(value)}
     element.attrib.clear()
+    # The new tag has no namespace: ElementTree would write <ns0:mrow>, which is not MathML to an HTML parser.
     # Chromium has no <menclose>: the box is drawn by page.css.
     element.tag = "mrow" if tag == "menclose" else tag
     element.attrib.update({"class": "boxed"} if boxed else kept)

@@ -71,14 +71,17 @@ def push(
     _set_time_limit()
     api = huggingface_hub.HfApi()
     try:
-        owner = owners()[0]  # a token that cannot write is reported before anything is made
+        # A token that cannot write is reported here, before a repository exists.
+        owner = owners()[0]
         name = name if "/" in name else f"{owner}/{name}"
         files = contents(run_dir, name, checkpoint, base_model, api)
         _refuse_secrets(files)
         _upload(api, name, files, private, revision)
     except UserError:
         raise
-    except Exception as error:  # of the Hub, the network, or the many layers of the client
+    except Exception as error:
+        # The Hub, the network and the layers of the client raise many kinds of errors. Their texts may contain a token
+        # or a signed address, and so would a chained traceback.
         reason = one_line(error, _secrets())
         raise PushError(f"{name} is not pushed ({reason}): the same command resumes the push") from None
     return {"url": f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else ""), "files": sorted(files)}
@@ -91,6 +94,7 @@ def push_finished(
     try:
         return push(run_dir, repo_id, private=private, revision=revision)
     except (UserError, KeyboardInterrupt) as error:
+        # Ctrl-C here interrupts only the upload: the message says that the run itself is complete.
         again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or Path(run_dir).resolve().name}"
         again += " --private" * bool(private) + (f" --revision {revision}" if revision else "")
         message = f"the run is complete in {run_dir}, but not on the Hub ({str(error) or 'interrupted'}): {again}"
@@ -115,11 +119,13 @@ def contents(
         reason, remedy = "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)
     kind, weights = saved
-    if not (run_dir / "report.html").exists():  # of a script
+    # A script of the user may not have written the report.
+    if not (run_dir / "report.html").exists():
         report(run_dir)
     run = read_run(run_dir)
+    # after.json is the evaluation of the last weights, and not of this checkpoint.
     if checkpoint:
-        run.after = None  # of the last weights
+        run.after = None
     base = base_of(run, base_model, api)
     files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, OF_A_MODEL)}
     files |= {name: run_dir / name for name in RESULTS if (run_dir / name).exists()}
@@ -136,6 +142,7 @@ def contents(
 def _refuse_secrets(files: Mapping[str, Path | bytes]) -> None:
     """Refuse to publish a text with the token, or with the value of another secret variable of the environment."""
     for name, content in files.items():
+        # Weights may be gigabytes, and neither weights nor plots contain text of the environment.
         if name.endswith((".safetensors", ".png")):
             continue
         text = content.read_bytes() if isinstance(content, Path) else content
@@ -149,6 +156,7 @@ def _upload(
     """Make the repository and the branch if they do not exist, and commit the files."""
     from huggingface_hub import CommitOperationAdd
 
+    # create_repo ignores ``private`` if the repository exists, so the answer of the Hub is checked below.
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -160,6 +168,7 @@ def _upload(
     if loaded := sorted(name for name in others if _is_any(name, LOADED)):
         reason = f"contains {loaded[0]}, which would be loaded with what is pushed"
         raise ConfigError("repo_id", repo_id, reason, "give another repository, or delete that file first")
+    # One commit for all files: an interrupted push never publishes weights without their card and configuration.
     additions = [CommitOperationAdd(name, content) for name, content in files.items()]
     api.create_commit(repo_id, additions, commit_message="A run of grpo_math", revision=revision)
 
@@ -179,6 +188,7 @@ def _set_time_limit() -> None:
     import huggingface_hub
     from huggingface_hub.utils._http import default_client_factory
 
+    # The default client has no time limit: a dead connection would keep a finished run, and its GPUs, waiting.
     def client() -> Any:
         made = default_client_factory()
         made.timeout = SECONDS

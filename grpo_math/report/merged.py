@@ -28,10 +28,12 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")
     if Path(args.merge).exists():
         raise ConfigError("merge", args.merge, "exists", "name a new folder")
-    with redirect_stdout(sys.stderr), loading(base, "weights"):  # DeepSpeed, if it is installed, prints its accelerator
+    # Stdout is for the answer, which --json makes a JSON object. DeepSpeed prints its accelerator there, if installed.
+    with redirect_stdout(sys.stderr), loading(base, "weights"):
         from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        # A pickle or a repository's own code could run anything while it is loaded.
         model = AutoModelForCausalLM.from_pretrained(
             base, trust_remote_code=False, dtype="bfloat16", use_safetensors=True
         )

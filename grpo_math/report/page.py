@@ -36,6 +36,7 @@ class ReportFiles(NamedTuple):
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that is isolated from the notebook."""
         text = escape(self.html.read_text(encoding="utf-8"))
+        # Without allow-same-origin the page has an origin of its own: its script cannot reach the notebook.
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 
@@ -47,7 +48,8 @@ def report(run_dir: str | Path) -> ReportFiles:
     plots = []
     for name, part in {"training": drawn[:FIRST], "details": drawn[FIRST:]}.items():
         path = run.directory / "plots" / f"{name}.png"
-        path.unlink(missing_ok=True)  # an earlier run may have left one
+        # An earlier run in this folder may have left a plot that this run does not draw.
+        path.unlink(missing_ok=True)
         if part:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(png(part))
@@ -70,6 +72,7 @@ def report(run_dir: str | Path) -> ReportFiles:
         tables=_tables(run),
     )
     html = run.directory / "report.html"
+    # A browser may reload the page of a run that is under way: it reads the old page or the new one, never a part.
     replace_text(html, text)
     return ReportFiles(html, plots, findings, run.notes)
 

@@ -102,7 +102,8 @@ FIRST = 4  # plots that are shown unfolded
 def curves(history: History, plot: Plot) -> list[Curve]:
     """Return a curve for each metric of the plot that the history has."""
     lines = dict(plot.lines)
-    if metrics.REWARD in lines:  # each reward function has a metric too
+    # Each reward function has its own metric. With one function, it is the reward itself up to its weight.
+    if metrics.REWARD in lines:
         parts = {key: match[1] for row in history for key in row if (match := REWARD_PART.fullmatch(key))}
         lines |= parts if len(parts) > 1 else {}
     if metrics.HELDOUT_ACCURACY in lines:  # each set of a recipe's heldout
@@ -126,6 +127,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     >>> smoothed([0, 3, 6, 0] * 8)[:3]
     [1.5, 3.0, 3.0]
     """
+    # The window is on both sides: a mean of past values alone would show each change late.
     half = min(25, len(values) // 20)
     near = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in near]
@@ -164,8 +166,10 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+    # The axis starts at zero, or a small change would look like a large one.
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if plot.unit == "share":
+        # A little above 100%, so that a marker at the top is not cut.
         axes.set_ylim(0, min(1.02, max(0.05, axes.get_ylim()[1])))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
 
@@ -194,22 +198,26 @@ def svg(plot: Plot, lines: Sequence[Curve]) -> dict[str, Any]:
     The page shrinks a plot to the width of a phone, so the figure is small and its letters are large.
     """
     buffer = io.BytesIO()
+    # matplotlib writes SVG at 72 dpi. At the same dpi, the pixels of transData below are the units of the SVG.
     figure = _figure([(plot, lines)], (4.8, 3.3), 72)
     figure.savefig(buffer, format="svg", transparent=True)
     inside = Markup(_inside(buffer.getvalue().decode("utf-8")))
+    # The constrained layout moves the axes when the figure is drawn, so positions are right only after savefig.
     axes, (width, height) = figure.axes[0], figure.bbox.size
     points = []
     for line in lines:
         stride = len(line.steps) // MOST_TITLES + 1
         for step, value in zip(line.steps[::stride], line.values[::stride], strict=True):
             x, y = axes.transData.transform((step, value))
-            points.append((x, height - y, line.label, step, value))  # SVG counts from the top
+            # matplotlib counts y from the bottom, SVG from the top.
+            points.append((x, height - y, line.label, step, value))
     return {"plot": plot, "size": (width, height), "inside": inside, "points": points}
 
 
 def _inside(text: str) -> str:
     """Return the content of matplotlib's SVG, with colours that follow the page's theme and without repeated ids."""
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # Every figure has the same ids (figure_1, axes_1), and a page may have each id only once.
     text = re.sub(r'<g id="[^"]*"', "<g", text.removesuffix("</svg>\n"))
     text = re.sub(r"^<svg [^>]*>", "", text)
     return re.sub("|".join(CSS_COLOURS), lambda match: f"var(--{CSS_COLOURS[match[0]]})", text)

@@ -46,7 +46,8 @@ def progress(run: Run) -> Progress:
     """
     last = run.history[-1] if run.history else {metrics.STEP: 0}
     step, total = int(last[metrics.STEP]), run.config.get("max_steps", -1)
-    if total < 1:  # the number of steps follows from the epochs
+    # transformers' default for max_steps is -1: the number of steps then follows from the epochs.
+    if total < 1:
         epoch = last.get(metrics.EPOCH)
         total = round(step * run.config.get("num_train_epochs", 0) / epoch) if epoch else None
     pace = [row[metrics.SECONDS_STEP] for row in run.history[-NEWEST:] if metrics.SECONDS_STEP in row]

@@ -25,6 +25,7 @@ from grpo_math.run.redact import is_secret
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("grpo_math.report", ""),
+        # card.md is Markdown: HTML escapes would appear as they are in its code and its YAML.
         autoescape=select_autoescape(["html"]),
         finalize=_printed,
         trim_blocks=True,
@@ -48,6 +49,7 @@ def render(template: str, /, **values: Any) -> str:
 def page(**values: Any) -> str:
     """Return page.html with these values. The page's policy allows no script except page.js."""
     style, script = (files("grpo_math.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    # A browser hashes the script as it is in the page. Markup keeps Jinja from escaping a character of it.
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     parts = {"style": Markup(style), "script": Markup(script), "script_hash": digest, "formulas": Formulas()}
     return render("page.html", **parts, **values)

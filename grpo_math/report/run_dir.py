@@ -69,6 +69,7 @@ class Run:
     @property
     def evaluated_history(self) -> History:
         """Return the history with the evaluations as its first and last lines, if they can be compared."""
+        # Two points that cannot be compared would look like the effect of training, so neither is drawn.
         before, after = (self.before, self.after) if self.comparison else (None if self.after else self.before, None)
         last = int(self.history[-1][metrics.STEP]) if self.history else 1
         return [*evaluation_line(0, before), *self.history, *evaluation_line(last, after)]
@@ -128,6 +129,7 @@ def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
 
 def _read_completions(run: Run) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
+    # TRL pads the step in the name to five digits, so the order of the names is that of the steps, up to step 99,999.
     files = sorted(run.directory.glob("completions/*.parquet"))
     stride = -(-len(files) // MOST_COMPLETION_FILES) or 1
     if stride > 1:

@@ -43,6 +43,7 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
     if len(run_dirs) > len(COLOURS):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", f"give at most {len(COLOURS)}")
     runs = [read_run(name) for name in run_dirs]
+    # This also adds notes to the runs, so the notes are collected after it.
     rows, settings = [_row(run, runs[0]) for run in runs], differing(runs)
     folder = Path(os.path.commonpath([Path(name).resolve().parent for name in run_dirs]))
     target = Path(output) if output else folder / "comparison.html"

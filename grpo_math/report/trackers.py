@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 from grpo_math.checks.services import wandb_offline
 from grpo_math.run.redact import without_secrets
 
-# wandb's own record of the machine would contain the command line, which may contain a token.
+# wandb's own record of the machine would contain the command line, which may contain a token. Its console capture would
+# upload what the run prints.
 WANDB = {
     "WANDB_X_DISABLE_META": "true",
     "WANDB_DISABLE_GIT": "true",
@@ -37,7 +38,8 @@ class Trackers(TrainerCallback):
         self.settings = json.loads(json.dumps(without_secrets(settings), default=str))
         if "wandb" in self.names:
             project = {"WANDB_PROJECT": str(settings.get("project")), "WANDB_DIR": str(run_dir)}
-            os.environ.update({**WANDB, **project, **os.environ})  # the user's own variables win
+            # The user's own variables win, so they come last.
+            os.environ.update({**WANDB, **project, **os.environ})
             if why := wandb_offline():
                 # wandb would ask for a key on the terminal, or wait for its server.
                 os.environ.setdefault("WANDB_MODE", "offline")
@@ -48,6 +50,7 @@ class Trackers(TrainerCallback):
         if "wandb" in self.names:
             import wandb
 
+            # transformers' callback has logged some of these names. wandb refuses to change them without this argument.
             wandb.config.update(self.settings, allow_val_change=True)
         if "trackio" in self.names:
             import trackio

@@ -22,7 +22,9 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     # peft wrote a card that names the base by its folder in a cache.
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
     (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
+    # Again, because the seal contains the size of each file and the card has changed.
     seal(target)
+    # Last: if the push fails, the run is complete on the disk.
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")

@@ -55,6 +55,7 @@ class Source(NamedTuple):
 def sources(run: Run) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
     known = [Source("Held-out problems", _heldout(run), CATEGORIES)]
+    # groupby joins neighbours only. A group's completions are neighbours, because TRL's sampler repeats each prompt.
     groups = groupby(run.completions, key=itemgetter("step", "group"))
     known.append(Source("Training completions", [_training(list(rows)) for _, rows in groups], {}))
     shown = []
@@ -136,6 +137,7 @@ def why(row: Row, text: str) -> str:
         return "correct, but outside the format" if row.get("in_format") is False else ""
     if row.get("truncated"):
         return "cut at the length limit"
+    # The gold answer 7 is not in 17, 0.7 or 70.
     gold = re.escape(str(row.get("gold"))[:200])
     if verdict and re.search(rf"(?<![\d.]){gold}(?!\d)", text):
         return "contains the gold answer, but another was extracted"
