@@ -30,7 +30,8 @@ class Command(NamedTuple):
     usage: str
     examples: tuple[str, str]
     answers: bool = True  # takes --json
-    fields: bool = False  # takes recipe fields (args.fields) and the words after -- (args.after_dashes)
+    # The command takes recipe fields (args.fields) and the words after -- (args.after_dashes).
+    fields: bool = False
 
 
 COMMANDS = {
@@ -116,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     streams.ready()
     try:
         code = _run(argv)
+        # Here, so that a closed pipe is noticed inside this block and not when the interpreter exits.
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -151,6 +153,7 @@ def _run(argv: list[str]) -> int:
     try:
         answer = _module(name).run(args)
     except OSError as error:  # a file that the command names, or a file next to it
+        # demo and train report the files of a run themselves (run/disk.py).
         if error.filename is None or name in ("demo", "train"):
             raise
         named = os.fsdecode(error.filename)
@@ -201,6 +204,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         description=command.help,
         epilog="\n  ".join(("examples:", *command.examples)),
         formatter_class=_format,
+        # argparse would take --gpu for --gpus. A mistyped option is refused, with the nearest name, instead.
         allow_abbrev=False,
     )
     _module(name).add_arguments(parser)
@@ -222,6 +226,7 @@ def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
 
     word = word.partition("=")[0]  # the value may be a token
     name = word.removeprefix("--")
+    # argparse has no public list of a parser's options.
     known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
     near = hint(name, known) if word.startswith("--") else ""
     return UserError(f"{word} is not an option of {parser.prog}: {near or f'see {parser.prog} --help'}")
@@ -230,9 +235,11 @@ def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
 def _quiet() -> None:
     """Silence messages of libraries that would disturb the progress bar."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about its renamed names
+    # transformers warns about names that it changed itself.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it suggests a kernel from the Hub
+    # bitsandbytes suggests a kernel from the Hub.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ class UserError(Exception):
     ConfigError('beta=-1 is negative: give 0 or more')
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:  # without __init__: a subclass's takes other arguments
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without __init__: an exception is unpickled from its message, but a subclass takes other arguments.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -97,7 +98,9 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
         return
     import difflib
 
+    # difflib alone finds leave_one_out too different from leave.
     near = [choice for choice in choices if choice.startswith(f"{value}_")]
+    # Cut, because difflib's time grows with the square of the length.
     near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
@@ -119,6 +122,7 @@ def printed(error: BaseException) -> str:
     a\nb\x1b[31m is not a file
     """
     text = str(error)
+    # Keep the end of the text: it is the remedy.
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-190:]}"
     return escaped(text)
 

@@ -77,6 +77,7 @@ def from_json(content: str | bytes) -> Any:
 def read_json(path: str | Path) -> Any:
     """Return the value of a JSON file. Raises `Unreadable`."""
     with reading(path):
+        # As bytes: json.loads then recognizes UTF-16 and a byte order mark.
         return json.loads(Path(path).read_bytes())
 
 
@@ -95,6 +96,7 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
     Raises `Unreadable`. Every cell of a CSV file is text, so that ``007`` and ``1.50`` stay as they are.
     """
     name = str(path).removesuffix(".gz")
+    # Everything is read inside the block, so that a damaged file is reported with its name.
     with reading(path), gzip.open(path) if name != str(path) else open(path, "rb") as file:
         content = file.read()
         if name.endswith(".parquet"):
@@ -114,7 +116,10 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
 def _cells(text: str) -> list[tuple[int, dict[str, str | None]]]:
     """Return the rows of a CSV file with the number of their last line. An empty cell is None."""
     header = text.partition("\n")[0]
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a reasoning trace is longer than the default
+    # csv refuses a cell of more than 131,072 characters. A reasoning trace may be longer.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    # newline="" keeps a line break in a quoted cell. strict refuses a quote without an end, which would
+    # otherwise take the rest of the file into one cell.
     rows = csv.DictReader(
         StringIO(text, newline=""), restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True
     )

@@ -21,17 +21,20 @@ class Bar(tqdm):
     then = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.printed = time.monotonic()  # a bar that is done within a minute is one line of a log
+        # Not 0, so that a bar that is done within a minute is one line of a log.
+        self.printed = time.monotonic()
         super().__init__(*args, **kwargs)
 
     @property
     def format_dict(self) -> dict[str, Any]:
         shown, done = super().format_dict, self.n - self.initial
+        # tqdm's own {remaining} follows the speed of the last steps, and cannot add the work after them.
         left = self.format_interval(shown["elapsed"] / done * (self.total - self.n) + self.then) if done else "?"
         return {**shown, "left": left}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        closing = self.disable  # tqdm's close() disables the bar before it draws it a last time
+        # tqdm's close() disables the bar before it draws the bar a last time.
+        closing = self.disable
         if sys.stderr.isatty():
             super().display(msg, pos)
         elif closing or time.monotonic() - self.printed >= SECONDS:

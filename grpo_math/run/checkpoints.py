@@ -34,17 +34,21 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
     If anything is raised, or the process is killed, the folder is unfinished, nothing reads it, and the next run in
     ``folder.parent`` deletes it.
     """
-    # Only the main process creates, seals and deletes. On a network file system another machine may see an
+    # Only the main process writes the token, seals and deletes. On a network file system another machine may see an
     # old state of the folder, so it would seal or delete files that are gone.
     if accelerator.is_main_process:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # The token comes first: if the power fails at any later moment, the folder is unfinished.
         replace_text(_token(folder), "")
         flush(folder.parent)
-        if (folder / FILES).exists():  # of an earlier run
+        # An earlier run may have files here that this run does not write, such as the state of further ranks.
+        if (folder / FILES).exists():
             shutil.rmtree(folder, ignore_errors=True)
+    # No rank writes before the old files are deleted.
     accelerator.wait_for_everyone()
     folder.mkdir(parents=True, exist_ok=True)
     yield
+    # The list is made when every rank has written its files.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         seal(folder)
@@ -60,6 +64,7 @@ def seal(folder: Path) -> None:
         if path.is_file() and path != folder / FILES:
             flush(path)
             sizes[str(path.relative_to(folder))] = path.stat().st_size
+    # Written last: a list on the disk means that the files in the list are on the disk too.
     replace_text(folder / FILES, json.dumps(sizes, indent=1) + "\n")
     flush(folder)
 
@@ -156,6 +161,7 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
         if (reason := damage(folder)) is None:
             return folder, lines
         lines.append(f"{folder} is damaged ({reason})")
+    # No silent start from step 0: the new run would rename these folders and drop the history.
     if lines:
         raise UserError(f"{'; '.join(lines)}; no complete one is left: name a new output_dir")
     return None, []

@@ -19,6 +19,7 @@ def limit_waiting(ddp_timeout: float) -> None:
     """Apply ``ddp_timeout`` to gloo too: transformers passes it on for GPUs alone."""
     state = PartialState()
     if state.num_processes > 1 and state.backend == "gloo":
+        # Changed afterwards: transformers' arguments have made the process group, on a CPU without their timeout.
         distributed_c10d._set_pg_timeout(timedelta(seconds=ddp_timeout))
 
 
@@ -29,6 +30,7 @@ class LostRank(UserError):
 def unanswered(error: BaseException | None, run_dir: Path) -> LostRank | None:
     """Return the error for a run that ends with ``error``; None if that is not a collective without an answer."""
     while error is not None:
+        # torch has a class for NCCL's errors. gloo raises a plain RuntimeError.
         if isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             reason = f"another rank does not answer ({one_line(error)}): see its machine"
             return LostRank(f"{reason}; {how_to_resume(run_dir)}")

@@ -40,6 +40,7 @@ def replace_text(path: Path, text: str) -> None:
     """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
     scratch.write_text(text, encoding="utf-8")
+    # Without this a power failure after the rename may leave an empty file under the final name.
     flush(scratch)
     scratch.replace(path)
 
@@ -67,6 +68,7 @@ def keep_lines(path: Path, keep: Any) -> None:
 
 
 def flush(path: Path) -> None:
+    # fsync needs no write access, and a folder cannot be opened for writing.
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -57,17 +57,21 @@ class Client:
         key: str | None = None,
         proxies: bool = True,
     ) -> None:
-        import httpx  # here, because the import takes 0.1 seconds and most commands send nothing
+        # Imported here: the import takes 0.1 seconds, and most commands send nothing.
+        import httpx
 
         self.url, self.retries, self._key_variable = url.rstrip("/"), retries, key_variable
         self._key = read_key(key_variable, key)
+        # InvalidURL is not a RequestError.
         self._failures = (httpx.RequestError, httpx.InvalidURL)
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=timeout,
             trust_env=proxies and urlsplit(url).hostname not in LOCAL,
-            verify=ssl.create_default_context(),  # the system's certificates, which a company may have added to
+            # The system's certificates, to which a company may have added its own. httpx's default is certifi's list.
+            verify=ssl.create_default_context(),
             # A connection that is kept may be to a server that has restarted since.
+            # Without a limit: httpx allows 100 connections, and a request that waits for one uses up its timeout.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 
@@ -97,6 +101,7 @@ class Client:
         if response.status_code == 401:
             raise ServerError(f"{self.url} wants a key: set {self._key_variable} to the server's", 401)
         if not response.is_success:
+            # The server may repeat the request, with the key. An empty key would match between all letters.
             message = one_line(text, {self._key} - {""}) or response.reason_phrase
             raise ServerError(f"{url} answers {response.status_code}: {message}", response.status_code)
         try:

@@ -51,6 +51,7 @@ class Kept:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
+            # Ctrl-C in the terminal reaches only the owner, which decides when the tree ends.
             start_new_session=True,
         )
 
@@ -93,6 +94,7 @@ def send(module: str, number: int) -> bool:
     matching = {process for process in psutil.Process().children(recursive=True) if _module(process) == module}
     for process in matching:
         with contextlib.suppress(psutil.Error):
+            # A fork has the command line of its parent, and nothing to save.
             if process.parent() not in matching:
                 process.send_signal(number)
     return bool(matching)
@@ -114,13 +116,17 @@ def _module(process: psutil.Process) -> str:
 
 def main(argv: list[str]) -> int:
     grace, command = float(argv[0]), argv[1:]
+    # These are for the command (`send`). By default they would end the supervisor.
+    # Not SIG_IGN, which the command would inherit.
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
+        signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     started = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     with contextlib.suppress(KeyboardInterrupt):
+        # Wait for the end of the owner's pipe, for the end of the command, or for SIGTERM.
         select.select([sys.stdin, os.pidfd_open(started.pid)], [], [])
+    # A second SIGTERM must not interrupt the rest, which would leave processes behind.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     started.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,6 +134,7 @@ def main(argv: list[str]) -> int:
     started.kill()
     started.wait()
     until = time.monotonic() + KILLED
+    # Repeated: killed processes hand their children to this one, and a process may fork before it is killed.
     while (tree := psutil.Process().children(recursive=True)) and time.monotonic() < until:
         for process in tree:
             with contextlib.suppress(psutil.Error):

@@ -30,9 +30,11 @@ def hold(run_dir: Path) -> None:
     (None, None, None)
     """
     folder = run_dir.absolute()
+    # flock belongs to an open file. A second open file of this process would find the folder locked.
     if folder in _held:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
+    # Not mode w, which would erase the owner's name before this process has the lock.
     file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,6 +76,7 @@ def in_use(run_dir: Path, owner: str) -> ConfigError:
 def _is_free(file: IO[str]) -> bool:
     """Return True if no process holds this lock. Raises `OSError` if the file system has no locks."""
     try:
+        # A shared lock, so that two readers at the same time do not take each other for the run.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

@@ -37,6 +37,7 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
         stale.unlink(missing_ok=True)
     ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
     content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
+    # safe_dump refuses every type except YAML's own, such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
@@ -73,6 +74,7 @@ class History(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         evaluated = any(name.startswith(metrics.EVAL_PREFIX) for name in logs or ())
+        # transformers also logs a summary at the end (train_runtime, train_loss), which is not a step.
         if state.is_world_process_zero and logs and (metrics.LOSS in logs or evaluated):
             self.append(state.global_step, logs)
 
@@ -124,6 +126,7 @@ class Progress(TrainerCallback):
         if self.bar is None or not logs or metrics.LOSS not in logs:
             return
         shown = {name: number(logs.get(name)) for name in (metrics.ACCURACY, metrics.REWARD)}
+        # With the accuracy as the only reward, the two are the same number.
         if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
             del shown[metrics.ACCURACY]
         self.bar.set_postfix(
@@ -169,7 +172,9 @@ class StopOnSignal(TrainerCallback):
 
     def _agreed(self, args: Any) -> bool:
         code = self.stop.code
-        if args.world_size > 1:  # the signal may come to one just before this line, and to another just after
+        # A signal may reach one rank just before this line and another rank just after. A rank that stopped alone
+        # would leave the others in a collective. The largest code is Ctrl-C's.
+        if args.world_size > 1:
             largest = torch.tensor(float(code), device=args.device)
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
             code = int(largest)

@@ -1,6 +1,6 @@
 """Calls that the main process makes for all processes, for example to ask a server. All processes get the result.
 
-Does not start processes (train/launcher.py) or notice that one has ended (peers.py).
+Does not start processes (train/launcher.py) or notice that one has ended (collectives.py).
 """
 
 import time
@@ -11,6 +11,7 @@ from typing import Any
 from grpo_math.errors import UserError, first_line
 
 PAUSE = 0.1  # most seconds between two checks if the main process is done
+# A key in the store is never deleted, so each call has its own. Every process makes the same calls.
 _calls = count()
 
 
@@ -35,9 +36,11 @@ def on_main(call: Callable[[], Any]) -> Any:
             outcome = [(None, call())]
         except UserError as error:
             outcome = [(error, None)]
+        # Not every library's exception can be pickled. The other processes get its text.
         except Exception as error:
             failed = error
             outcome = [(RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}"), None)]
+    # Also after an error: without this call the others would wait for ever.
     if state.num_processes > 1:
         _wait_for_main(state, done)
     broadcast_object_list(outcome)
@@ -56,6 +59,7 @@ def _wait_for_main(state: Any, done: str) -> None:
     store, pause = _get_default_store(), 0.001
     if state.is_main_process:
         store.set(done, "1")
+    # Not store.wait(), which raises after the store's timeout.
     while not store.check([done]):
         time.sleep(pause)
         pause = min(PAUSE, 1.5 * pause)

@@ -90,7 +90,8 @@ MEMORY_RESIDENT = "memory/resident"
 
 # The phases of a step, without the update, which is the remainder.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
-OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)  # at the same time: not a part of the step
+# These run at the same time as the phases, so they are not a part of the step.
+OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
 
 METRICS: dict[str, Metric] = {
     STEP: Metric("steps", "optimizer steps done"),
@@ -183,8 +184,11 @@ CATEGORIES = {
     "truncated": "cut at the length limit",
     "ungradable": "ungradable",
 }
-RIGHT = ("correct", "correct_answer_bad_format")  # what counts for `accuracy`, in an evaluation as in training
-IN_FORMAT = ("correct",)  # what counts for `accuracy_in_format`
+
+# These count for `accuracy`, in an evaluation as in training.
+RIGHT = ("correct", "correct_answer_bad_format")
+# These count for `accuracy_in_format`.
+IN_FORMAT = ("correct",)
 
 
 def verdict_key(verdict: str) -> str:

@@ -44,6 +44,7 @@ def secret_values(environment: Mapping[str, str]) -> set[str]:
     >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
     {'hf_abcdefghijkl'}
     """
+    # A short value, such as a word, also occurs in texts that are not secret.
     return {value.strip() for name, value in environment.items() if is_secret(name) and len(value.strip()) >= 12}
 
 
@@ -57,9 +58,11 @@ def is_address(url: str) -> bool:
     """
     try:
         parts = urlsplit(url)
+        # urlsplit checks a port only when the port is read.
         _ = parts.port
     except ValueError:  # half of an IPv6 address, or no port
         return False
+    # urlsplit drops tabs and line ends, and accepts spaces and commas in a host.
     if set(url) & set(" ,\t\n"):
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
@@ -91,6 +94,7 @@ def one_line(text: object, secrets: Iterable[str] = ()) -> str:
     line = " ".join(str(text).split())
     for secret in secrets:
         line = line.replace(secret, "***")
+    # Cut last: half of a secret would not be found.
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)[:300]
 
 

@@ -79,6 +79,7 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     now = stated(settings, given)
     lines = []
     for name in sorted((before.keys() | now.keys()) - APART):
+        # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(defaults.get(name), default=str))
         old, new = before.get(name, default), now.get(name, default)
         if old != new:

@@ -34,6 +34,7 @@ def leave_lost_terminal() -> None:
     """Send output to /dev/null if the terminal hung up: each write would raise, before the run is saved."""
     for number in (1, 2):
         with suppress(OSError):
+            # A terminal that hung up is still a character device, but isatty() returns False. Files and pipes stay.
             if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
@@ -55,6 +56,7 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
     def leave(number: int, frame: Any) -> None:
         leave_lost_terminal()
+        # A further signal must not interrupt what the block stops.
         for each in STOPPING:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(code)
@@ -125,7 +127,8 @@ class Stop:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         leave_lost_terminal()
-        if os.getpid() != self._pid:  # a forked helper, which has nothing to save
+        # A forked helper inherits this handler and has nothing to save.
+        if os.getpid() != self._pid:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self._finishes:
@@ -134,10 +137,12 @@ class Stop:
         self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        # A second Ctrl-C meets the earlier handler, which raises at once.
         signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
         self._ask(INTERRUPTED, "Stopping after this step, with a checkpoint; Ctrl-C again stops at once.")
 
     def _ask(self, code: int, line: str) -> None:
         if not self.code and int(os.environ.get("RANK", 0)) == 0:
-            os.write(2, f"\n{line}\n".encode())  # print may be what the signal has interrupted
+            # Not print: the signal may have interrupted a print, and Python's buffer refuses a second one.
+            os.write(2, f"\n{line}\n".encode())
         self.code = max(self.code, code)

@@ -35,9 +35,11 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
+        # Last, so that a file here does not hide an installed package.
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
+    # A script without a main guard may call sys.exit() when it is imported.
     except (Exception, SystemExit) as error:
         reason = f"names a module that cannot be imported ({said_by(error)})"
         raise ConfigError(field, name, reason, "write module:function, module as in an import") from error

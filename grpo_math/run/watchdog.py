@@ -27,6 +27,7 @@ class Watchdog(TrainerCallback):
 
     def restart(self) -> None:
         if self.seconds:
+            # Not sys.stderr: faulthandler needs a file descriptor, and sys.stderr may be replaced.
             faulthandler.dump_traceback_later(self.seconds, file=2)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

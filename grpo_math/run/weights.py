@@ -10,7 +10,8 @@ from typing import Any
 
 from grpo_math.run.checkpoints import unfinished
 
-MARKS = {"adapter": "adapter_config.json", "model": "config.json"}  # of a folder with such weights
+# The file that marks a folder with such weights.
+MARKS = {"adapter": "adapter_config.json", "model": "config.json"}
 
 
 def weights_in(run_dir: Path) -> tuple[str, Path] | None:

@@ -8,7 +8,8 @@ from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.signals import STOPPING, end_at_once, handling
 
 if __name__ == "__main__":
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it suggests a kernel from the Hub
+    # bitsandbytes suggests a kernel from the Hub.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         os.environ.setdefault(*SLEEPING_THREADS)
     with handling(STOPPING, end_at_once):

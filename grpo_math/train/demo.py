@@ -8,7 +8,8 @@ from pathlib import Path
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.train import here
 
-RECIPE = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
+# A path that is found from any folder. The run's command then contains no path of this machine.
+RECIPE = "launch/configs/demo_cpu.yaml"
 TAKES = "This takes about 7 minutes of CPU time, as measured on one core of an AMD EPYC."
 
 

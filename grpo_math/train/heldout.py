@@ -47,6 +47,7 @@ class StopAt(TrainerCallback):
         self.metric, self.level = metric, level
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # From the log, which a checkpoint contains. By step: two lines of a step are one evaluation.
         values = {line[metrics.STEP]: line[self.metric] for line in state.log_history if self.metric in line}
         if len(values) > 1 and min(list(values.values())[-2:]) >= self.level:
             control.should_training_stop = control.should_save = True

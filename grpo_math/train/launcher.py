@@ -72,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     if gpus:
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
+        # CUDA numbers the fastest GPU first by default. The layout has nvidia-smi's numbers.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if config is None and not serves:
+        # torch is not imported yet, so CUDA will see these variables.
         os.environ.update(environment(used))
         return here.train(fields, parsed)
     return _launch(recipe, fields, layout, config, used)
@@ -84,9 +86,11 @@ def _launch(
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
     run_dir = Path(str(recipe.get("output_dir") or "trainer_output"))
+    # The stack stops training first. The server is needed until training has ended.
     with ended_by_signals(AGAIN), contextlib.ExitStack() as stack:
         server = None
         if starts_server(recipe):
+            # Server and training inherit the key from this process.
             make_key()
             log = run_dir / "vllm_server.log"
             server = ServerProcess(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
@@ -97,8 +101,10 @@ def _launch(
         training = Kept(command, environment=environment(used[layout.server :]))
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
-        if config is None and code == 128 + signal.SIGKILL:  # ranks.py reports it for several processes
+        # A killed process prints nothing. For several processes ranks.py reports the end.
+        if config is None and code == 128 + signal.SIGKILL:
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
+        # os._exit(0) in a reward ends a process without an error.
         if code == 0 and not (run_dir / FINISHED).exists():
             print(here.UNFINISHED, file=sys.stderr)
             return 1
@@ -110,6 +116,7 @@ def _training(argv: Sequence[str], config: Config | None, processes: int) -> lis
         return [sys.executable, "-m", TRAINING, *argv]
     launch = [sys.executable, "-m", "grpo_math.train.ranks", "--config_file", str(config.path)]
     launch += ["--num_processes", str(processes)]
+    # accelerate's default is port 29500, and accelerate warns if another run on this machine has the port.
     if not config.says.get("main_process_port"):
         launch += ["--main_process_port", str(free_port())]
     return [*launch, "-m", TRAINING, *argv]
@@ -122,7 +129,8 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         leave_lost_terminal()
-        if not send(TRAINING, number):  # not started yet, or gone: there is nothing to finish
+        # Training has not started yet, or has ended: there is nothing to finish.
+        if not send(TRAINING, number):
             training.end()
         if number == signal.SIGINT and asked == INTERRUPTED:
             raise KeyboardInterrupt
@@ -131,7 +139,9 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
     with handling((signal.SIGINT, *STOPPING), ask):
         while True:
             try:
+                # A short wait, so that the end of the server is noticed.
                 code = training.wait(0.2)
+                # Training that was ended before it handled the signal has another code.
                 return asked if asked and code else code
             except subprocess.TimeoutExpired:
                 pass

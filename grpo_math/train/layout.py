@@ -94,6 +94,7 @@ def _planned(
         configs |= {name: _config(name) for name in planner.shipped_configs(recipe) if name}
     contents = {name: config.says if config else None for name, config in configs.items()}
     try:
+        # The plan counts all GPUs alike, so the smallest one decides.
         name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
     except NotPlanned as error:
         say("plan", str(error))
@@ -110,7 +111,8 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
 
 
 def _installed(package: str) -> bool:
-    try:  # not find_spec: in a checkout, the folder deepspeed/ would look like the package
+    # Not find_spec: in a checkout, the folder deepspeed/ would look like the package.
+    try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
         return False
@@ -126,5 +128,6 @@ def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     """Return the variables of a process that sees only these GPUs, or of one that computes on the CPU."""
     if not gpus:
         name, value = SLEEPING_THREADS
+        # The user's own value wins.
         return {name: value, **os.environ}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.number) for gpu in gpus)}

@@ -54,7 +54,8 @@ from grpo_math.trainer.from_recipe import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-CODES: dict[type[Exception], int] = {LostRank: GONE, PushError: 1}  # exit codes of errors, instead of 2
+# Exit codes of errors, instead of 2.
+CODES: dict[type[Exception], int] = {LostRank: GONE, PushError: 1}
 
 
 def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
@@ -67,12 +68,14 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     if {"-h", "--help"} & set(argv):
         print_help()
         return 0
-    if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
+    # accelerate looks for the file only in the current folder.
+    if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with Stop() as stop:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # about names that transformers changed
+                # transformers warns about names that it changed itself.
+                warnings.simplefilter("ignore", FutureWarning)
                 train(_settings_of(read or recipe.read(argv)), stop)
                 return stop.code
         except UserError as error:
@@ -93,6 +96,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
 
 def _settings_of(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
+    # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     _refuse_unlaunched(read)
     _lay_out_memory(read.stated())
@@ -148,6 +152,7 @@ def train(settings: Settings, stop: Stop) -> None:
                 run.train(stop)
                 if not stop.heeded:
                     run.finish()
+    # Stopped is a SystemExit too.
     except (UserError, Stopped):
         raise
     except SystemExit as error:  # its code may be 0
@@ -171,8 +176,10 @@ class Run:
         if values["eval_n"] is None and not can_sample(self.config):
             values = {**values, "eval_n": 0}
         self.setup = Setup(values, settings.given, self.config.world_size)
-        self.pushes, self.config.push_to_hub = self.config.push_to_hub, False  # report/hub.py pushes once, at the end
-        if self.config.hub_token:  # transformers would write it into checkpoints, with its other arguments
+        # report/hub.py pushes once, at the end. transformers would push each checkpoint.
+        self.pushes, self.config.push_to_hub = self.config.push_to_hub, False
+        # transformers would write the token into checkpoints, with its other arguments.
+        if self.config.hub_token:
             os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
 
     def prepare(self) -> bool:
@@ -184,17 +191,21 @@ class Run:
         probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         warned = ask(setup, CHECKS)
-        _ = [self.sampling(one) for one in setup.problems.during]  # a setting that cannot be sampled is refused here
+        # A setting that cannot be sampled is refused here.
+        _ = [self.sampling(one) for one in setup.problems.during]
         rewards = [load_reward(name) for name in arguments.rewards]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         on_main(lambda: check_weights(path))
-        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused prints one line
+        # Only now: a run that is refused prints one line.
+        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
-        on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves no files
+        # Only now: a run that is refused leaves no files.
+        on_main(lambda: lock.hold(self.run_dir))
         if choose_checkpoint(setup, config, self.run_dir):
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
+            # The push of this run may have failed. The same command tries again.
             if config.process_index == 0:
                 conclude(config, self.target, self.pushes)
             return False
@@ -221,7 +232,8 @@ class Run:
             if line := self.setup.problems.about_eval:
                 print(line, flush=True)
             run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
+            # First: config.yaml may get the settings of a longer run, which is not finished.
+            (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)
             state = trainer.accelerator.state
             stated = {"stated": resume.stated(self.settings.values, self.settings.given)}
             command = ["grpo_math.train", *self.settings.argv]
@@ -233,19 +245,22 @@ class Run:
         trainer.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), self.arguments.stop_at))
-        trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
+        # Last: the other callbacks' work is part of the step.
+        trainer.add_callback(StopOnSignal(stop))
 
     def evaluate(self, name: str) -> None:
         """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
         file = self.run_dir / f"{name}.json"
         if not self.setup.problems.eval_n:
             return
+        # The weights of a checkpoint are no longer those before training.
         if name == "before" and self.config.resume_from_checkpoint and file.exists():
-            return  # the weights of the checkpoint are no longer those before training
+            return
         self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()
         self.last_results = results = self.score_whole()
-        self.progress.then = time.monotonic() - start  # the evaluation after training takes about as long
+        # The evaluation after training takes about as long.
+        self.progress.then = time.monotonic() - start
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
@@ -260,12 +275,14 @@ class Run:
         except OutOfMemory as error:
             raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
         finally:
-            self.progress.on_train_end()  # so that an error starts on a new line
+            # transformers does not call this after an error, which has to start on a new line.
+            self.progress.on_train_end()
         if stop.heeded:
             outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
             steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
             _say(f"{outcome} after {steps}; {checkpoints.how_to_resume(self.run_dir)}.")
-            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+            # torch's agent ends the other ranks when the first one exits.
+            trainer.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
         """Save the weights, evaluate after training, write the report, push."""
@@ -276,6 +293,7 @@ class Run:
         self.compare_best()
         if self.is_main:
             step = self.trainer.state.global_step
+            # Before conclude(): if the push fails, the same command pushes again and does not train.
             write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
             conclude(self.config, self.target, self.pushes)
 
@@ -283,6 +301,7 @@ class Run:
         """Print if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
         state, problems = self.trainer.state, self.setup.problems
         best = state.best_global_step if self.arguments.keep_best else None
+        # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
         if best in (None, state.global_step) or self.config.load_best_model_at_end:
             return
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
@@ -334,6 +353,7 @@ def _lay_out_memory(stated: dict[str, Any]) -> None:
     vLLM's sleep mode does not work with such segments.
     """
     colocated = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
+    # torch reads both names, so this value could win over the one that the user has set under the new name.
     if not colocated and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 

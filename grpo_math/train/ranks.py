@@ -35,13 +35,16 @@ def main(argv: list[str]) -> int:
 
     for number in (signal.SIGINT, *STOPPING):
         signal.signal(number, pass_on)
-    os.environ["PET_SIGNALS_TO_HANDLE"] = LEFT_TO_THE_AGENT  # torchrun's variable for --signals-to-handle
+    # torchrun's variable for --signals-to-handle. torch's agent would replace the handlers above; SIGQUIT has none.
+    os.environ["PET_SIGNALS_TO_HANDLE"] = LEFT_TO_THE_AGENT
 
+    # After the handlers: these imports take seconds, and a signal may come meanwhile.
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    PContext.close.__defaults__ = (None, GRACE)  # torch has no setting for the agent's 30 seconds
+    # After a failure torch calls close() without a timeout, so torchrun's --shutdown-timeout has no effect on it.
+    PContext.close.__defaults__ = (None, GRACE)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         launch_command(launch_command_parser().parse_args(argv))
@@ -50,7 +53,8 @@ def main(argv: list[str]) -> int:
         # A process that ends with GONE has missed another one, and that one is the reason.
         rank, failure = next((item for item in failures if item[1].exitcode != GONE), failures[0])
         code, name = failure.exitcode, f"rank {rank} (process {failure.pid})"
-    except subprocess.CalledProcessError as error:  # for a single process
+    # accelerate starts a single process without torch's agent.
+    except subprocess.CalledProcessError as error:
         code, name = error.returncode, "training"
     else:
         return 0

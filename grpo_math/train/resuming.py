@@ -35,12 +35,15 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     if held is not None:
         lines = resume.changed_problems(held_in, setup.problems.rows)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
-        if of_checkpoints != (now := kinds_of_checkpoint(config)):  # each reads only its own kind
+        # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
+        if of_checkpoints != (now := kinds_of_checkpoint(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
         resume.refuse_changed(held_in, lines, mode)
+        # After the refusal: a finished run of other settings is not the run that was asked for.
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
     if named:
+        # A checkpoint of another program has no list of its files to compare with.
         ours = checkpoints.unfinished(named) or (named / checkpoints.FILES).exists()
         if ours and (reason := checkpoints.damage(named)):
             raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
@@ -54,6 +57,7 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
     if held is not None and step:
         _refuse_processes(held, config, step)
+    # After all refusals: a run that is refused changes nothing.
     checkpoints.set_aside_after(run_dir, step)
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
@@ -74,6 +78,7 @@ def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int
     possible = [before]
     if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
         reason = "its optimizer is divided among the processes"
+    # A rollout is trained on num_iterations times.
     elif step * batch.total % (batch.rollout * held["num_iterations"]):
         reason = "it lies within a rollout, of which each process has a part"
     elif not held.get("stated", {}).get("prompts_per_step"):

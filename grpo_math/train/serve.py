@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> Answer | int:
         try:
             server.wait(STARTUP)
             server.kept.wait()
+            # A server that ends by itself has failed, with any exit code.
             raise UserError(server.ended())
         except KeyboardInterrupt:
             return 0

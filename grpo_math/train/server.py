@@ -42,16 +42,19 @@ def start_of(
         model_path(settings["model_name_or_path"]),
         port=port,
         host=host,
-        dtype="auto" if gpus and dtype == "float32" else dtype,  # float32 is for the optimizer; the plan counts 16 bit
+        # float32 is for the optimizer, and the plan counts 16 bits.
+        dtype="auto" if gpus and dtype == "float32" else dtype,
         max_model_length=settings["vllm_max_model_length"],
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
         lora_rank=settings["lora_r"] if adapter else 0,
+        # A batch that is sampled ahead uses an older adapter, so the server has both at work.
         adapters=1 + int(recipe.get("staleness") or 0),
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable(),
     )
+    # 0.0.0.0 means all interfaces, and is not an address to connect to.
     reached = "127.0.0.1" if host == "0.0.0.0" else host
     return Start(command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}")
 
