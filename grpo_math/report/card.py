@@ -8,6 +8,8 @@ Does not write to the network, and does not show text that a model wrote.
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from yaml import YAMLError
+
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
@@ -65,7 +67,7 @@ def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str,
             data = metadata_load(card)
         elif hub and api is not None:
             data = api.model_info(hub, revision=None if revision == "main" else revision).card_data
-    except (ValueError, OSError):
+    except (ValueError, OSError, YAMLError):
         # The Hub's own answers (no such model, no access) are OSErrors: the card then has no licence.
         # A lost connection is not an OSError (httpx2). It ends the push, which needs the connection too.
         return {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
@@ -134,7 +135,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
-    for colour, line in zip(COLOURS, lines, strict=False):
+    for colour, line in zip(cycle(COLOURS), lines, strict=False):
         few = len(line.steps) <= MOST_MARKERS
         if few:
             for step, value, n in zip(line.steps, line.values, line.n, strict=False):

@@ -129,8 +129,8 @@ def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
 
 def _read_completions(run: Run) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
-    # TRL pads the step in the name to five digits, so the order of the names is that of the steps, up to step 99,999.
-    files = sorted(run.directory.glob("completions/*.parquet"))
+    # TRL pads the step in the name to five digits: from step 100,000 the names are longer.
+    files = sorted(run.directory.glob("completions/*.parquet"), key=lambda path: (len(path.name), path.name))
     stride = -(-len(files) // MOST_COMPLETION_FILES) or 1
     if stride > 1:
         run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")

@@ -72,6 +72,13 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
     assert result.metric_name == "accuracy of 10 problems"
 
 
+def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/README.md").write_text("---\nlicense: [\n---\n")
+    run.config["model_name_or_path"] = str(tmp_path / "base")
+    assert base_of(run).card_data == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "absent"),
     [
