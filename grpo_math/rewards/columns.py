@@ -53,6 +53,7 @@ def gold_of(row: Mapping[str, Any]) -> str | None:
     ('7', '#### 7', None)
     """
     values = (row.get(name) for name in GOLD_COLUMNS)
+    # In Python True is a number, too.
     return next((str(v) for v in values if isinstance(v, str | Number) and not isinstance(v, bool) and v != ""), None)
 
 

@@ -70,6 +70,7 @@ def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
             values = await function(prompts=prompts, completions=completions, **{**columns, **more})
+            # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
@@ -80,6 +81,7 @@ def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
         return rewards
 
     guarded: Any = later if is_async(reward) else now
+    # TRL names the metrics and the table's column by the name of the function.
     guarded.__name__ = guarded.__qualname__ = name
     guarded.__doc__ = reward.__doc__
     return guarded
@@ -93,6 +95,7 @@ def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[li
     try:
         with _watched(name):
             yield rewards
+    # `Stopped` is a `SystemExit` as well, but of a signal and not of the function.
     except Stopped:
         raise
     except (Exception, SystemExit) as error:
@@ -107,6 +110,7 @@ def _watched(name: str) -> Iterator[None]:
     """Warn about a slow reward function. Restore torch's grad mode and default dtype if the function changed them,
     because they affect training."""
     slow = threading.Timer(SLOW, _warn, [f"reward function {name} has been running for {SLOW:g} seconds"])
+    # A waiting thread must not keep an ending process alive.
     slow.daemon = True
     torch: Any = sys.modules.get("torch")  # not imported for the check of a recipe
     modes = torch and (torch.is_grad_enabled(), torch.get_default_dtype())
@@ -142,7 +146,8 @@ def _verified(name: str, values: Any, count: int) -> list[float | None]:
 def _number(name: str, row: int, item: Any) -> float:
     number = item.item() if hasattr(item, "item") else item  # numpy's and torch's
     is_real = isinstance(number, numbers.Real)
-    if is_real and abs(number) < 1e30:  # not NaN; the squares of larger ones are not finite in float32 sums
+    # False for NaN, too. The squares of larger numbers are not finite in float32 sums.
+    if is_real and abs(number) < 1e30:
         return float(number)
     returned = number if is_real else f"a {type(number).__name__}"
     raise _returned(name, f"{returned} for row {row}", "return a finite number or None")

@@ -77,6 +77,7 @@ def make_llm_judge(
         if not is_address(url):
             reason = "is not an address, or holds a user or password"
             remedy = "give http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
+            # The address may contain a password, so the message does not repeat it.
             raise ConfigError("OPENAI_BASE_URL", "***", reason, remedy)
         if not name:
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
@@ -125,7 +126,9 @@ def decoy(problem: str, reference: str) -> str:
 def _believed(ask: Callable[[str], float | None], parts: tuple[str, str, str]) -> float | None:
     problem, reference, answer = parts
     reward = ask(question(problem, reference, answer))
-    words = re.search(r"[^\W\d_]{2}", re.sub(r"\\[A-Za-z]+", " ", answer))  # LaTeX commands are not words
+    # LaTeX commands are not words. An answer without words cannot persuade the judge, so it needs no second question.
+    words = re.search(r"[^\W\d_]{2}", re.sub(r"\\[A-Za-z]+", " ", answer))
+    # Only a clear no to the false reference confirms the yes. An unreadable reply does not.
     if reward and words and ask(question(problem, decoy(problem, reference), answer)) != 0.0:
         return None
     return reward

@@ -60,7 +60,8 @@ def gsm8k(prompts: Sequence[Any], completions: Sequence[Completion], **columns: 
 
 def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
     """Return 1 for a right answer in the format, else 0. A gold answer that cannot be graded gives None."""
-    if any(f != name for f in formats_of(completions, columns)):  # the existing grades are for another format
+    # Existing grades are of another format, so the answers are graded again.
+    if any(f != name for f in formats_of(completions, columns)):
         columns = {**columns, "answer_format": name, "grade": None}
     return [
         is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(text_of(completion), name) else 0.0
@@ -88,7 +89,8 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
 def _nearness(p: Fraction, q: Fraction) -> float:
     """Return ``1 - |p - q| / max(|p|, |q|)``, at least 0: the smaller over the larger number if the signs agree."""
     products = abs(p.numerator * q.denominator), abs(q.numerator * p.denominator)
-    return min(products) / max(products) if (p > 0) == (q > 0) else 0.0  # no Fraction here: its gcd is slow
+    # Without a `Fraction` of the quotient, because its gcd is slow for long numbers.
+    return min(products) / max(products) if (p > 0) == (q > 0) else 0.0
 
 
 def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -162,6 +164,7 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     for text, f in in_formats(completions, columns):
         tags, closing = FORMATS[f].tags, FORMATS[f].tags[-1]
         credit = sum(text.count(tag) == 1 for tag in tags) / len(tags)
+        # The last tag of other formats opens the answer, so the text after it is not trailing.
         trailing = len(text.rsplit(closing, 1)[1].strip()) if closing.startswith("</") and closing in text else 0
         rewards.append(max(0.0, credit - 0.001 * trailing))
     return rewards

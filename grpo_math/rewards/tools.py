@@ -62,6 +62,7 @@ def _contains(text: str, result: str) -> bool:
     number = value(result)
     if number is None:
         return result in text
+    # With and without separators: ``1,234`` may be one number, or two in a list.
     literals = {*NUMBER.findall(text), *NUMBER.findall(re.sub("[,_]", "", text))}
     return any(Fraction(literal) == abs(number) for literal in literals)
 

@@ -85,6 +85,7 @@ def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     >>> weighted(torch.tensor([[1.0, 3.0], [1.0, torch.nan], [torch.nan, torch.nan]]), torch.tensor([1.0, 0.5]))
     tensor([2.5000, 1.0000,    nan])
     """
+    # `nansum` of NaN alone is 0, which would be a reward. Such a row must stay NaN.
     return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
 
@@ -115,9 +116,11 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
             [1.4142, 0.0000]])
     """
     # In float32 the mean of equal rewards can differ from them in the last bit.
-    exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
+    # On the CPU, because not every accelerator has float64. These are few numbers.
+    exact = rewards.to("cpu", torch.float64)
     if is_user_function(baseline):
         values = tensor_from("baseline", baseline, exact, exact.clone())
+        # A missing reward has advantage 0, even if the function returns another number for it.
         return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))

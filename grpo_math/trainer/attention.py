@@ -23,13 +23,15 @@ from grpo_math.trainer.packing import GroupLayout, Unpackable
 from grpo_math.trainer.varlen import AttentionParams
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
-ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention function
+# Kinds of layers that call an attention function.
+ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
 STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 # Arguments that layers pass, and that do not change attention scores.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
-original_attention: dict[str, Any] = {}  # transformers' functions whose names packed attention has taken
+# transformers' functions whose names packed attention has taken.
+original_attention: dict[str, Any] = {}
 calls = 0  # of `packed_attention` with packed rows, in this process
 kernels_used: set[str] = set()  # as the log names them
 
@@ -59,10 +61,12 @@ def packed_attention(
         plain = _plain(module)
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
     global calls
+    # `PackedScorer` compares this number with the layers of the model. A layer that lost ``packed_groups`` is missing.
     calls += 1
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
-    if attention_mask is not None and attention_mask.numel() > 1:  # `PackedScorer` passes a mask of one element
+    # `PackedScorer` passes a mask of one element.
+    if attention_mask is not None and attention_mask.numel() > 1:
         raise Unpackable("its own mask")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     # A window longer than every sequence has no effect, and more kernels work without a window.
@@ -88,6 +92,7 @@ def _plain(module: torch.nn.Module) -> Any:
     """Return the attention function of rows that are not packed."""
     name = _implementation(module)
     if name == EAGER:
+        # transformers registers no eager attention: each model's file has its own function.
         return sys.modules[type(module).__module__].eager_attention_forward
     return original_attention.get(name) or AttentionInterface()["sdpa"]
 
@@ -164,5 +169,6 @@ def register(asked: str) -> str:
         return asked
     name, mask = (EAGER, eager_mask) if "eager" in asked else (NAME, sdpa_mask)
     AttentionInterface.register(name, packed_attention)
+    # transformers builds no mask for a name without a mask function. Rows that are not packed would attend to padding.
     AttentionMaskInterface.register(name, mask)
     return name

@@ -92,8 +92,10 @@ class OutOfMemoryRetry:
 
     def __init__(self, accelerator: Any, budget: TokenBudget, splitter: Splitter, undo: Callable[[], None]) -> None:
         self.accelerator, self.budget, self.splitter, self.undo = accelerator, budget, splitter, undo
-        self.inputs: dict[str, Any] | None = None  # of the current training step, once it is sampled and split
-        self.earlier: list[dict[str, Any]] = []  # inputs of this optimizer step's earlier training steps
+        # Inputs of the current training step, once they are sampled and split.
+        self.inputs: dict[str, Any] | None = None
+        # Inputs of this optimizer step's earlier training steps.
+        self.earlier: list[dict[str, Any]] = []
 
     def run(
         self,
@@ -109,9 +111,11 @@ class OutOfMemoryRetry:
         """
 
         def recompute_and_step() -> Tensor:
+            # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
             model.zero_grad(set_to_none=True)
             for inputs in self.earlier:
                 self.accelerator.backward(loss_of(inputs))
+                # These steps have logged their metrics already.
                 self.undo()
             return training_step()
 
@@ -123,6 +127,7 @@ class OutOfMemoryRetry:
             loss, failure = self._attempt(recompute_and_step)
         if self.inputs is not None:
             self.earlier.append(self.inputs)
+        # The optimizer's step follows: the next training step is the first of another optimizer step.
         if self.accelerator.sync_gradients:
             self.earlier.clear()
         self.inputs = None

@@ -112,7 +112,8 @@ class MathGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.bf16 is None:  # TRL's default also turns it on for a CPU, where transformers then refuses to start
+        # TRL's default would turn bf16 on for a CPU, too, and transformers would then refuse to start.
+        if self.bf16 is None:
             self.bf16 = not self.fp16 and gpu_has_bfloat16()
         # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
         for name, field in recipe_fields().items():
@@ -128,6 +129,7 @@ class MathGRPOConfig(GRPOConfig):
             raise ConfigError("activation_offloading", True, reason, "leave it out")
         # Reference log-probs are computed once per rollout, so a refresh must fall between two rollouts.
         rollout = (self.steps_per_generation or 1) * self.num_iterations
+        # A rollout and an optimizer step end together after the least common multiple of their training steps.
         updates = rollout // math.gcd(rollout, self.gradient_accumulation_steps)
         if self.reference_refresh_steps % updates:
             counted = f"num_iterations={self.num_iterations}, steps_per_generation={self.steps_per_generation}"
@@ -152,6 +154,7 @@ def settings_of(args: GRPOConfig) -> MathGRPOConfig:
     """
     if isinstance(args, MathGRPOConfig):
         return args
-    settings = object.__new__(MathGRPOConfig)  # nothing is checked or computed a second time
+    # Without the constructor: nothing is checked or computed a second time.
+    settings = object.__new__(MathGRPOConfig)
     vars(settings).update({**TRL_EQUAL, **vars(args)})
     return settings

@@ -72,6 +72,7 @@ def is_of_step(logs: Mapping[str, Any]) -> bool:
 
 def _print_figures(callback: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
     if state.is_world_process_zero and logs and is_of_step(logs):
+        # `print` would write into the line of the progress bar.
         tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
 
 

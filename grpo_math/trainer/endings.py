@@ -45,6 +45,7 @@ class Endings:
             return {}
         ends = [[len(tokens), self.is_truncated(tokens)] for tokens in ids]
         lengths, truncated = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
+        # TRL logs a length of 0 if no completion has ended.
         ended = lengths[truncated == 0].float() if not truncated.all() else torch.zeros(1)
         values = {
             metrics.TRUNCATED: truncated.float().mean(),

@@ -43,8 +43,10 @@ def build(read: Recipe) -> Settings:
     """
     deepspeed_config(read.sound().values, None)  # rejects a missing file
     stated = {**OURS, **read.stated()}
-    rules.logger.disabled = True  # the checks of the recipe print these warnings once, not on each process
+    # The check of the recipe prints these warnings once. Here each process would print them.
+    rules.logger.disabled = True
     try:
+        # Before the classes: the constructor of transformers' arguments starts the device and the process group.
         os.environ.update(read.env)
         batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
         stated |= evaluation_settings(read.values)
@@ -70,7 +72,8 @@ def build(read: Recipe) -> Settings:
 
 def print_help() -> None:
     """Print every field with its meaning, TRL's and transformers' too."""
-    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's usage is 300 lines long
+    # argparse's own usage has 300 lines.
+    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"
     parser = TrlParser(list(CLASSES), prog="grpo_math.train", usage=usage, allow_abbrev=False)
     parser.set_defaults(**OURS)
     parser.print_help()

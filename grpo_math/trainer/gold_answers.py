@@ -14,7 +14,8 @@ from grpo_math.rewards import REWARDS
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
 from grpo_math.rewards.guard import name_of
 
-WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")  # of `REWARDS`
+# Keys of `REWARDS` whose functions read no gold answer.
+WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")
 
 
 def check_gold_answers(rewards: Any, data: Any) -> str | None:

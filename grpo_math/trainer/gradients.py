@@ -53,6 +53,7 @@ class FlatGradientBuffer:
                 self.free[number] = slot.view_as(self.parameters[number])
 
     def _move(self, number: int, parameter: Tensor) -> None:
+        # The first backward pass of a step fills the slot. Autograd adds later gradients to it in place.
         if parameter.grad is not None and (slot := self.free.pop(number, None)) is not None:
             parameter.grad = slot.copy_(parameter.grad)
 

@@ -69,9 +69,11 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
-    group = trainer.num_generations if splits else 1  # TRL shuffles: each row may have another prompt
+    # TRL shuffles rows: in an update that is not split, each row may have another prompt.
+    group = trainer.num_generations if splits else 1
     budget = trainer.budget.tokens or rows * (len(prompt) + length)
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(model)
+    # transformers checkpoints activations in training mode only.
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
@@ -86,9 +88,11 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
                     loss = loss_of(model, made_up)
+                # Without ``allow_unused``, autograd raises for a parameter that the loss does not depend on.
                 torch.autograd.grad(loss, trained, allow_unused=True)
         except torch.OutOfMemoryError as error:
-            reason = str(error)  # halved outside of the handler, whose traceback keeps the activations alive
+            # As text, and halved outside of the handler: the traceback keeps the activations alive.
+            reason = str(error)
         loss = None  # its graph keeps them alive, too
         if reason is None:
             return
@@ -104,7 +108,8 @@ def longest_prompt(trainer: Any) -> list[int]:
     data = trainer.train_dataset
     first = next(iter(data))
     columns = data[:100_000] if hasattr(data, "__len__") else {name: [value] for name, value in first.items()}
-    prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])  # without, an environment gives them
+    # Without this column an environment gives the prompts. The default is TRL's.
+    prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
     trainer._batch_environments = [columns["environment"][row] if trainer._multi_environment else None]
     return trainer._tokenize_prompts([prompts[row]])[0][0]

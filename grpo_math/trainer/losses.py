@@ -115,6 +115,7 @@ def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
         return difference
     if estimator == "k2":
         return difference.square() / 2
+    # For a policy near its reference, exp(-d) - 1 would lose most of its digits.
     return torch.expm1(-difference) + difference
 
 
@@ -179,4 +180,5 @@ def weight_of_micro_batch(
         return 1.0
     if loss_type == "bnpo":
         return scored.sum().clamp(min=1) / tokens.clamp(min=1)
+    # Rows that were added to fill the micro-batch count in TRL's mean, so they count here, too.
     return scored.size(0) / rows

@@ -134,7 +134,8 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
     warning: none of the first 2 completions is right: read them in completions/, or take easier problems
     """
     shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "right"}
-    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}  # without gold answers, 2
+    # Without gold answers the log lacks two of these.
+    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}
     figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
     speed = count * last[metrics.LENGTH_MEAN] / max(sum(log[metrics.SECONDS_GENERATE]), 1e-9)
     figures += [f"mean length {last[metrics.LENGTH_MEAN]:.0f}", f"{speed:,.0f} tokens/s"]

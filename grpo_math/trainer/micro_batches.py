@@ -54,9 +54,11 @@ class Splitter:
             # This loss divides by the tokens of TRL's micro-batch, so its rows stay in their training step.
             sources, plans = of_trl, [self._plan(rows, n_rows, budget)[0] for rows in of_trl]
         else:
+            # Every rank gets the rows of all ranks, because a group may be computed on another rank.
             rows = of_all_ranks(join(of_trl), self.accelerator)
             of_ranks = self._plan(rows, n_rows, budget, self.accelerator.num_processes)
             plan = of_ranks[self.accelerator.process_index]
+            # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
             plan += [[]] * (max(map(len, of_ranks)) - len(plan))
             sources, plans = [rows] * len(of_trl), over_steps(plan, len(of_trl))
         steps = [
@@ -84,6 +86,7 @@ class Splitter:
         budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
         prompts, prompt_tokens, tokens = lay_out(rows)
         if self.only_signal:
+            # TRL also takes an advantage for each token from a subclass, (B, T).
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
             tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
         return arrange(prompts, prompt_tokens, tokens, budget, ranks)
@@ -115,6 +118,7 @@ class Splitter:
         """
         state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
         if not micro_batches:
+            # transformers calls ``backward`` on the loss of every training step.
             return done.requires_grad_()
         # As in transformers' own training step: the loss is already divided by the accumulation steps.
         options = {"scale_wrt_gas": False} if self.deepspeed else {}

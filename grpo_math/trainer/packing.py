@@ -90,6 +90,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
+        # A prompt is padded on the left, so its last token is in column ``split - 1``.
         first = rows[0] * width + split - prompt - 1
         taken.append((first, prompt))
         positions.append((0, prompt))

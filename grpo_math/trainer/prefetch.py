@@ -71,7 +71,8 @@ class Prefetch:
         trainer, args = self.trainer, self.trainer.args
         sampler: RepeatSampler = trainer.train_sampler
         batches = sampler.num_samples // sampler.batch_size  # per epoch
-        steps_per_batch = args.steps_per_generation * trainer.num_iterations  # training steps, not optimizer steps
+        # Training steps, not optimizer steps.
+        steps_per_batch = args.steps_per_generation * trainer.num_iterations
         batch, epoch = trainer._step // steps_per_batch % batches, int(trainer.state.epoch or 0)
         is_last = batch + 1 == batches
         # A batch need not begin and end with an optimizer step. At the end of an epoch, transformers takes an optimizer

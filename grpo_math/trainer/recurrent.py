@@ -69,6 +69,7 @@ def stateful(model: nn.Module) -> list[nn.Module]:
 
 def fork_states(model: nn.Module) -> None:
     """Make the layers with a state compute packed rows (``packed_groups``). A second call has no effect."""
+    # An instance attribute hides the method of the class, and the modules and their parameters keep their names.
     for module in stateful(model):
         if getattr(module.forward, "func", None) is _forward:
             continue
@@ -89,7 +90,8 @@ def _forward(
     """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
     if packed_groups is None:
         mask = kwargs.get("attention_mask")
-        if mask is not None and mask.dim() == 4:  # the mask of packed rows: that of a batch has two dimensions
+        # `PackedScorer` passes a mask of four dimensions. A mask of a batch has two.
+        if mask is not None and mask.dim() == 4:
             raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
         return plain(hidden_states, *args, **kwargs)
     global calls

@@ -50,7 +50,8 @@ class Reference(TrainerCallback):
         self.policy, self.model, self.steps = policy, model, steps
         if model is None:
             add_reference_adapter(policy, steps)
-            self.refresh()  # if TRL has copied an existing adapter, the copy lacks trained embeddings
+            # If TRL has copied an existing adapter, the copy lacks trained embeddings.
+            self.refresh()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.steps == 0:
@@ -59,6 +60,7 @@ class Reference(TrainerCallback):
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy every weight of the policy that the reference does not share with it."""
+        # One pair at a time, so that ZeRO-3 gathers only two parameters at once.
         for _, source, target in self._pairs():
             with _whole([source, target], writes=True):
                 target.copy_(source)
@@ -69,6 +71,7 @@ class Reference(TrainerCallback):
         for name, _, target in self._pairs():
             with _whole([target], writes=False):
                 if writes:
+                    # A copy, because ZeRO-3 frees the gathered parameter after this context.
                     tensors[name] = target.detach().to("cpu", copy=True).contiguous()
         if writes:
             (folder / FILE).parent.mkdir(exist_ok=True)
@@ -101,6 +104,7 @@ class Reference(TrainerCallback):
 def follow(trainer: Any, steps: int) -> Reference:
     """Add the callback that refreshes the reference of a trainer."""
     bare = trainer.accelerator.unwrap_model
+    # A compiled module puts ``_orig_mod`` into the names of its parameters, and pairs are found by name.
     model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
     reference = Reference(bare(trainer.model, keep_torch_compile=False), model, steps)
     trainer.add_callback(reference)
@@ -127,10 +131,12 @@ def add_reference_adapter(policy: Any, steps: int) -> None:
     ):
         if applies:
             raise ConfigError("reference_refresh_steps", steps, f"cannot copy {kind}", "leave it at 0")
+    # TRL adds ``ref`` itself if the model came with an adapter.
     if REFERENCE not in policy.peft_config:
         config.inference_mode = True
         if hasattr(config, "init_lora_weights"):
-            config.init_lora_weights = True  # PiSSA and similar methods would change the base weights a second time
+            # PiSSA and similar methods would change the base weights a second time.
+            config.init_lora_weights = True
         device = next(policy.parameters()).device
         # The weights of a new adapter are random. They must not use the run's random numbers.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -142,6 +148,7 @@ def add_reference_adapter(policy: Any, steps: int) -> None:
         raise ConfigError("reference_refresh_steps", steps, f"cannot copy the trained {shared[0]}", "leave it at 0")
     for _, source, target in pairs:
         target.requires_grad_(False)
+        # peft creates an adapter in float32. TRL casts the trained one to bfloat16 if the base is quantized.
         if target.dtype != source.dtype:
             target.data = target.data.to(source.dtype)
 

@@ -99,6 +99,7 @@ class PromptPool:
 
 @lru_cache(maxsize=1)
 def _shuffled(n: int, seed: str) -> list[int]:
+    # A text as seed gives the same order in every process. Python's `hash` of a text would not.
     return random.Random(seed).sample(range(n), n)
 
 
@@ -138,6 +139,7 @@ class Resampler:
             uniform = uniform_groups(kept.right, self.size)
             if not uniform:
                 break
+            # Each rank has the same pool at the same position, so all ranks draw the same prompts.
             fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, avoid=seen)
             seen += [row["prompt"] for row in fresh]
             drawn += len(fresh)
@@ -163,6 +165,7 @@ class Resampler:
             raise UserError(f"resample_groups: {reason}")
         right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
         rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
+        # TRL appends to its columns, so the last entries are those of this draw.
         return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
 
 

@@ -18,6 +18,7 @@ def resolved(reward_funcs: Any, context: RewardContext) -> Any:
         return [resolved(func, context) for func in reward_funcs]
     if isinstance(reward_funcs, str):
         reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
+    # TRL calls a model itself, with tokens instead of columns.
     is_model = isinstance(reward_funcs, torch.nn.Module)
     return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
 

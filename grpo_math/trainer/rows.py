@@ -87,7 +87,9 @@ def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
     """
     selected = select(rows, [*index, *[0] * (size - len(index))])
     # Added rows are masked copies of the first row: their tokens are valid, and add nothing to any sum.
+    # `select` has copied the mask, so the buffered rows keep theirs.
     selected["completion_mask"][len(index) :] = 0
+    # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
     if not index:
         for name, value in selected.items():
             if is_per_row(value) and value.dim() > 1:

@@ -47,7 +47,8 @@ class RunFiles(History):
         for name in stale:
             (self.run_dir / name).unlink(missing_ok=True)
         if self.trainer.log_completions:
-            (self.run_dir / "completions").mkdir(exist_ok=True)  # TRL creates it in its constructor only
+            # TRL creates this folder only in its constructor.
+            (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
         launched = self.trainer.accelerator.state
         command = ["python", *sys.argv]

@@ -21,13 +21,15 @@ from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
-WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
+# Several rows that pack to more of the padded tokens than this are scored as TRL does.
+WORTH_PACKING = 0.97
 # Rounding of a log-prob, in nats: in float32; in half precision or TF32.
 MAX_LOGPROB_DIFF, MAX_LOGPROB_DIFF_HALF = 1e-3, 1.0
 # Common words, because half precision alone changes the log-probs of unlikely tokens by nats.
 WORDS = "one two three four five six seven eight nine ten"
 
-Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
+# Log-probs, entropies, and TRL's auxiliary loss.
+Scores = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def set_up(trainer: Any, models: list[Any]) -> bool:
@@ -51,6 +53,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
+        # transformers only warns if a model has attention classes of its own.
         if model.config._attn_implementation != name:
             _warn_unpacked(model, "its own attention, which transformers cannot replace")
             return False
@@ -84,12 +87,16 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
     scorer, model = trainer.scorer, trainer.model
     if scorer is None or scorer.verified:
         return
-    vocabulary = _bare(model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
-    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]  # it may lack the words
+    # From the config, because the weights that ZeRO-3 splits have no size.
+    vocabulary = _bare(model).config.get_text_config().vocab_size
+    # The ids 0 to 8 follow, because a tokenizer may lack the words.
+    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]
+    # Two rows with one prompt and different completions: sharing the prompt is what packing changes.
     ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
     rows = (model, ids % vocabulary, torch.ones_like(ids), 4)
     # Without a scorer, the trainer scores as TRL does.
     trainer.scorer, scorer.verified, training, reason = None, True, model.training, None
+    # Dropout would make the two scores differ.
     model.eval()
     with torch.no_grad():
         try:
@@ -136,6 +143,7 @@ class PackedScorer:
         self.verified = False
         self.logged: set[str] = set()  # the attention kernels that the log names already
         config = self.models[0].config.get_text_config()
+        # In a model without ``layer_types`` every layer has attention.
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
         self.attending = sum(kind in attention.ATTENDING for kind in kinds)
         self.stateful = sum(kind in attention.STATEFUL for kind in kinds)
@@ -144,6 +152,7 @@ class PackedScorer:
         """Give the models their own attention again, and stop splitting updates."""
         self.budget.splits = False
         for model in self.models:
+            # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
             model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
         _warn_unpacked(self.models[0], reason)
 
@@ -162,7 +171,8 @@ class PackedScorer:
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
-            is_all = index == list(range(len(input_ids)))  # as in an update: there is nothing to select
+            # As in an update: there is nothing to select.
+            is_all = index == list(range(len(input_ids)))
             at = slice(None) if is_all else torch.tensor(index).to(input_ids.device, non_blocking=True)
             ids, mask = input_ids[at], attention_mask[at]
             row = pack(ids, mask, logits_to_keep)
@@ -179,6 +189,7 @@ class PackedScorer:
                         position_ids=row.position_ids,
                         # transformers does not change a mask of four dimensions, and packed attention ignores it.
                         attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device),
+                        # TRL's head would shift ``labels`` by one, across the ends of the segments.
                         shift_labels=row.shift_labels,
                         fused_lm_head=True,
                         packed_groups=row.groups,
@@ -212,6 +223,7 @@ class PackedScorer:
         if torch.is_grad_enabled():
             return [list(range(len(input_ids)))]
         prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
+        # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
         batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         # Under ZeRO-3 and FSDP a forward pass is a collective: every rank needs the same number of them.

@@ -28,6 +28,7 @@ COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
+# ``beta``, because a rollout without a KL term has no log-probs of the reference.
 BATCH_SETTINGS = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
     *("num_generations", "beta"),
@@ -78,7 +79,8 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
 
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
     """
-    at = torch.device("cpu") if device.type == "cpu" else device  # torch.load does not know DeepSpeed's cpu:0
+    # `torch.load` does not support ``cpu:0``, the name of the device under DeepSpeed.
+    at = torch.device("cpu") if device.type == "cpu" else device
     of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
     state = None
     if of_rank.exists():
@@ -102,10 +104,12 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
             part.load_state_dict(state[name])
     trainer._buffered_inputs = state["rollout"]
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
+        # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
         trainer._buffered_inputs, trainer._step = None, position
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
-        asked = state["asked"]  # the object itself, if this is the state of a moment and not of a checkpoint
+        # The object itself, if this is the state of a moment and not of a checkpoint.
+        asked = state["asked"]
         trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
@@ -113,6 +117,7 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         table, logs = json.loads(state["table"]), trainer._logs
         for name in LISTS:
             logs[name].clear()
+            # Into TRL's own columns, which keep only the rows of the last rollout.
             logs[name].extend(table[name])
         for name in DICTS:
             logs[name].clear()
@@ -145,7 +150,8 @@ def save_last_step(trainer: Any) -> None:
         if then["cuda"] is not None:
             torch.cuda.set_rng_state(then["cuda"])
         trainer._save_checkpoint(trainer.model, trial=None)
-    trainer.accelerator.wait_for_everyone()  # torch's agent ends all processes when the first one exits
+    # torch's agent ends all processes when the first one exits.
+    trainer.accelerator.wait_for_everyone()
 
 
 def saved_before(trainer: Any, error: Exception) -> str:

@@ -80,7 +80,9 @@ class TiledMLP:
     def __init__(self, layer: Any, in_updates: bool) -> None:
         self.layer, self.in_updates, self.mlp = layer, in_updates, layer.mlp.forward
         self.norm: Any = None
-        self.not_normed: Tensor | None = None  # the MLP's input, if its norm is computed in the tiles
+        # The MLP's input, if its norm is computed in the tiles.
+        self.not_normed: Tensor | None = None
+        # Only ``forward`` is replaced. A new module would change the names of parameters in checkpoints.
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
             self.norm = layer.post_attention_layernorm.forward
@@ -148,7 +150,8 @@ class _Input:
     def __init__(self, rows: Tensor, n: int) -> None:
         self.saved: Any = rows.grad_fn
         self.rows: Tensor | None = rows
-        self.n, self.remaining = n, n  # ``remaining``: the tiles of the current pass that were not taken yet
+        # ``remaining``: the tiles of the current pass that were not taken yet.
+        self.n, self.remaining = n, n
 
     def tile(self, number: int) -> Tensor:
         # Checkpointing returns a saved tensor once per backward pass, so all tiles share it.

@@ -91,8 +91,11 @@ class MathGRPOTrainer(GRPOTrainer):
         self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
-        self._checkpoint_state: dict[str, Any] | None = None  # of the checkpoint that this run resumes from
+        # Of the checkpoint that this run resumes from.
+        self._checkpoint_state: dict[str, Any] | None = None
         self.train_sampler: Any = None
+        # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
+        # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
@@ -107,6 +110,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.resampler = resampler_of(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
+            # TRL syncs weights within generation. Without a phase of its own, the sync would count as generation.
             generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
@@ -125,6 +129,8 @@ class MathGRPOTrainer(GRPOTrainer):
         whole = whole or (packs and sees_rows(self, MathGRPOTrainer))
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
+        # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
+        # by dropping ``.grad``.
         single = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
@@ -140,6 +146,7 @@ class MathGRPOTrainer(GRPOTrainer):
     # Generation
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        # ``pack_updates: false`` computes as TRL does, in generation, too.
         shares = self.scorer and not self.use_vllm
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
@@ -158,6 +165,7 @@ class MathGRPOTrainer(GRPOTrainer):
         generated = super()._generate(prompts)
         if self.endings:
             for name, value in self.endings.corrected_metrics(generated[1], self.accelerator).items():
+                # TRL has appended its value of this rollout just now.
                 self._metrics[self.mode][name][-1] = value
         return generated
 
@@ -166,11 +174,13 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
+            # Rows without gold answers must not get the grades of an earlier rollout.
             self._reward_context.columns.pop("grade", None)
             if self._grades is not None:
                 self._reward_context.columns["grade"] = self._grades
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._raise_reward_errors()
+            # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
                 self.add_metrics(self.turns.metrics(completions))
@@ -179,6 +189,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """Grade this rank's completions; None if no row of any rank has a gold answer."""
         answers = [gold_of(row) for row in inputs]
+        # All ranks decide the same, because `_rollout` gathers the verdicts.
         if not any(gather_object([any(gold is not None for gold in answers)])):
             return None
         gold_texts, texts = [gold or "" for gold in answers], [text_of(completion) for completion in completions]
@@ -195,6 +206,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
         scoring.verify_packing(self, self._scores)
         with self.meter.phase(metrics.SECONDS_SCORE):
+            # TRL adds the tokens of all ranks to this count when it has generated.
             tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
             rollout = self._rollout(inputs)
             if self.mode == "train":
@@ -209,6 +221,7 @@ class MathGRPOTrainer(GRPOTrainer):
             if self.mode == "train":
                 self.add_metrics(correction.figures(output, self.accelerator))
                 output = self.endings.mask(output, self.accelerator)
+            # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
             self.meter.report_first(len(inputs) * self.accelerator.num_processes)
@@ -233,6 +246,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _set_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
         """Set this rank's advantages from the rewards of all; TRL's, if each reward function is normalized."""
         weights = self.reward_weights.to(rewards_per_func.device)
+        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
         rewards = weighted(rewards_per_func, weights).view(-1, self.group_size)
         settings, n = self.settings, len(output["advantages"])
         if self.multi_objective_aggregation == "sum_then_normalize":
@@ -249,6 +263,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Call TRL's. If memory runs out in the update, repeat this optimizer step with smaller micro-batches."""
         scoring.verify_packing(self, self._scores)
+        # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
             longest.dry_run(self, self._loss_of, model)
@@ -260,25 +275,31 @@ class MathGRPOTrainer(GRPOTrainer):
         skipped = self.nonfinite.seen(norm)
         self._metrics["train"][metrics.SKIPPED].append(float(skipped))
         if skipped:
+            # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
             for parameter in model.parameters():
                 parameter.grad = None
         if error := self.nonfinite.error(self.state.global_step):
+            # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
             state.save_last_step(self)
             raise error
         return norm
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if self._retry.inputs is not None:  # memory ran out: the same rows, in smaller micro-batches
+        # Memory ran out: the same rows, in smaller micro-batches.
+        if self._retry.inputs is not None:
             return self._retry.inputs
+        # TRL replaces this list when it samples, and never otherwise.
         buffered = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         of_trl = self._buffered_inputs
+        # `sees_rows` again: a script may replace a method after the constructor.
         if self.scorer and of_trl is not buffered and not sees_rows(self, MathGRPOTrainer):
             # This many training steps always belong to one optimizer step. Rows change places within these only.
             window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
             windows = (of_trl[i : i + window] for i in range(0, len(of_trl), window))
             steps = chain.from_iterable(self.splitter.split(rows, self.budget.tokens) for rows in windows)
             self._buffered_inputs = [{**rows, "micro_batches": step} for rows, step in zip(of_trl, steps, strict=True)]
+            # TRL has selected this training step's rows before they were split.
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         if "micro_batches" in inputs:
             self._retry.inputs = inputs
@@ -286,6 +307,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._gradients.allocate()
+        # `OutOfMemoryRetry` drops what is logged from here, because it computes the loss again.
         self.meter.mark()
         if "micro_batches" not in inputs:
             return self._loss_of(model, inputs)
@@ -299,6 +321,8 @@ class MathGRPOTrainer(GRPOTrainer):
         elif is_user_function(settings.surrogate):  # TRL's own surrogate is then 0 for every ratio
             inputs_of_trl = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL computes k3 itself
+        # With beta 0 TRL leaves out its k3 and its metric ``kl``. The log-probs are those of TRL's forward pass:
+        # our terms need no second pass.
         with replaced(self, beta=0.0 if our_kl else beta), results_of(self, SCORING) as scores:
             loss = super()._compute_loss(model, inputs_of_trl)
         logps = cast(Tensor, scores[0][0])
@@ -307,15 +331,18 @@ class MathGRPOTrainer(GRPOTrainer):
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
         if is_user_function(settings.surrogate):
             values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
+            # TRL has applied this factor to its own surrogate, which is 0 here.
             if self.use_vllm and self.vllm_importance_sampling_correction:
                 values = values * inputs["importance_sampling_ratio"]
             loss = loss + self._aggregated(values, mask, inputs)
         if our_kl:
             kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
             if cast(Any, self.args).use_bias_correction_kl:
+                # TRL multiplies k3 by the ratio of its surrogate, which is held at 1 for reinforce.
                 sampler_logps = inputs_of_trl.get("old_per_token_logps", now)
                 kl = kl * losses.importance_ratio(logps, sampler_logps, mask, self.importance_sampling_level)
             means[metrics.KL] = kl.detach()
+            # TRL adds its KL after vLLM's correction, so this term is not corrected either.
             loss = loss + beta * self._aggregated(kl, mask, inputs)
         self.add_metrics(over_tokens(means, mask, self.accelerator))
         return loss
@@ -326,6 +353,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # num_items_in_batch counts the tokens of the rollout batch on all ranks.
         per_step, accumulation = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self.mode == "train":
+            # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             per_step = per_step * accumulation / args.steps_per_generation
         return losses.aggregate(values, mask, self.loss_type, args.max_completion_length, per_step, accumulation)
@@ -343,7 +371,9 @@ class MathGRPOTrainer(GRPOTrainer):
     ) -> scoring.Scores:
         plain = scoring.next_to_rows(super()._get_per_token_logps_and_entropies)
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
+        # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
+            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
             if self.scorer is not None and not compute_aux_loss:
                 return self.scorer(plain, *rows, **kwargs)
             return plain(*rows, compute_aux_loss, **kwargs)
@@ -364,7 +394,8 @@ class MathGRPOTrainer(GRPOTrainer):
             with replaced(self.callback_handler, on_evaluate=lambda args, state, control, metrics: control):
                 values = self._evaluate_data_set(None, ignore_keys, metric_key_prefix)
         held_out = self.evaluate_held_out()
-        super(GRPOTrainer, self).log(held_out)  # TRL's would end the sums of the step that is not logged yet
+        # Not TRL's method: it would log and clear the metrics of a step that is not complete.
+        super(GRPOTrainer, self).log(held_out)
         values |= held_out
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
         return values
@@ -376,10 +407,12 @@ class MathGRPOTrainer(GRPOTrainer):
             return super().evaluate(*arguments)
         finally:
             if generation is not None and rollouts is not None:
-                generation.rollouts = rollouts  # the seeds of training go on as if nothing had been evaluated
+                # The seeds of training continue as if nothing had been evaluated.
+                generation.rollouts = rollouts
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best = super()._determine_best_metric(metrics, trial)
+        # transformers saves the best step under ``save_strategy: best`` only, which saves no other step.
         self.control.should_save |= is_best and self.keep_best
         return is_best
 
@@ -391,9 +424,11 @@ class MathGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
         self.saved_step: int | None = None  # the step of the last checkpoint
-        self.last_step: dict[str, Any] | None = None  # a snapshot, for a run that fails in the next step
+        # A snapshot, for a run that fails in the next step.
+        self.last_step: dict[str, Any] | None = None
         return super().train(resume, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -421,6 +456,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        # After transformers' method, because logging clears the metrics of the step.
         self.last_step = state.snapshot(self)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -445,6 +481,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self._reference is not None:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
+        # Every rank writes a file, because every rank trains on its own rows of the rollout.
         torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -453,6 +490,7 @@ class MathGRPOTrainer(GRPOTrainer):
             return
         if self._reference is not None:
             self._reference.load(Path(checkpoint))
+        # Without a KL term no reference is used.
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
         self._checkpoint_state = state.read(Path(checkpoint), self.accelerator.process_index, self.accelerator.device)
@@ -476,6 +514,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._restore_state()  # if no epoch was left to run
+        # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
         # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.

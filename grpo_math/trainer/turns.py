@@ -73,6 +73,8 @@ class Turns:
             # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
             # `play`.
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
+            # TRL sends each ``num_generations``-th prompt to a server. After the first turn the prompts of a group
+            # differ.
             return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
 
         limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._widest)

@@ -92,6 +92,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
+        # `varlen_attn` has no dropout.
         ours = _torchs() and not (scores.dropout or scores.needs_eager)
         if _loaded() and _knows(_loaded(), scores):
             return of_flash_attn
@@ -102,6 +103,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
 
 def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
     """Return True if torch's flash kernel supports this device, dtype and head size."""
+    # The flash kernel needs heads of a multiple of 8. torch pads them in its sdpa, but not in a varlen call.
     if q.device.type != "cuda" or torch.version.hip or q.size(-1) % 8 or q.size(-1) != v.size(-1):
         return False
     first, second, third = (states.transpose(0, 1)[None] for states in (q, k, v))
@@ -150,6 +152,7 @@ def _window(scores: AttentionParams) -> tuple[int, int]:
 
 def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     offsets = (spans.cu_seqlens_q, spans.cu_seqlens_k, max(spans.queries), max(spans.keys))
+    # The window makes the call causal: (-1, 0) is all keys up to the query's own position.
     return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), enable_gqa=True)
 
 
@@ -161,13 +164,15 @@ def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Attenti
         "max_seqlen_q": max(spans.queries),
         "max_seqlen_k": max(spans.keys),
     }
+    # The versions of flash-attn that transformers supports align ``causal`` at the lower right.
     out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_asked(scores))
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     """Call `scaled_dot_product_attention` for each sequence: (L, H, D) and keys, values (K, H_kv, D) -> (L, H, D)."""
-    if q.device.type != "cpu" or scores.needs_eager:  # no fused kernel of CUDA takes float32 and grouped heads
+    # No fused kernel of CUDA takes float32 and grouped heads.
+    if q.device.type != "cpu" or scores.needs_eager:
         k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     outputs = []
     for one in zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True):
@@ -183,9 +188,11 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
         return _eager(q, k, v, scores)
     # On a CPU no fused kernel supports "causal from the lower right", so the mask is passed as a bias.
     if scores.window or (queries < keys and q.device.type == "cpu"):
+        # The cache keeps 32 masks: large ones would fill the memory.
         bias = _bias if queries * keys < MAX_CACHED else _bias.__wrapped__
         mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
     else:
+        # ``is_causal`` aligns at the upper left, which is the same only for equally many queries and keys.
         mask = None if queries == keys else causal_lower_right(queries, keys)
     settings: Any = {"dropout_p": scores.dropout, "scale": scores.scale, "enable_gqa": q.size(1) != k.size(1)}
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, **settings)
@@ -210,6 +217,7 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
 def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
     products = q @ k.transpose(2, 3) * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale)
+    # The cap comes before the mask: tanh would turn a masked score of -inf into a finite one.
     if scores.softcap:
         products = scores.softcap * torch.tanh(products / scores.softcap)
     products = products.masked_fill(~_mask(q.size(2), k.size(2), scores.window, q.device), -math.inf)
