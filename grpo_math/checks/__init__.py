@@ -9,7 +9,8 @@ Does not import torch, and does not change a run.
 
 from typing import NamedTuple
 
-LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns less than possible; normal, explained
+# error: the run learns nothing or gets worse. warning: it learns less than possible. info: normal, explained.
+LEVELS = ("error", "warning", "info")
 
 
 class Finding(NamedTuple):

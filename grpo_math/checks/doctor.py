@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> Answer:
         return prompts.show(argv, args.show)
     findings = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # about names that transformers has changed
+        # The warnings are about names that transformers has changed.
+        warnings.simplefilter("ignore", FutureWarning)
         for finding in doctor(argv, args.accelerate_config):
             findings.append(finding)
             if not args.json:
@@ -55,6 +56,7 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
 
     read = recipe.read(argv)
     launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else None
+    # The accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
     processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
     failed = bool(read.problems)
@@ -65,6 +67,7 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     for finding in preflight(setup, CHECKS, failed):
         failed |= finding.level == "error"
         yield finding
+    # The classes of training would raise the same errors again.
     if not failed:
         yield from _as_training(read, setup)
 

@@ -33,8 +33,10 @@ class Diagnosis(TrainerCallback):
         self.last_step, self.reported = 0, set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        # Always at the last step: the trackers take no line after it.
         last = state.global_step >= state.max_steps
-        interval = max(self.interval, state.global_step // 50)  # each diagnosis reads the whole file
+        # Each diagnosis reads the whole file, so long runs are diagnosed less often.
+        interval = max(self.interval, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):

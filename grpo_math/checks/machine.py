@@ -56,6 +56,7 @@ def versions(setup: Setup) -> Iterator[CheckResult]:
         needed["vllm"] = "use_vllm"
     if s["deepspeed"] or _kind(setup) == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
+    # transformers takes the 8-bit optimizers from bitsandbytes.
     if s["load_in_4bit"] or s["load_in_8bit"] or "bnb" in s["optim"] or s["optim"].endswith("_8bit"):
         needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
     if s["use_liger_kernel"]:
@@ -94,6 +95,7 @@ def capabilities() -> tuple[float, ...]:
 def number_formats(setup: Setup) -> Iterator[CheckResult]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
+    # accelerate launch passes the number format of its config in this variable.
     launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
@@ -128,6 +130,7 @@ def launched(setup: Setup) -> Iterator[CheckResult]:
     for name in ("fsdp", "deepspeed"):
         reason = "needs processes that a launcher has started"
         setup.refuse(name, s[name], reason, "add --accelerate_config, or leave it out")
+    # Makes this function a generator, as every check is.
     yield from ()
 
 
@@ -140,6 +143,7 @@ def memory_plan(setup: Setup) -> Iterator[CheckResult]:
             "info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB"
         )
         return
+    # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
     launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
@@ -188,7 +192,8 @@ def output_dir(setup: Setup) -> Iterator[CheckResult]:
         checkpoints.step_of(named)
     held = resume.config_of(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
-    if held is None or (not known and named):  # another program made the checkpoint, so there is nothing to compare
+    # Another program made the checkpoint, so there is nothing to compare.
+    if held is None or (not known and named):
         return
     if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
@@ -207,4 +212,5 @@ def python_tool(setup: Setup) -> Iterator[CheckResult]:
     if "python" in names:
         sandbox.require_layers()
         server()  # raises if no process can be started
+    # Makes this function a generator, as every check is.
     yield from ()

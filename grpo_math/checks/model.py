@@ -22,6 +22,7 @@ def model(setup: Setup) -> Iterator[CheckResult]:
         _ = setup.model_config  # raises for a config.json that is missing or cannot be read
     else:
         _check_hub(name, setup.settings["model_revision"])
+    # Makes this function a generator, as every check is.
     yield from ()
 
 
@@ -32,7 +33,8 @@ def _check_hub(name: str, revision: str) -> None:
 
     try:
         hf_hub_download(name, "config.json", revision=revision, etag_timeout=SECONDS)
-    except Exception as error:  # the Hub's client raises a dozen kinds for a wrong name or a broken network
+    # The Hub's client raises a dozen kinds of errors for a wrong name or a broken network.
+    except Exception as error:
         why = "HF_HUB_OFFLINE is set" if offline() else type(error).__name__
         reason = f"is neither a folder here nor in the Hub's cache, and did not come from the Hub ({why})"
         remedy = "give a folder, a Hub id, or 'embedded'; hf auth login for a private model"

@@ -103,7 +103,8 @@ EARLY = (*("settings", "versions", "number_format", "deepspeed", "problems", "ou
 
 def refuse_early(read: Recipe) -> None:
     """Raise the error that training would end with, if it can be found in a second. Training runs the other checks."""
-    warning_lines(Setup(read.sound().values, read.given), EARLY)  # not `ask`, which imports torch
+    # Not `ask`, which imports torch.
+    warning_lines(Setup(read.sound().values, read.given), EARLY)
 
 
 def finding_of(error: UserError, check: str, level: str = "error") -> Finding:

@@ -30,10 +30,12 @@ def chat_template(setup: Setup) -> Iterator[CheckResult]:
         raise ConfigError("prompt_template", name, reason, remedy)
     extra = setup.settings["chat_template_kwargs"] or {}
     for variable in extra:
-        if variable not in str(tokenizer.chat_template):  # Jinja ignores it
+        # Jinja ignores an unknown variable.
+        if variable not in str(tokenizer.chat_template):
             reason = "is not a variable of this model's chat template"
             raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
-    if setup.settings["tools"]:  # before the prompt is rendered, because the prompt may contain a call
+    # Before the prompt is rendered, because the prompt may contain a call.
+    if setup.settings["tools"]:
         _conversation(setup)
     if chat:
         messages = setup.problems.rows[0]["prompt"]
@@ -44,6 +46,7 @@ def chat_template(setup: Setup) -> Iterator[CheckResult]:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
             model = setup.settings["model_name_or_path"]
             raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
+    # Makes this function a generator, as every check is.
     yield from ()
 
 

@@ -45,6 +45,7 @@ def problems(setup: Setup) -> Iterator[CheckResult]:
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     """Find problems with gold answers that are not equal: one of them pays for a wrong answer."""
+    # Reversed, so that the first row of each problem stays.
     first = {row["problem"]: row for row in reversed(rows)}
     pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
     texts = [made_up(other["answer"], "boxed") for _, other in pairs]
@@ -134,6 +135,7 @@ def _other(gold: str) -> str:
     >>> _other("72"), _other("1/3"), _other("(C)")
     ('83', '2/4', '000')
     """
+    # No digit stays, and none becomes 0, so that the wrong answer is as long as the gold answer.
     return re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), gold) if re.search(r"\d", gold) else "0" * len(gold)
 
 
@@ -148,9 +150,11 @@ def _pay(function: Any, setup: Setup, trial: Sequence[Mapping[str, Any]], texts:
         "grade": grade_batch(
             [row["answer"] for row in rows], texts, answer_format=setup.problems.template.answer_format
         ),
+        # Rewards on the length need tokens, and no tokenizer is loaded: bytes take their place.
         "completion_ids": [list(text.encode()) for text in texts],
         "max_completion_length": s["max_completion_length"],
         "grade_timeout": s["grade_timeout"],
+        # TRL passes these three to every reward function.
         "trainer_state": SimpleNamespace(global_step=0, max_steps=s["max_steps"], epoch=0.0),
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,

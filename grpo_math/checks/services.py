@@ -30,10 +30,12 @@ def hub(setup: Setup) -> Iterator[CheckResult]:
     if not s["push_to_hub"]:
         return
     setup.refuse("push_to_hub", offline(), "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
+    # transformers names a repository without hub_model_id after the folder.
     name = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
     check_repo_id("hub_model_id", name)
     try:
         known = owners(s["hub_token"])
+    # The user can correct a missing token. A Hub that does not answer must not keep the run from training.
     except UserError:
         raise
     except Exception as error:
@@ -73,6 +75,7 @@ def owners(token: str | None = None) -> list[str]:
         raise ConfigError(
             "HF_ENDPOINT", "***", "is not an address", "give http://HOST:PORT, without a user or password"
         )
+    # Not HfApi.whoami, which takes no timeout.
     headers = build_hf_headers(token=token or True)
     answer = huggingface_hub.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=SECONDS)
     if answer.status_code in (401, 403):
@@ -128,5 +131,6 @@ def vllm_server(setup: Setup) -> Iterator[CheckResult]:
     except ServerError as error:
         if error.status is None:
             yield CheckResult("warning", f"no vLLM server answers at {url}", "start it before the run")
-        elif error.status != 404 or not server.healthy():  # TRL's own server has no /version
+        # TRL's own server has no /version.
+        elif error.status != 404 or not server.healthy():
             yield CheckResult("error", str(error), "give vllm_server_base_url, or free the port")

@@ -66,6 +66,7 @@ def collapse(run: Run) -> Symptom | None:
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
     best = max(starts, key=means.__getitem__)
     late = reward.last()
+    # Both means are over one window, so the variances of two windows add up.
     drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
     if drop < max(FALL * run.span, FALL_SURE * error):
         return _gone(run)

@@ -23,11 +23,14 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
         for name in needing_whole(settings):
             why = "needs the whole model on each process, or vLLM"
             raise ConfigError(name, settings[name], why, "set use_vllm, or leave it out")
-    for name in config.generation_kwargs or ():  # transformers ignores an unknown name, and vLLM has other names
+    # transformers' generate ignores an unknown name. vLLM has other names, so they are not checked here.
+    for name in config.generation_kwargs or ():
         if not config.use_vllm and not hasattr(GenerationConfig(), name):
             raise ConfigError("generation_kwargs", name, "is not a setting of transformers' generate", "leave it out")
+    # A schedule needs an optimizer, and no weight is loaded yet.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     warmup, extra = config.get_warmup_steps(100), cast(Any, config.lr_scheduler_kwargs)
+    # A tracker's callback raises in its constructor if the tracker's package is missing.
     attempts: dict[str, Callable[[], object]] = {
         "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(config),
         "lr_scheduler_kwargs": lambda: get_scheduler(config.lr_scheduler_type, optimizer, warmup, 100, extra),

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> Answer:
     machine: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
     if args.card:
         machine["card"] = card = planner.card_of(args.card)
+        # A named card need not be in this machine, so the GPUs of this machine do not count.
         machine |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
     if args.accelerate_config:
         machine["accelerate"] = accelerate_config(args.accelerate_config)
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> Answer:
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().stated()
+    # Training tries the same configs in the same order (train/layout.py).
     if not args.accelerate_config:
         machine["configs"] = planner.shipped_configs(recipe)
     answer = planner.plan(recipe, cpu_gb=args.cpu_memory, prompt_tokens=args.prompt_tokens, **machine)

@@ -71,6 +71,7 @@ def arrange(settings: Settings, gpus: int, need: int, sizes: list[int], divides:
     if not settings["use_vllm"]:
         return Layout("transformers", gpus, 0, 1, "use_vllm is false: every GPU trains, and generates its own share")
     if settings["vllm_mode"] == "colocate":
+        # TRL makes one vLLM engine of each group of this many processes, and refuses a remainder.
         if gpus % tp:
             raise ConfigError("vllm_tensor_parallel_size", tp, f"does not divide {gpus} GPUs", "use 1")
         sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
@@ -98,6 +99,7 @@ def elsewhere(settings: Settings) -> str:
     >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
     ('http://node1:8000', '')
     """
+    # TRL's default host, 0.0.0.0, means a server on this machine.
     host = settings.get("vllm_server_host") or "0.0.0.0"
     is_local = host in ("0.0.0.0", "127.0.0.1", "localhost")
     return settings.get("vllm_server_base_url") or ("" if is_local else host)
@@ -127,11 +129,13 @@ def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: in
     ``vllm_tensor_parallel_size``.
     """
     stated = settings["vllm_tensor_parallel_size"]
+    # vLLM refuses a size that does not divide the attention heads.
     sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and stated <= tp <= most]
     if stated not in sizes:
         reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
         raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
+    # cast_lm_head_to_fp32 casts the LM head of the trainer's model, not vLLM's.
     of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
     held = weights(shape, of_server, 2) + sequence_bytes(shape, of_server, prompt)
     fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes)

@@ -30,11 +30,13 @@ class Live(TorchDispatchMode):
         self.now, self.trace = 0, [0]
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten._local_scalar_dense.default:  # a fake tensor has no values: return a constant
+        # A fake tensor has no values: return a constant.
+        if func is aten._local_scalar_dense.default:
             return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         if func is aten.equal.default:
             return False
-        if func is aten._unsafe_view.default:  # the fake tensor cache would give the output a new storage
+        # The fake tensor cache would give the output a new storage, and its bytes would count twice.
+        if func is aten._unsafe_view.default:
             func = aten.view.default
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
@@ -45,6 +47,7 @@ class Live(TorchDispatchMode):
     def _made(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key not in self.held and size:
+            # A storage is freed with its last tensor. The key is an address, which a later storage may get.
             self.held[key] = weakref.ref(storage, lambda _: self._freed(key, size))
             self.now += size
             self.trace.append(self.now)
@@ -71,6 +74,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         q, k, v, _, sums = ctx.saved_tensors
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        # Nothing reads the workspace. The variable keeps it alive next to the gradients, as the kernel does.
         workspace = [q.new_empty(q.shape, dtype=torch.float32), torch.empty_like(sums)]
         if k.size(1) != q.size(1):
             workspace += [states.new_empty(states.size(0), q.size(1), states.size(2)) for states in (k, v)]
@@ -92,6 +96,7 @@ class Head(torch.autograd.Function):
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.AttentionParams) -> varlen.Kernel:
     """Return the kernel that `varlen.kernel` chooses on a GPU."""
+    # The limits of torch's flash kernel: 16-bit tensors, heads of at most 256, and values as wide as queries.
     if scores.needs_eager or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
         return varlen.one_by_one
     return flash
@@ -106,6 +111,8 @@ varlen.NAMES[flash] = "measured"
 
 def apply(module: Any, function: Any, recurse: bool = True) -> Any:
     """Replace `torch.nn.Module._apply` for fake tensors: a changed parameter is a new object."""
+    # torch's own method swaps the old and the new tensor. torch refuses to swap a tensor with weak references, and fake
+    # tensors have some. peft calls this method for each new adapter.
     for child in module.children() if recurse else ():
         child._apply(function)
     for tensors in (module._parameters, module._buffers):
@@ -121,7 +128,8 @@ def apply(module: Any, function: Any, recurse: bool = True) -> Any:
 
 
 def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if training and p and isinstance(states, FakeTensor):  # CUDA's kernel saves a byte an element, a CPU's the dtype
+    # CUDA's kernel saves a mask of one byte per element. A CPU's saves the mask in the dtype.
+    if training and p and isinstance(states, FakeTensor):
         return torch.native_dropout(states, p, True)[0]
     return plain_dropout(states, p, training, inplace)
 
@@ -138,6 +146,7 @@ def set_up(gpu: bool) -> None:
     modules._apply = apply
     functional.dropout = dropout if gpu else plain_dropout
     kernels.kernel = kernel if gpu else plain_kernel
+    # Fake tensors are on the CPU, where the trainer computes attention in float32.
     attentions.on_cpu = lambda query: not gpu
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")

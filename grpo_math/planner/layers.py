@@ -26,7 +26,9 @@ def config_of(given: Json) -> Any:
 
 def build(config: Any, dtype: torch.dtype) -> Any:
     """Build the transformers model of a config on fake tensors."""
+    # Fake tensors have no values to initialise. Without initialisation, transformers does not tie the weights either.
     with no_init_weights():
+        # A copy, because from_config writes the dtype into the config.
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
     return model
@@ -82,6 +84,7 @@ def prepared(config: Any, how: Json) -> Any:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
+        # The dtype that peft or TRL gives the adapter: memory.py derives it from the recipe.
         adapter = torch.bfloat16 if how["adapter"] == 2 else torch.float32
         for module in model.modules():
             for name, parameter in module._parameters.items():
@@ -97,6 +100,7 @@ def prepared(config: Any, how: Json) -> Any:
     plain = "sdpa" if base._supports_sdpa else "eager"
     base.set_attn_implementation(attention.register(plain))
     recurrent.fork_states(base)
+    # The first packed pass compares two outputs to verify a layer. Fake tensors have no values to compare.
     recurrent.verified.update(type(module) for module in recurrent.stateful(base))
     tiled_mlp.set_up([model], how["checkpointing"])
     for parameter in model.parameters():

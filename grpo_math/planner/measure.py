@@ -61,8 +61,10 @@ def packed(groups: list[Json]) -> tuple[Json, list[Tensor]]:
     for group in groups:
         layouts.append(GroupLayout(start, group["prompt"], tuple(group["lengths"])))
         start += group["prompt"] + sum(group["lengths"])
+    # Each request has its own FakeTensorMode. torch refuses to mix tensors of two modes.
     varlen.sequences.cache_clear()
     index = varlen.sequences(tuple(layouts), torch.device("cpu"))[1]
+    # transformers passes on a mask of four dimensions as it is, and packed attention ignores one of a single element.
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
     given: Json = {"input_ids": torch.zeros(1, start, dtype=torch.long), "position_ids": torch.arange(start)[None]}
     return {**given, "attention_mask": mask, "packed_groups": tuple(layouts)}, [*given.values(), mask, index]
@@ -79,6 +81,7 @@ def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
     def boundary(states: Any) -> None:
         forward()
         states = states[0] if isinstance(states, tuple) else states
+        # A tensor's gradient is complete when the layer that reads the tensor has run backward.
         states.register_hook(backward)
 
     def before(module: Any, args: Any, given: Any) -> None:
@@ -90,8 +93,10 @@ def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
         with torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
             end = Head.apply(base.base_model(**given, use_cache=False)[0])
             forward()
+        # Leaving autocast frees the 16-bit copies of weights that autocast has cached.
         forward()
-        for hook in hooks:  # the layers are called again when they are recomputed
+        # Checkpointing calls the layers again in the backward pass, which must not add marks.
+        for hook in hooks:
             hook.remove()
         backward()
         end.backward()
@@ -113,11 +118,13 @@ def moments(model: Any, how: Json, times: list[int], row: Any) -> list[list[int]
         sum((count - 1) * size for count, size in zip(times, sizes, strict=True)) for sizes in (kept, left)
     )
     stretches = [[f[n + 1] + more_kept], [b[0] + more_left]]
-    for at in range(n):  # forward, as if the layer were the last of all
+    # Forward, as if the layer were the last of all.
+    for at in range(n):
         before = f[n] - sum(kept[at:]) + more_kept
         stretches.append([before + above for above in forward.above(at)])
     stretches.append([b[0] + more_left + above for above in backward.above(0)])
-    for at in range(n):  # backward, as if the layer were the last of all
+    # Backward, as if the layer were the last of all.
+    for at in range(n):
         stretches.append([b[1] + more_left + above for above in backward.above(n - at)])
     stretches.append([b[n + 1] + above for above in backward.above(n + 1)])
     return stretches
@@ -134,15 +141,18 @@ def prefill(model: Any, how: Json, rows: int, length: int) -> tuple[list[list[in
     ids = torch.zeros(rows, length, dtype=torch.long)
     with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
         given: Json = {"input_ids": ids, "position_ids": ids}
-        if not recurrent.stateful(base):  # prompts are padded
+        # Prompts are padded, so transformers builds a mask of all pairs of tokens.
+        if not recurrent.stateful(base):
             given["attention_mask"] = torch.zeros(rows, 1, length, length, dtype=torch.bool)
         base.base_model(**given, past_key_values=cache, use_cache=True)
     for hook in hooks:
         hook.remove()
     for layer in cache.layers:
         held = [tensor for tensor in tree_leaves(list(vars(layer).values())) if isinstance(tensor, Tensor)]
+        # Views of one storage count once.
         sizes.append(sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values()))
-    sizes += [0] * (len(layers) - len(sizes))  # layers that share another layer's cache
+    # Layers that share another layer's cache have no cache.
+    sizes += [0] * (len(layers) - len(sizes))
     earlier = [sum(sizes[:n]) for n in range(len(layers))]
     return [[forward.now[n] - earlier[n] + above for above in forward.above(n)] for n in range(len(layers))], sizes
 
@@ -213,7 +223,8 @@ def measure(config: Any, how: Json) -> Json:
     for name, parameter in model.named_parameters() if how["lora"] else ():
         if parameter.requires_grad:
             within = name.partition(f"{layers}.")[2]
-            adapts = "lora_" in name and "magnitude" not in name  # of the adapter's rank
+            # memory.py scales these tensors to the recipe's rank. A magnitude of DoRA does not depend on the rank.
+            adapts = "lora_" in name and "magnitude" not in name
             trained[parameter.numel(), adapts] += times[int(within.partition(".")[0])] if within else 1
     return {
         "forward": end[0],
@@ -237,8 +248,10 @@ def shape(config: Any) -> Json:
             linears[within, module.in_features, module.out_features] += 1
     how: Json = {"stream": 2, "lora": None, "checkpointing": False, "autocast": False}
     model = prepared(less, how)
+    # One packed update shows which kernels the model's attention needs, for the field linear.
     attention.kernels_used.clear()
     update(model, how, [{"prompt": 64, "lengths": [64, 64]}])
+    # Two lengths separate the constant part of a cache from the part per token. An element has two bytes.
     few, many = (prefill(model, how, 1, length)[1] for length in (64, 128))
     constant = per_token = 0
     for count, a, b in zip(times, few, many, strict=True):
@@ -269,6 +282,7 @@ def shape(config: Any) -> Json:
 
 def main() -> None:
     """Answer each line of standard input."""
+    # Standard output carries the answers only: what else is printed goes to standard error.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         request = json.loads(line)

@@ -82,8 +82,10 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
     half = settings["dtype"] in ("bfloat16", "float16") or auto
     stream = 2 if half else 4
+    # The config turns bf16 on by default if the GPU has it, and leaves it off on a CPU (trainer/config.py).
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
     stated = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
+    # transformers replaces auto in DeepSpeed's file by the training arguments.
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
         return Precision(2, 2, False)
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
@@ -155,6 +157,7 @@ def how_of(
     if work and not shape.linear:
         row = [{"prompt": work.prompt - 1, "lengths": lengths} for lengths in work.groups]
     if settings["use_peft"]:
+        # Recipes that differ only in rank or dropout share a measurement. trainable() scales the rank back.
         rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
         given = {"use_dora": "use_dora", "lora_target_parameters": "target_parameters"}
@@ -216,6 +219,8 @@ def stored(
         always = {name: -(-size // n) for name, size in always.items()}
         if zero.offloads_parameters:
             main["base_weights"], always = base, dict.fromkeys(always, 0)
+    # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
+    # fine-tuning, the reference is a second model.
     if settings["reference_refresh_steps"] and not full:
         always["reference"] = always["adapter"]
     elif settings["beta"] and full:
@@ -224,12 +229,15 @@ def stored(
     communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
+        # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.
         state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
             main["optimizer"], state = n * (state + 4 * share), 0
+        # DeepSpeed fills one bucket while another is on its way.
         backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
+        # accelerate leaves gradient_as_bucket_view off, so DDP's buckets are a second copy of the gradients.
         communication += trained * element if n > 1 else 0
     return {**always, "optimizer": state, "communication": communication}, backward, main
 
@@ -246,14 +254,17 @@ def phases(
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
-        live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
+        # The default of DeepSpeed's stage3_max_live_parameters.
+        live = min(shape.total, 1_000_000_000)
         training["gathered_weights"] = live * precise.stream
+        # ds3_gather_for_generation is on by default: TRL gathers the whole model on each process.
         generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
     if run.generation == "transformers":
         generation |= _transformers_generation(shape, settings, precise, run)
     elif run.generation == "colocate":
         engine = vllm(shape, settings, run.gpu_bytes * settings["vllm_gpu_memory_utilization"], run.prompt)
         generation |= engine
+        # TRL puts a sleeping engine to level 2, which frees weights and cache. Otherwise vLLM keeps its share.
         if not settings["vllm_enable_sleep_mode"]:
             training |= engine
     if not settings["use_cpu"]:
@@ -278,6 +289,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     end, kept = (at(measurement[name], sizes) - away for name in ("forward", "backward"))
     fullest = max(at(line, sizes) for line in measurement["moments"]) - away
     fullest += dequantised(shape, settings, precise.stream)
+    # TRL's fused head saves the hidden states, and of each token the target (8 bytes), the log-sum and the entropy.
     scored = work.scored * (shape.hidden * precise.stream + 16)
     tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
     if precise.stream != precise.half:  # a slice of the weights after the cast

@@ -90,7 +90,8 @@ def shape_of(source: str, config: Mapping[str, Any], measures: bool = True) -> S
     model has not been measured.
     """
     method = (config.get("quantization_config") or {}).get("quant_method", "mxfp4")
-    if method != "mxfp4":  # which is trained in 16 bit
+    # mxfp4 is trained in 16 bit.
+    if method != "mxfp4":
         reason = f"is stored quantised by {method!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
     if not config.get("model_type"):
@@ -103,6 +104,7 @@ def shape_of(source: str, config: Mapping[str, Any], measures: bool = True) -> S
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that determine the shapes. For a shipped model these are the shipped fields."""
+    # The shipped fields do not include these biases, which add tensors.
     if not (config.get("attention_bias") or config.get("mlp_bias")):
         for fields in shapes().values():
             if all(config.get(name) == value for name, value in fields.items()):
@@ -126,6 +128,7 @@ def check_targets(shape: Shape, settings: Mapping[str, Any]) -> None:
     modules = wanted_modules(settings)
     if modules is None or modules == "all-linear":
         return
+    # peft matches the whole name of a module. Most models have this prefix.
     paths = [f"model.layers.0.{linear.path}" for linear in shape.linears]
     for name in [modules] if isinstance(modules, str) else modules:
         if isinstance(modules, str):
@@ -188,6 +191,7 @@ def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dic
     try:
         worker.stdin.write(json.dumps({"config": config, "how": how}) + "\n")
         worker.stdin.flush()
+        # The line of a worker that has ended is empty, which json refuses with a ValueError.
         answer: dict[str, Any] = json.loads(worker.stdout.readline())
     except (OSError, ValueError):
         raise UserError(f"{source} could not be measured: python -m grpo_math.planner.measure says why") from None
@@ -228,6 +232,7 @@ def _refusal(name: str, reason: str, remedy: str = "check its config.json") -> C
 
 
 def _download(name: str, revision: str, offline: bool) -> Path:
+    # huggingface_hub reads the variable when it is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import hf_hub_download
 

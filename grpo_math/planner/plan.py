@@ -128,6 +128,7 @@ def _read(
     settings = resolve(recipe)
     cpu_gb = cpu_gb or main_memory()
     if settings["use_cpu"]:
+        # On a CPU the processes share main memory: it takes the place of a GPU's memory.
         gpus, gpu_gb = int((accelerate or {}).get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
         available, size = devices.here()
@@ -171,6 +172,7 @@ class Counted:
         self.sequence = machine.prompt + settings["max_completion_length"]
         gpus, need, sizes = machine.gpus, 1, [1]
         serves = settings["use_vllm"] and settings["vllm_mode"] == "server" and not devices.elsewhere(settings)
+        # With one GPU, `arrange` raises the error of a server without a GPU.
         if serves and gpus > 1:
             most = gpus - 1
             need, sizes = devices.tensor_parallel(shape, settings, machine.gpu_bytes, machine.prompt, most)
@@ -182,7 +184,9 @@ class Counted:
         self.work = memory.work_of(shape, settings, self.run, self.zero.stage)
         self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
         if self.layout.server:
-            length = settings["vllm_max_model_length"] or self.sequence  # the server's command sets it
+            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/server.py). The
+            # plan asks for room for one sequence of this recipe.
+            length = settings["vllm_max_model_length"] or self.sequence
             engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
             share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
@@ -247,6 +251,7 @@ class Counted:
                 tokens = memory.context_length(shape, settings, machine.prompt)
                 line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens}"
                 missing.append((needed - share, f"{line} tokens take {needed / GB:.1f}"))
+            # TRL raises for such a base when it starts the engine, after the weights are loaded.
             if settings["load_in_8bit"]:
                 missing.append((0, "vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false"))
         longest = min(shape.max_tokens or sequence, settings["vllm_max_model_length"] or sequence)
@@ -309,6 +314,7 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
         changes += [{"vllm_gpu_memory_utilization": share / 10} for share in range(9, 0, -1)]
     changes.append({"gradient_checkpointing": True})
     if not counted.given & WHOLE:
+        # A completion stays whole, so a budget below one sequence saves nothing.
         whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
         budgets = [whole // 2**k for k in range(1, 8)]
         changes += [{"max_tokens_per_micro_batch": budget} for budget in budgets if budget >= sequence]
@@ -320,7 +326,8 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
             changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
     else:
         changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
-    if gpu and counted.layout.generation == "transformers":  # which keeps the keys and values of all rows
+    # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache can take.
+    if gpu and counted.layout.generation == "transformers":
         sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
         changes.append({**sleeping, "vllm_max_model_length": sequence})
     changes += [{"use_vllm": False}, {"max_completion_length": max(256, s["max_completion_length"] // 2)}]
@@ -338,10 +345,12 @@ def suggest(counted: Counted) -> list[dict[str, Any]]:
     for change in candidates(counted):
         if now.fits:
             break
+        # A second value of the same fields replaces the first: each is tried from large to small.
         kept = [earlier for earlier in chosen if earlier.keys() != change.keys()]
         then = counted.changed([*kept, change])
         if then and then.severity < now.severity:
             chosen, now = [*kept, change], then
+    # A later change may have made an earlier one unnecessary. Drop the dearest first.
     for change in reversed(chosen):
         fewer = [other for other in chosen if other is not change]
         if now.fits and (then := counted.changed(fewer)) and then.fits:

@@ -76,6 +76,7 @@ def per_step(counted: Counted, card: Card) -> dict[str, Any]:
     gpus = counted.layout.tensor_parallel if counted.layout.server else 1
     batch = rows / engines
     read = 2 * shape.total + batch * (run.prompt + length / 2) * shape.kv_bytes_per_token(2)
+    # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
     reading, computing = read / (gpus * card.bandwidth * 1e9), 2 * shape.active * batch / (gpus * card.tflops * 1e12)
     shares = DECODING[run.generation]
     generation = [length * max(reading / share, computing / COMPUTE[1]) for share in reversed(shares)]

@@ -33,6 +33,7 @@ class Work(NamedTuple):
     @property
     def tokens(self) -> int:
         """Return the number of tokens: prompt - 1 tokens once per prompt, plus all completions."""
+        # The last prompt token opens each completion, and is not part of the prompt (trainer/packing.py).
         return len(self.groups) * (self.prompt - 1) + self.scored
 
     @property
@@ -46,12 +47,15 @@ class Work(NamedTuple):
         >>> Work(3, [[4, 4]]).sizes  # 2 + 4 + 4 tokens
         (1, 10, 14)
         """
+        # Attention gathers the prompt's keys once for the prompt, and again for each completion (trainer/varlen.py).
         rows = sum(map(len, self.groups))
         return 1, self.tokens, (len(self.groups) + rows) * (self.prompt - 1) + self.scored
 
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """Return the number of token tiles in which trainer/tiled_mlp.py computes an MLP."""
+    # tiled_mlp.py does not tile layers with DoRA or in 8 bit, nor in updates without checkpointing, where each tile
+    # would keep its tensors.
     whole = settings["use_dora"] or settings["load_in_8bit"] or not settings["gradient_checkpointing"]
     return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not whole else 1
 
@@ -68,4 +72,5 @@ def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> 
     lengths = [*[t] * full, *[last] * bool(last)]
     groups = [lengths[start : start + group] for start in range(0, len(lengths), group)]
     work = Work(run.prompt, groups)
+    # Under ZeRO-3 the weights are split among processes: tiled_mlp.py leaves such MLPs whole.
     return work._replace(tiles=tiles(shape, settings, work.tokens)) if zero_stage < 3 else work

@@ -28,6 +28,7 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
         value = stated.get("deepspeed_config_file") or {"zero_optimization": zero}
     if value is None:
         return None
+    # Use each value once here, so that a malformed file is one line of error and not a traceback in the plan.
     with reading("deepspeed" if isinstance(value, dict) else value):
         config: dict[str, Any] = value if isinstance(value, dict) else read_json(find(value))
         zero = config.get("zero_optimization", {})

@@ -71,6 +71,7 @@ use 4, or start 1, 3, 5 or 15 processes
     """
     total = prompts * generations
     if total % processes:
+        # The fewest prompts whose completions the processes can share evenly.
         unit = processes // math.gcd(processes, generations)
         reason = f"x {generations} completions = {total} rows, which {processes} processes cannot share evenly"
         remedy = f"use {nearest(prompts, unit)}, or start {alternatives(divisors(total))} processes"
@@ -105,6 +106,7 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     rows, steps = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     if prompts:
         stated = steps if "gradient_accumulation_steps" in given else None
+        # If only the steps are stated, the rows follow from them: a default is not a limit.
         limit = rows if stated is None or "per_device_train_batch_size" in given else None
         rows, steps = solve(prompts, generations, processes, limit, stated)
     batch = Batch(generations, processes, rows, steps, processes * rows * steps)

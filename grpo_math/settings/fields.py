@@ -29,8 +29,10 @@ SOURCES = (
 # Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
 # terminal.
 OURS = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
-CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # files that define the enums
-COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source computes; a test compares them
+# Files of transformers that define the enums.
+CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))
+# Defaults that the source computes. A test compares them.
+COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}
 
 # Range and choices of the fields of TRL and transformers. Our own fields state them in `setting(default, help, ge=0)`.
 # Bounds are gt, ge, lt and le; ``also`` lists valid values outside the range, and ``why`` ends the remedy.
@@ -150,7 +152,8 @@ def fields() -> dict[str, Field]:
 
 @functools.cache
 def _source(package: str, file: str) -> ast.Module:
-    spec: Any = importlib.util.find_spec(package)  # does not import a top-level package
+    # For a top-level package, find_spec does not import the package.
+    spec: Any = importlib.util.find_spec(package)
     return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
 
 
@@ -164,21 +167,26 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     kinds, item = set[str](), None
     for part in ast.unparse(line.annotation).split(" | "):
         base, _, inside = part.partition("[")
+        # The only Literal in these classes is Literal[False].
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
     kinds |= {"bool"} if name in OR_BOOL else set()
-    kinds -= {"str"} if name.endswith("_kwargs") else set()  # a text would be a path, or an invalid mapping
+    # A text would be a path, or an invalid mapping.
+    kinds -= {"str"} if name.endswith("_kwargs") else set()
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     stated: dict[str | None, Any] = {"default": value}
-    if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help, ge=0)
+    # TRL and transformers write field(default=...), and this package setting(default, help, ge=0).
+    if isinstance(value, ast.Call):
         stated = {word.arg: word.value for word in value.keywords}
         stated |= {"default": value.args[0]} if value.args else {}
     if isinstance(metadata := stated.get("metadata"), ast.Dict):
         stated |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
-    literal = (ast.Constant, ast.List, ast.Tuple)  # transformers computes some of its choices
+    # transformers computes some of its choices.
+    literal = (ast.Constant, ast.List, ast.Tuple)
     limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
     limits |= THEIRS.get(name, {})
-    default = _literal(stated["default"], name, enums) if "default" in stated else []  # default_factory=list
+    # A field without a default has default_factory=list.
+    default = _literal(stated["default"], name, enums) if "default" in stated else []
     return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits)
 
 

@@ -28,7 +28,9 @@ from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
-NEEDED = ("max_completion_length", "num_generations")  # TRL takes null: for the first, transformers samples 20 tokens
+# TRL takes null for these fields. For the first, transformers then samples 20 tokens.
+NEEDED = ("max_completion_length", "num_generations")
+# The words of transformers' HfArgumentParser.
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
 
@@ -64,6 +66,7 @@ def read(argv: Sequence[str]) -> Recipe:
     problems: list[UserError] = []
     typed = _typed(words, problems)
     notes: list[str] = []
+    # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
     # The command line wins, by the old name of a field or by the new one: both are translated first.
     given = {**translated(written, notes), **translated(typed, notes)}
@@ -84,6 +87,7 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
     (('a.yaml', ['--seed', '1']), ('a.yaml', []))
     """
+    # With its defaults, argparse would take --conf for --config, and exit instead of raising an error.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")
     try:
@@ -114,6 +118,7 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             shown = "several" if is_secret(name) else " ".join(values)
             problems.append(UserError(f"{word} takes one value, not {shown}: write {word} VALUE"))
         else:
+            # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
 
@@ -154,10 +159,12 @@ def check(name: str, value: Any) -> Any:
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)
     if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str):
-        return os.path.expanduser(value)  # as transformers does, later
+        # transformers expands ~ too, but only after the checks that look into the folder.
+        return os.path.expanduser(value)
     if name == "system_prompt" and isinstance(value, str):
         path = home(value)
-        if os.path.isfile(path) or re.fullmatch(r"\S+\.(txt|md)", value):  # not a text, even if it is misspelt
+        # A name that ends in .txt or .md is a file, even if it is misspelt.
+        if os.path.isfile(path) or re.fullmatch(r"\S+\.(txt|md)", value):
             return read_text(path).strip()
     return value
 
@@ -173,6 +180,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int:
+    # A bool is an int in Python: int(True) is 1.
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError
     return int(value)
@@ -185,6 +193,7 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
+    # YAML reads a folder named 7 as a number. A bool is a mistake: YAML reads no as false.
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError
     return str(value)

@@ -25,7 +25,8 @@ from grpo_math.settings.fields import fields
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
 
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # the values of loss_type that clip the ratio as PPO does
+# The values of loss_type that clip the ratio as PPO does.
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 LEAVE = "leave it out"
 NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
@@ -79,6 +80,7 @@ _ADAPTIVE = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
 _SAPO = "sapo_temperature_pos sapo_temperature_neg"
 _VESPO = "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
 
+# TRL checks some of these in the constructor of its trainer, after the weights are loaded, and only warns of others.
 UPDATE = [
     unused(
         "baseline scale_rewards advantage_eps",
@@ -414,6 +416,7 @@ PROGRAM = [
     *(
         Rule(
             name,
+            # vLLM's loader of adapters refuses DoRA and modules_to_save (its PEFTHelper).
             lambda s, name=name: _served_adapter(s) and s[name],  # type: ignore[misc]
             "cannot be served by vLLM as an adapter",
             "set vllm_sync to merged",
@@ -510,6 +513,7 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
     """Yield the level and the error of each broken rule. ``s`` has every field that the rules read."""
     for rule in rules:
         if rule.broken(s):
+            # The settings that the user has changed are at fault. If none is, a default is.
             name, *more = changed(s, rule.fields) or rule.fields.split()
             others = f"(and {', '.join(more)}) " if more else ""
             value = without_secrets({name: s[name]}).get(name, "***")

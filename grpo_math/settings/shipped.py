@@ -24,6 +24,7 @@ def find(path: str | Path) -> Path:
     """
     path = Path(path)
     folder = path.parent.as_posix()
+    # A user's own file of that name comes first.
     if not path.exists() and folder in INSTALLED:
         for location in _locations(folder):
             if (location / path.name).exists():

@@ -21,7 +21,8 @@ SAME = {  # fields of the scripts of TRL and open-r1, which are translated witho
     "wandb_project": "project",
     "hub_model_revision": "hub_revision",
 }
-SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")  # a recipe with one of these is for a script
+# A recipe with one of these is for a script.
+SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")
 EVALUATES = "has no effect: heldout and eval_n say what is evaluated, and eval_strategy when"
 TOGETHER = "has no effect: the rows of a prompt stay together"
 NOTHING = "has no effect: no such thing is done here"
@@ -137,6 +138,7 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if name in RENAMED:
             notes.append(f"{name} {CHANGED[name]}: rename the field")
         elif name in CHANGED:
+            # A field that is switched off loses nothing, so it needs no line.
             if value not in (None, False, "no", "", []):
                 notes.append(f"{name}={value} {CHANGED[name]}")
             continue
@@ -155,6 +157,7 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     ours = dict(fields)
     config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
+    # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"
     if column:
