@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from grpo_math.errors import ConfigError
 
-ADAPTER = "default"  # the adapter that TRL trains; the adapter "ref" is the reference
+# The adapter that TRL trains. The adapter "ref" is the reference.
+ADAPTER = "default"
 MERGED = "leave it out, or set vllm_sync to merged"
 # Settings of `peft.LoraConfig` that may differ from peft's defaults. With any other setting, the policy is more than
 # the base and one low-rank term for each layer, all with the same lora_alpha / r.
@@ -31,7 +32,8 @@ SERVED = {
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 }
-MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of initialising that also change base weights
+# Ways of initialising that also change base weights.
+MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def refuse_unserved(model: Any) -> None:
@@ -65,8 +67,11 @@ def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
     """
     named = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name}
     with gathered(list(named.values())):
+        # FSDP 2 has sharded DTensors. peft itself would read them, and every base weight, from `model.state_dict()`.
         whole = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in named.items()}
+        # With "auto", peft would ask the Hub for config.json, unless the base is a local folder.
         saved = get_peft_model_state_dict(model, state_dict=whole, adapter_name=ADAPTER, save_embedding_layers=False)
+        # Cloned: ZeRO-3 splits the parameters again at the end of this context, and `cpu` copies nothing on a CPU.
         return {name: tensor.cpu().clone().contiguous() for name, tensor in saved.items()}
 
 
@@ -74,6 +79,7 @@ def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: fl
     """Write a new folder that vLLM can load. ``scale`` multiplies the adapter's effect."""
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    # A copy, because the trainer's own lora_alpha must not change.
     config = copy(model.peft_config[ADAPTER])
     config.lora_alpha *= scale
     config.save_pretrained(str(folder))
@@ -83,6 +89,7 @@ def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: fl
 def scaled(model: Any, factor: float) -> Iterator[None]:
     """Multiply the adapter's effect by ``factor`` inside this context. With 0 the model is the base."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and ADAPTER in layer.scaling]
+    # Stored, because a factor of 0 cannot be divided out afterwards.
     before = [layer.scaling[ADAPTER] for layer in layers]
     try:
         for layer in layers:
@@ -100,6 +107,7 @@ def logps(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
     ids = torch.tensor([prompt + completion], device=device)
     was_training = model.training
     model.eval()
+    # The logits of a position predict the next token: begin one position early, and drop the last.
     logits = model(input_ids=ids, logits_to_keep=len(completion) + 1, use_cache=False).logits[0, :-1]
     model.train(was_training)
     return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-SAVED = 256  # tokens of a batch: to save fewer, the shared prefix is not computed separately
-ROOM = 64  # additional tokens for which a layer's buffer is allocated
+# Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
+SAVED = 256
+# Additional tokens for which a layer's buffer is allocated: the cache is copied once for so many tokens.
+ROOM = 64
 
 
 def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
@@ -26,22 +28,33 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     mask = torch.ones_like(prompts) if mask is None else mask
     if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
         return 0  # a state has no columns
+
     padding = mask.argmax(dim=1, keepdim=True)
     columns = torch.arange(prompts.size(1), device=prompts.device)
+    # The column of token t in each row, so that rows are compared without their padding. Behind a row's end, its last
+    # token is repeated.
     places = (columns + padding).clamp(max=columns.numel() - 1)
     same = mask.gather(1, places) == 1
     for values in (prompts, *(v for v in model_kwargs.values() if isinstance(v, Tensor) and v.shape == prompts.shape)):
         same &= (aligned := values.gather(1, places)) == aligned[:1]
+
+    # The shortest prompt ends first, so it bounds the prefix. One token must be left to compute, because the first
+    # completion token is sampled from its logits.
     length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
+    # The prefix is computed once instead of for each prompt.
     if (prompts.size(0) - 1) * length < SAVED:
         return 0
+
     first = slice(int(padding[0]), int(padding[0]) + length)
+    # The first row without its padding, so that the model gets an ordinary prompt.
     one = {
         name: value[:1, first] if isinstance(value, Tensor) and value.shape == prompts.shape else value
         for name, value in model_kwargs.items()
     }
     model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
-    source = (columns[:length] - padding).clamp(min=0)  # (P, L): the prefix token of each column
+
+    # (P, L): the prefix token of each column. Padding gets a copy of the first token, which the mask excludes.
+    source = (columns[:length] - padding).clamp(min=0)
     cache.layers = [
         GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
         for layer in cache.layers
@@ -57,6 +70,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
+        # A layer that is not initialized has length 0 for transformers. `_hold` replaces the empty keys that this sets.
         self.lazy_initialization(keys, values)
         self.buffers = (keys, values)
         self._hold(keys.size(0), keys.size(2))
@@ -75,6 +89,7 @@ class GrowingLayer(DynamicLayer):
         return self._hold(self.rows, end)
 
     def _with_room(self, buffer: Tensor, length: int) -> Tensor:
+        # Only as many rows as are left, so that the memory of finished rows is freed.
         larger = buffer.new_empty(self.rows, buffer.size(1), length + ROOM, buffer.size(3))
         larger[:, :, : self.length] = buffer[: self.rows, :, : self.length]
         return larger

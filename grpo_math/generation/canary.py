@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
-BLOCK = 128  # tokens in a block of vLLM's prefix cache: 16 on GPUs, 128 on CPUs
+# Tokens in a block of vLLM's prefix cache: 16 on GPUs, 128 on CPUs. The larger number serves both.
+BLOCK = 128
 
 
 class Canary:
@@ -48,7 +49,8 @@ class Canary:
         self.model, self.accelerator = model, accelerator
         self.ask, self.send, self.context = ask, send, context
         self.prompt: list[int] = []
-        self.agreed = 0  # 1: at the first sync; 2: with a changed adapter, so no check is left
+        # 1: at the first sync. 2: with a changed adapter, so no check is left.
+        self.agreed = 0
         self.due = False
         # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
         # bfloat16).
@@ -63,13 +65,17 @@ class Canary:
             self._compare(1.0, sync)
             self.agreed = 1
             return
+
         scale = self._visible_scale()
         if scale is None:  # no update has changed the adapter yet
             return
         self.send(scale)
         moved = self._compare(scale, sync)
+        # The true adapter replaces the scaled one. The second comparison shows that vLLM does not reuse the scaled one,
+        # for example from its prefix cache.
         self.send(1.0)
         self._compare(1.0, sync)
+        # If the adapter hardly changed the log-probs, the base could have agreed, too: check again after a later sync.
         if moved > 2 * self.tolerance:
             self.agreed = 2
 
@@ -80,18 +86,23 @@ class Canary:
         a wrong model copies as well as the right one.
         """
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
+        # vLLM always computes the last token of a prompt. With one more token it can reuse two whole blocks.
         length = min(2 * BLOCK + 1, self.context - TOKENS - 1)
         filler = random.Random(0).choices(row, k=max(0, length - len(row)))
         return (filler + row)[:length]
 
     def _visible_scale(self) -> float | None:
         """Return a power of 2 that makes the adapter's effect on the log-probs at least 5 tolerances, or None."""
+        # The prompt is its own continuation here, so vLLM is not asked. A power of 2 is exact both in lora_alpha, which
+        # vLLM reads, and in peft's scaling.
         prompt, continuation = self.prompt[:1], self.prompt[1:]
         base, scale = self._trainers(0.0, prompt, continuation), 1.0
         while scale <= LARGEST_SCALE:
             moved = (self._trainers(scale, prompt, continuation) - base).abs().mean().item()
             if moved >= 5 * self.tolerance:
                 return scale
+            # A linear effect would reach 6 tolerances with this factor. An adapter's effect is not linear, so the
+            # factor is at least 2 and at most 64.
             scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(moved, 1e-9)))))
         return None
 
@@ -109,6 +120,7 @@ class Canary:
                 .item()
             )
             limit = self.tolerance + 0.1 * from_base
+            # Not `apart > limit`, which is False for NaN, a log-prob that vLLM could not compute.
             if not apart <= limit:
                 raise UserError(
                     f"vLLM samples the wrong model: after sync {sync} its log-probs are {apart:.3f} nats from "

@@ -23,7 +23,8 @@ OF_SMOLLM2 = (
     "'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 IN_FENCE = "{{ '```python\n' + call.function.arguments.code + '\n```' }}"
-AS_JSON = "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"  # TRL's probes call other tools
+# TRL's probes call tools with other names and arguments.
+AS_JSON = "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"
 IS_CODE = "call.function.name == 'python' and call.function.arguments.code is defined"
 CALL = f"{{% if {IS_CODE} %}}{IN_FENCE}{{% else %}}{AS_JSON}{{% endif %}}"
 CALLS = f"{{% for call in message.tool_calls or [] %}}{CALL}{{% endfor %}}"
@@ -60,7 +61,9 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     )
 
     names = [tool.__name__ for tool in tools]
+    # On the instance: TRL's own `parse_response` calls this method of the tokenizer.
     tokenizer.parse_response = partial(_parsed, tokenizer)
+    # WITH_CALLS, if a tokenizer is prepared for the second time.
     if tokenizer.chat_template in (OF_SMOLLM2, WITH_CALLS) and names == ["python"]:
         tokenizer.chat_template, tokenizer.response_template = WITH_CALLS, RESPONSE
     if not supports_tool_calling(tokenizer):
@@ -69,6 +72,8 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     try:
         if not (getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)):
             add_response_schema(tokenizer)
+        # Results are appended to the sampled tokens. TRL has a variant of a template that renders an earlier turn
+        # differently when a result follows.
         return None if is_chat_template_prefix_preserving(tokenizer) else get_training_chat_template(tokenizer)
     except ValueError as error:
         reason = f"cannot be called: TRL does not know this model's chat template ({first_line(error)})"
@@ -78,6 +83,7 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
 def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
     """Call the tokenizer's parser. For a thousand brackets it raises an error that TRL does not expect."""
     try:
+        # The method of the class: the instance's own is this function.
         return type(tokenizer).parse_response(tokenizer, ids, **settings)
     except (RecursionError, LookupError, AttributeError) as error:
         raise ValueError(f"no calls: {type(error).__name__}") from None

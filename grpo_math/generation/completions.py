@@ -20,8 +20,8 @@ from grpo_math.generation.turns import Conversation
 
 Prompt = str | list[dict[str, Any]]
 
-
-Generate = Callable[[list[list[int]], int], list[Completion]]  # from a batch's prompts, as token ids, and its seed
+# From a batch's prompts, as token ids, and its seed.
+Generate = Callable[[list[list[int]], int], list[Completion]]
 
 
 def token_ids(tokenizer: Any, prompts: Sequence[Prompt], conversation: Conversation | None = None) -> list[list[int]]:
@@ -58,6 +58,8 @@ def batch_seed(seed: int, number: int) -> int:
 def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
     """Return a function that generates a batch with transformers' ``generate`` in this process."""
     stops = stop_ids(tokenizer, model.generation_config)
+    # top_k and top_p have to be given: transformers takes missing values from the model's generation_config, and then
+    # its own default, a top_k of 50.
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
@@ -68,6 +70,7 @@ def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens
         was_training = model.training
         model.eval()
         try:
+            # An evaluation during training must not change the random numbers of the training.
             with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
                 torch.manual_seed(seed)
                 output = model.generate(**inputs, generation_config=config)

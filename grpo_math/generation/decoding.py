@@ -21,7 +21,8 @@ from transformers.generation import GenerationMode, logits_process
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 
-KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # caches from which a row can be dropped
+# Caches from which a row can be dropped.
+KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
 # Arguments that `generate` passes to its loop, besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: with fewer rows they return the same scores. A repetition penalty also
@@ -54,6 +55,8 @@ def lean_generation(model: Any) -> Iterator[None]:
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if _knows_call(model, kwargs):
+            # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
+            # drawn, so `generate` can start again.
             try:
                 return plain(**inputs, **kwargs, custom_generate=decode)
             except UnknownSetting:
@@ -64,6 +67,7 @@ def lean_generation(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        # A stored bound method would hide the method of the class from then on, so ours is deleted.
         if had_own:
             model.generate = plain
         else:
@@ -102,13 +106,18 @@ def decode(
     if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
     batch = input_ids.size(0)
-    rows = torch.arange(batch, device=input_ids.device)  # rows of the batch that are still computed
+    # Rows of the batch that are still computed.
+    rows = torch.arange(batch, device=input_ids.device)
     unfinished = torch.ones_like(rows, dtype=torch.bool)
     # Without an end token, transformers keeps sampling rows that a criterion has stopped. Then no row may be dropped.
     may_leave = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    padding = torch.zeros_like(input_ids[:, 0])  # the next token of dropped rows
+    # The next token of dropped rows.
+    padding = torch.zeros_like(input_ids[:, 0])
     if may_leave:
         padding += generation_config._pad_token_tensor.to(padding.device)
+
+    # As in transformers, not inside `_optimize_model_for_decode`, which switches experts to batched_mm: it copies their
+    # weights, and is faster for few tokens only.
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
     with model._optimize_model_for_decode():
         while True:
@@ -143,11 +152,14 @@ def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, 
 def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Compute each distinct prompt once. Return the logits (B, V) of the first token, and a cache with all B rows."""
     batch = input_ids.size(0)
+    # Prompts are equal if their masks and positions are, too: an id of padding may also be a token.
     shaped = [value for value in model_kwargs.values() if isinstance(value, Tensor) and value.shape == input_ids.shape]
     _, prompt = torch.unique(torch.cat([input_ids, *shaped], dim=1), dim=0, return_inverse=True)
+    # `scatter_` keeps any one of a prompt's rows: they are equal.
     one_row = torch.zeros_like(prompt).scatter_(0, prompt, torch.arange(batch, device=prompt.device))
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
     prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
+
     cache = model_kwargs["past_key_values"]
     # A sliding layer would drop keys by their position. If all keys are kept, the mask excludes the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
@@ -155,8 +167,10 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
         selected["next_sequence_length"] = prompts.size(1) - shared
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
+
     for i, layer in enumerate(cache.layers):
         if isinstance(layer, LinearAttentionLayer):
+            # This selects rows by their numbers, so it can also repeat them.
             layer.reorder_cache(prompt)
         else:
             cache.layers[i] = GrowingLayer(layer.keys[prompt], layer.values[prompt])
@@ -166,11 +180,13 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
 
 def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Drop finished rows from the cache and from the arguments. The last rows fill the gaps."""
+    # Only rows that fill gaps are copied. `reorder_cache` would copy the keys and values of all remaining rows.
     stays = unfinished[rows]
     n = int(stays.sum())
     places = torch.arange(n, device=rows.device)
     holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
     places[holes] = movers
+
     for layer in model_kwargs["past_key_values"].layers:
         if isinstance(layer, GrowingLayer):
             layer.move(movers, holes, n)
@@ -211,13 +227,17 @@ def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
     from transformers import GenerationConfig
     from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
+    # With a function as ``custom_generate``, `generate` drops streamer, synced_gpus and assistant_model.
     if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
         return False
+    # Every forward gathers weights from all processes, so a process may not stop before the others.
     if is_deepspeed_zero3_enabled() or any(is_fsdp_managed_module(module) for module in model.modules()):
         return False
+    # Prompt learning adds virtual tokens. aLoRA has an offset for each row of the whole batch, so no row may leave.
     for adapter in getattr(model, "peft_config", {}).values():
         if adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None):
             return False
+    # Dropout draws random numbers for each row that is computed, so fewer rows would change the samples.
     drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     return not (model.training and (drops or getattr(model.config, "attention_dropout", 0)))
 
@@ -237,7 +257,9 @@ def _knows_settings(
         and held.get_seq_length() == 0
         and all(type(layer) in KEPT for layer in held.layers)
         and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+        # Row numbers are on the device of the prompts, so the whole cache has to be there.
         and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
         and input_ids.device == model.device
-        and input_ids.device.type in ("cpu", "cuda")  # on other devices `generate` may draw once more than it returns
+        # On other devices (MPS) `generate` may stop a step late, so it draws once more than it returns.
+        and input_ids.device.type in ("cpu", "cuda")
     )

@@ -35,6 +35,7 @@ def embedded_model() -> Path:
     if (folder / "config.json").exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # In the same file system, so that `rename` is atomic: no other process finds half a model.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         converted = Path(scratch) / "model"
         _convert(_gguf_file(Path(scratch)), converted)
@@ -76,6 +77,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     except ImportError as error:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
     config = quantised.config
+    # The saved tensors are plain. With this entry `from_pretrained` would load them as quantised.
     del config.quantization_config
     # The model was published in bfloat16. float32 would only store the rounding of the 4-bit blocks.
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)

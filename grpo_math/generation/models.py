@@ -35,6 +35,7 @@ def refuse_missing_folder(field: str, name: str) -> None:
 def base_of_adapter(folder: str | Path) -> str | None:
     """Return the base model in an adapter's configuration, or None if the folder has no adapter."""
     try:
+        # `lexists`: a link to a missing file is a damaged adapter, and not a folder without one.
         file = Path(folder) / "adapter_config.json"
         return str(read_json(file)["base_model_name_or_path"]) if os.path.lexists(file) else None
     except (ValueError, TypeError, KeyError):
@@ -51,7 +52,8 @@ def loading(path: str, files: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error  # only the cause names a field of config.json with a wrong value
+        # Only the cause names a field of config.json with a wrong value.
+        cause = error.__cause__ or error
         reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
 
@@ -89,9 +91,11 @@ def check_weights(path: str) -> None:
     try:
         with loading(path, "configuration or weights"):
             config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            if getattr(config, "quantization_config", None):  # the quantiser changes shapes
+            # The quantiser changes shapes.
+            if getattr(config, "quantization_config", None):
                 return
             kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
+            # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
             options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
             with _without_zero3():
                 _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
@@ -129,11 +133,13 @@ def weights_of(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # not raised by transformers: a full disk, for example
+        # Not raised by transformers: a full disk, for example.
+        if error.errno is not None:
             raise
         reason = f"has no weights that can be loaded ({first_line(error)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     except TypeError as error:
+        # Python has no attribute for the argument's name: only the message contains it, in quotes.
         name = next((name for name in init_kwargs if repr(name) in str(error)), None)
         if name is None or "unexpected keyword" not in str(error):
             raise

@@ -37,6 +37,7 @@ class PrefetchedRollout:
             started = time.perf_counter()
             try:
                 completions = sample()
+            # Without a result and an exception, `result` would wait forever.
             except BaseException as error:
                 self._completions.set_exception(error)
                 return

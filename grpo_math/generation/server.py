@@ -28,7 +28,8 @@ from grpo_math.run.redact import is_address
 
 SUPPORTED = ">=0.22,<0.32"  # the versions that TRL 1.16 works with
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
-GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
+# In the folder BESIDE, which is on the server's path.
+GUARD = "grpo_math_key.Guard"
 BESIDE = Path(__file__).with_name("beside_vllm")
 HEALTH_SECONDS = 10.0  # for an answer from /health
 # Sent in every request: vLLM takes omitted settings from the model's generation_config.
@@ -72,7 +73,8 @@ def command(
     options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
     if tensor_parallel > 1:
         options["--tensor-parallel-size"] = tensor_parallel
-    if data_parallel > 1:  # one front end, because each has a separate list of adapters
+    # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
+    if data_parallel > 1:
         options |= {"--data-parallel-size": data_parallel, "--api-server-count": 1}
     if lora_rank:
         options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
@@ -141,6 +143,7 @@ class Server:
         if not isinstance(answer, dict) or "version" not in answer:
             raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
         version = answer["version"]
+        # A vLLM built from source has a development version, which a specifier otherwise rejects.
         if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
             return version
         reason = f"runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'"
@@ -205,7 +208,8 @@ class Server:
             if error.status != 404:
                 raise
             reason = f"{error}: see that the server can read that folder under the same path"
-            if '"detail"' in str(error):  # FastAPI's answer for a path that does not exist; vLLM's own have "error"
+            # FastAPI's answer for a path that does not exist. vLLM's own answers have "error".
+            if '"detail"' in str(error):
                 remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
                 reason = f"{self.url} takes no adapters while it runs: {remedy}"
             raise ServerError(reason, 404) from None

@@ -30,6 +30,7 @@ def tokens(
     inputs, cache = torch.tensor([ids], device=model.device), None
     model.eval()
     for _ in range(max_new_tokens):
+        # Entered for each token and left before `yield`: meanwhile the reader may use the model with its adapter.
         with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
             output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
         cache, logits = output.past_key_values, output.logits[0, -1].float()

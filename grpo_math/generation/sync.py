@@ -104,24 +104,28 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
 
-    look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch
+    # With staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch.
+    look: Any = None
     asked: PrefetchedRollout | None = None  # the next batch
     context = 2**31  # vLLM's limit of prompt and completion tokens
     server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
+        # TRL's constructor ends with `_init_vllm`, which reads these attributes.
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
         self.syncs, self.sent = 0, 0  # ``sent`` counts folders
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
-        self.seed, self.rollouts = args.seed, 0  # rollouts requested so far: seeds follow from both
+        # Rollouts requested so far. The seed of a batch follows from both numbers.
+        self.seed, self.rollouts = args.seed, 0
         self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
 
     # TRL's three methods
 
     def _init_vllm(self) -> None:
+        # First, so that a refused adapter does not wait for an engine to load its weights.
         refuse_unserved(self.model)
         peft_config: Any = self.model.peft_config[ADAPTER]
         self.rank = peft_config.r
@@ -137,40 +141,50 @@ class AdapterGeneration(VLLMGeneration):
         # The main process sends adapters to the server. Each process sends them to its colocated engine.
         if self.mode == "colocate" or self.accelerator.is_main_process:
             name = f"vllm_adapters_{self.accelerator.process_index}_"
-            for left in self.output_dir.glob(f"{name}*"):  # of a killed run
+            # A killed run leaves its folder. Other processes use theirs, so each removes only its own. Without the last
+            # underscore, process 1 would also match the folders of process 10.
+            for left in self.output_dir.glob(f"{name}*"):
                 shutil.rmtree(left, ignore_errors=True)
+            # Absolute, because vLLM resolves a relative path in the server's working directory.
             self.root = self.output_dir.resolve() / f"{name}{self.run}"
+            # `finalize` also runs when the interpreter exits, which `__del__` need not.
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self.context)
+        # As TRL after it loads vLLM: if processes are out of step, DeepSpeed may hang while it initializes.
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
         self._wake()
         self._send()
         self.syncs += 1
+        # The check itself is in `generate`, because it needs the prompts.
         self.canary.due = self.canary.agreed < 2
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
             raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
-        # Sleep keeps the base and the adapter, so nothing is sent again.
+        # TRL's `generate` would call `sync_weights` if the weights slept. Here sleep keeps the base and the adapter, so
+        # waking is enough.
         self._wake()
         all_prompts = gather_object(prompts) if self.mode == "server" else prompts
         if self.canary.due:
             self.canary.check(all_prompts, self.syncs)
         if self.mode == "colocate":
             return super().generate(prompts, images, num_generations, profiler)
+        # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
         with profiler or nullcontext():
             completions = on_main(partial(self._completions, all_prompts[::num_generations], num_generations))
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
         of_rank = completions[first : first + len(prompts)]
+        # TRL expects a list of the top log-probs for each token. Only the sampled token's is requested.
         logps = [[[logp] for logp in completion.logps] for completion in of_rank]
         token_ids = [completion.tokens for completion in of_rank]
         return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
 
     def _wake(self) -> None:
         if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
+            # As TRL does: torch's cached blocks may otherwise leave too little memory for vLLM's weights.
             vllm_generation.empty_cache()
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
@@ -179,6 +193,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _connect(self) -> tuple[bool, int]:
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
+        # 0.0.0.0, TRL's default, is an address to listen on. The server on this machine is at 127.0.0.1.
         url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         # An answer may take long, so a server that stops to answer is noticed after this hour. `_outliving_restarts`
         # repeats a request, so the client does not.
@@ -199,12 +214,14 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
         # TRL's trainer reads the server's logprobs_mode through its client.
         self.vllm_client: Any = SimpleNamespace(get_server_info=server.settings)
+        # The canary may be strict only if the model, the server and autocast all compute in float32.
         dtypes = {str(self.model.dtype), settings["model_config"]["dtype"], self.accelerator.mixed_precision} - {"no"}
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
         """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
         were requested when training on the previous batch began."""
+        # No staleness, an evaluation, or additional groups: a prefetched batch stays for the next training batch.
         if self.look is None or not self.look.is_rollout:
             if self.asked is not None:
                 self.asked.wait()
@@ -213,9 +230,11 @@ class AdapterGeneration(VLLMGeneration):
             logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
             self.asked = None
         asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
-        if asked.folder == self.folder:  # two requests would both send the adapter to a restarted server
+        # Two requests would both send the adapter to a restarted server.
+        if asked.folder == self.folder:
             asked.wait()
         self.asked = None
+        # Before waiting, so that the server always has requests. `send` sets ``asked`` to the next batch.
         self.look.send()
         completions = asked.result()
         self.look.take(asked, time.perf_counter() - started)
@@ -255,6 +274,7 @@ class AdapterGeneration(VLLMGeneration):
         Each prompt is a separate request, because vLLM uses one seed for all prompts of a request. ``settings`` are
         those of `Server.generate`.
         """
+        # Read now, because the call may run in a thread after a later sync has set another folder.
         folder = self.folder
         completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
@@ -270,6 +290,7 @@ class AdapterGeneration(VLLMGeneration):
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 missing = [number for number in range(len(prompts)) if number not in completions]
                 answers = [pool.submit(request, number) for number in missing]
+            # Only here, after the pool has waited for all requests: an error of one request loses no other answer.
             for answer in answers:
                 answer.result()
 
@@ -283,6 +304,7 @@ class AdapterGeneration(VLLMGeneration):
     def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
+        # Limited, because a request may itself be what ends the server each time.
         for _ in range(RESTARTS):
             try:
                 return call()
@@ -314,6 +336,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _send(self, scale: float = 1.0) -> None:
         """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed."""
+        # Outside of `on_main`: every process takes part in gathering sharded tensors.
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1
         if self.mode == "server":
@@ -327,6 +350,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
 
+            # vLLM looks a loaded adapter up by its number, so each sync needs a new one, of at least 1.
             self.llm.adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
         else:
             self._outliving_restarts(partial(self._load, self.folder), self.folder)
@@ -346,6 +370,7 @@ class AdapterGeneration(VLLMGeneration):
         made: Any = getattr(vllm_generation, "LLM", None)
         if made is None:
             raise UserError("vllm_mode=colocate needs vLLM where the training runs: pip install grpo_math[vllm]")
+        # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
         vllm_generation.LLM = lambda **kwargs: _WithAdapter(made(**kwargs, **lora))
         try:
@@ -362,9 +387,12 @@ class AdapterGeneration(VLLMGeneration):
         from vllm import SamplingParams
 
         if self.enable_sleep_mode:
+            # TRL wakes the key-value cache only inside `generate`, which runs after the canary.
             self.llm.wake_up(tags=["kv_cache"])
+        # An end token must not shorten the comparison. `logprobs=0`: only the sampled token's log-prob.
         settings = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
-        if self.tensor_parallel_size > 1:  # as TRL before `generate`, which may hang otherwise (huggingface/trl#3671)
+        # As TRL before `generate`, which may hang otherwise (huggingface/trl#3671).
+        if self.tensor_parallel_size > 1:
             torch.distributed.barrier(device_ids=[self.accelerator.local_process_index])
         output = self.llm.generate([{"prompt_token_ids": prompt}], sampling_params=settings, use_tqdm=False)[0]
         tokens = list(output.outputs[0].token_ids)

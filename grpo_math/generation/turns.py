@@ -50,6 +50,8 @@ class Conversation:
 
     def results(self, messages: list[Message]) -> list[int]:
         """Return the token ids after the end of a turn: the results of its calls, and the opening of the next turn."""
+        # As in TRL: a dummy conversation replaces the real one, because rendering the model's turn again could give
+        # other tokens than it sampled. The name is real: some templates begin a result with the name of its call.
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
         asked: list[Message] = [
             {"role": "user", "content": "dummy"},
@@ -57,7 +59,8 @@ class Conversation:
         ]
         messages = [{**message, "content": self._inert(message["content"])} for message in messages]
         before, eos = self._rendered(asked), self.tokenizer.eos_token_id
-        if eos in before:  # some templates write a line break after EOS
+        # Some templates write a line break after EOS, which the model has not sampled.
+        if eos in before:
             before = before[: len(before) - before[::-1].index(eos)]
         whole = self._rendered(asked + messages, add_generation_prompt=True)
         if whole[: len(before)] != before:
@@ -67,6 +70,7 @@ class Conversation:
     def _inert(self, text: str) -> str:
         """Split special tokens in a tool's result, because they would end the turn and open another."""
         for token in map(str.strip, self.tokenizer.added_tokens_encoder):
+            # A token of one character cannot be split.
             if len(token) > 1 and token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
@@ -120,13 +124,17 @@ def play(
             )
             ids = conversation.results(results)
             row = _longer(rows[i], Completion(ids, [0.0] * len(ids)), 0, results)
+            # As in TRL: vLLM and transformers raise an error for an input that is longer than the context.
             if len(row.tokens) <= limits.completion and len(prompts[i]) + len(row.tokens) < limits.context:
                 continued[i] = row
+
         # Ranks generate together: a rank without open rows takes part as long as any rank has some.
         widest = limits.widest(len(continued))
         if not widest:
             break
+
         turns = generate([prompts[i] + row.tokens for i, row in continued.items()], widest)
+        # More turns than rows: the prompts that were added for ``widest`` come last, and their turns are dropped.
         for turn, (i, row) in zip(turns, continued.items(), strict=False):
             room = limits.completion - len(row.tokens)
             message = conversation.message(turn.tokens[:room], prompts[i] + row.tokens)
@@ -180,8 +188,10 @@ def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
             raise ValueError(f"Tool {name} not found.")
         result = functions[name](**call["function"]["arguments"])
         if inspect.isawaitable(result):
+            # `asyncio.run` takes a coroutine only, and a tool may return any awaitable.
             result = asyncio.run(_of(result))
-        status = getattr(result, "status", status)  # the Python tool does not raise
+        # The Python tool does not raise, and its answer has a status.
+        status = getattr(result, "status", status)
     except UserError:
         raise  # caused by the machine, so not a result for the model
     except Exception as error:

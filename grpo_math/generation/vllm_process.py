@@ -16,7 +16,8 @@ from grpo_math.generation import server
 from grpo_math.run.keeper import Kept
 from grpo_math.run.streams import say
 
-STARTUP = 1800.0  # seconds for a server to load its model, unless vllm_server_timeout is set
+# Seconds for a server to load its model, unless vllm_server_timeout is set.
+STARTUP = 1800.0
 LOG_LINES = 15
 
 
@@ -60,6 +61,7 @@ class ServerProcess:
             client.wait(seconds, lambda: self.running, _progress if self.log else None)
             version = client.check_version()
         except UserError:
+            # The error of a process that has ended is in its log: `ended` reports it below.
             if self.running:
                 self._tail()
                 raise
@@ -91,6 +93,7 @@ class ServerProcess:
 def executable() -> str:
     """Return the path of `vllm`. Raises `UserError` if `vllm` is missing."""
     named = os.environ.get("GRPO_MATH_VLLM")
+    # An environment that was not activated is not on PATH, but its vllm is next to its Python.
     beside = Path(sys.executable).with_name("vllm")
     path = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
     if not path:

@@ -38,6 +38,7 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
 
 
 def _python(limits: PythonLimits) -> Tool:
+    # The model reads this: the chat template shows it the name, the type hints and the docstring.
     def python(code: str) -> str:
         """Run a Python program and return what it prints.
 

@@ -17,7 +17,8 @@ class PythonLimits:
     cpu_seconds: int = 5
     wall_seconds: float = 10.0
     memory_mb: int = 512  # in addition to the interpreter itself
-    output_chars: int = 2000  # a program that prints more is killed, and its output is truncated
+    # A program that prints more is killed, and its output is truncated.
+    output_chars: int = 2000
 
 
 MOST = {"cpu_seconds": 3600, "wall_seconds": 3600, "memory_mb": 1_000_000, "output_chars": 1_000_000}
@@ -41,6 +42,7 @@ def read_limits(given: Mapping[str, Any]) -> PythonLimits:
         one_of("python", name, tuple(MOST))
         kind, types = ("a number", (int, float)) if name == "wall_seconds" else ("a whole number", (int,))
         remedy = f"give {kind} from 1 to {MOST[name]}"
+        # Not `isinstance`, because True is an int.
         if type(value) not in types:
             raise ConfigError(f"python.{name}", value, f"is not {kind}", remedy)
         if not 1 <= value <= MOST[name]:

@@ -16,19 +16,27 @@ RAISED = 100  # exit code of a program that raised
 
 def run(code: str) -> int:
     """Run a program with its output on file descriptor 1. Return the exit code for its process."""
+    # pickle and dataclasses look up the module of a class in `sys.modules`. Here it must be the program's module, and
+    # not the server's.
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
-    random.seed(0)  # the same in each program, so that a run can be repeated
+
+    # The same in each program, so that a run can be repeated.
+    random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
+    # Line by line, so that a program that is killed later still shows its output. Lone surrogates are escaped, because
+    # UTF-8 cannot encode them.
     out = sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+
     exit_code = 0
     try:
         tree = ast.parse(code)
         shown = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
         exec(compile(tree, "<program>", "exec"), module.__dict__)
-        exec(compile(ast.Interactive(shown), "<program>", "single"), module.__dict__)  # prints the value
+        # "single" prints the value of an expression, as the prompt does.
+        exec(compile(ast.Interactive(shown), "<program>", "single"), module.__dict__)
     except SystemExit as error:
         exit_code = 0 if error.code in (None, 0) else RAISED
     except BaseException as error:

@@ -24,8 +24,10 @@ from grpo_math.errors import UserError
 from grpo_math.tools.limits import PythonLimits
 from grpo_math.tools.syscalls import is_supported
 
-START_SECONDS = 60.0  # for the server, which imports numpy and sympy, and for a program's process
-PAUSES = (0.0, 0.2, 1.0, 5.0)  # seconds before each attempt to get a process for a program
+# For the server, which imports numpy and sympy, and for a program's process.
+START_SECONDS = 60.0
+# Seconds before each attempt to get a process for a program.
+PAUSES = (0.0, 0.2, 1.0, 5.0)
 PACKAGES = ("numpy", "sympy", "mpmath")
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 # The server gets no other variable of the trainer's environment. Hashes are the same in all programs, so that a run
@@ -71,13 +73,16 @@ def server() -> Server:
 def _start_server() -> Server:
     if sys.platform != "linux" or not is_supported():
         raise ToolError("the Python tool needs Linux on x86-64 or ARM64: leave python out of tools")
+    # Packets keep the calls of several threads apart, each with its one file descriptor.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(START_SECONDS)
     packages = _packages()
+    # -s and -P: no packages of the user, and no files of the current folder. -B: no .pyc files are written.
     command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server"]
     command += map(json.dumps, (readable_folders(), list(packages)))
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_folders(packages)])
     try:
+        # Closed in this process: if the server dies, `recv` then returns before its timeout.
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -86,7 +91,8 @@ def _start_server() -> Server:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={**ENVIRONMENT, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C reaches only the trainer, which finishes its step
+                # Ctrl-C reaches only the trainer, which finishes its step.
+                start_new_session=True,
             )
         if ours.recv(1):
             return Server(process, ours)
@@ -123,6 +129,7 @@ def call(code: str, limits: PythonLimits) -> Answer:
         replies = _ask(request, limits.wall_seconds + START_SECONDS)
         if replies[1:]:
             return Answer(*replies[1])
+        # The program was started, and its supervisor ended without an answer. Only a failed start is repeated.
         if replies == [""]:
             return Answer("the program's process is gone", "failed")
     error = replies[0] if replies else "no process"
@@ -134,6 +141,7 @@ def _ask(request: bytes, seconds: float) -> list[Any]:
     ours, theirs = socket.socketpair()
     with ours, suppress(OSError, ValueError):
         ours.settimeout(seconds)
+        # Closed in this process: the replies then end when the supervisor ends.
         with theirs:
             socket.send_fds(server().calls, [b"call"], [theirs.fileno()])
         ours.sendall(request)

@@ -35,6 +35,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def layers() -> dict[str, int]:
     """Return what the kernel supports: Landlock's version (0: none) and seccomp (0 or 1)."""
+    # With the flag 1, the call creates nothing and returns the version.
     landlock = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     # A kernel with filters tries to read one at address 0.
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
@@ -55,7 +56,8 @@ def require_layers() -> None:
 
 def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
     """Restrict this process permanently. It can read ``paths``, read and write ``folder``, and open nothing else."""
-    with open("/proc/self/statm") as pages:  # the address space that the interpreter uses already
+    # The address space that the interpreter uses already. Read now, because Landlock closes /proc.
+    with open("/proc/self/statm") as pages:
         memory = int(pages.read().split()[0]) * resource.getpagesize() + (limits["memory_mb"] << 20)
     for kind, limit in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
@@ -64,17 +66,24 @@ def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
         (resource.RLIMIT_FSIZE, FILE_MB << 20),
     ):
         resource.setrlimit(kind, (limit, limit))
-    with open("/proc/self/oom_score_adj", "w") as score:  # if the machine runs out of memory, this process ends first
+
+    # If the machine runs out of memory, this process ends first.
+    with open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     os.chdir(folder)
-    # Root's programs keep their user, but lose every capability.
+
+    # Root's programs keep their user, but lose every capability. The zero bytes are three sets of 64 bits.
     _call(libc.syscall(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)), "capset")
+    # The program ends with its supervisor. The seccomp filter rejects this call, so the program cannot undo it.
     _call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    # Without CAP_SYS_ADMIN, the kernel accepts a Landlock ruleset and a filter only after this call.
     _call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _restrict_files(layers()["landlock"], paths, folder)
+
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     code = syscalls.program()
     buffer = ctypes.create_string_buffer(code, len(code))
+    # struct sock_fprog: the number of instructions, padding, and their address.
     filter = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     _call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0), "seccomp")
 
@@ -82,17 +91,23 @@ def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
 def _restrict_files(version: int, paths: Sequence[str], folder: str) -> None:
     # Each version of Landlock supports more rights. Seccomp rejects the operations whose rights are missing: emptying a
     # file that is open for reading (before 3), connections (before 4), signals (before 6).
+    # Without REFER (1 << 13), the kernel denies links and renames between folders.
     known = (1 << 13) - 1 | (TRUNCATE if version >= 3 else 0)
     known |= IOCTL if version >= 5 else 0
+
+    # The second field is for TCP (bind, connect), the third for abstract Unix sockets and signals. A kernel rejects
+    # bits that it does not support, so an older kernel gets a shorter struct.
     rules = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _call(libc.syscall(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), 0), "landlock")
+
     rights = dict.fromkeys(paths, READ | LIST) | dict.fromkeys(DEVICES, READ | WRITE)
     # No folders and links in the folder: the supervisor can measure it by its list of files.
     rights[folder] = WRITE | READ | LIST | DELETE | MAKE | TRUNCATE
     for path, granted in rights.items():
         with suppress(FileNotFoundError):
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            # The kernel's struct is packed: 12 bytes without padding.
             rule = struct.pack("=Qi", granted & known, file)
             _call(libc.syscall(LANDLOCK_ADD, ruleset, PATH_BENEATH, rule, 0), "landlock")
             os.close(file)

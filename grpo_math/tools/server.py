@@ -34,21 +34,27 @@ FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
 def main() -> None:
     paths, packages = map(json.loads, sys.argv[1:])
     calls = socket.socket(fileno=os.dup(0))
-    tempfile.gettempdir()  # read from the environment, which is emptied below
+    # Read from the environment, which is emptied below.
+    tempfile.gettempdir()
     # A call forks these imports. Importing sympy in each program would take a hundred times as long.
     for name in packages:
         importlib.import_module(name)
+
     # A program must not find this process's folder or environment.
     sys.path[:] = [entry for entry in sys.path if any(f"{entry}/".startswith(f"{path}/") for path in paths)]
     os.environ.clear()
-    gc.freeze()  # a forked program's collector ignores these objects, so their pages stay shared
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a supervisor that ends leaves no zombie
+    # A forked program's collector ignores these objects, so their pages stay shared.
+    gc.freeze()
+    # A supervisor that ends leaves no zombie.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
     calls.send(b"R")
     while True:
         message, files, _, _ = socket.recv_fds(calls, 16, 1)
         if not message:
             return
-        with socket.socket(fileno=files[0]) as trainer, suppress(OSError):  # no process: the trainer finds it closed
+        # If there is no process for the call, the trainer finds the socket closed.
+        with socket.socket(fileno=files[0]) as trainer, suppress(OSError):
             if os.fork() == 0:
                 calls.close()
                 supervise(trainer, paths)
@@ -56,6 +62,7 @@ def main() -> None:
 
 def supervise(trainer: socket.socket, paths: list[str]) -> NoReturn:
     """Run one program and send its answer. Does not return."""
+    # With the server's SIG_IGN, the kernel would discard the exit status that `wait4` needs.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with suppress(OSError):  # the trainer has ended
         call = json.loads(trainer.makefile("rb").readline())
@@ -89,22 +96,26 @@ class Program:
         os.close(entered)
         if error := os.read(errors, 4096):
             raise OSError(error.decode())
+        # A pidfd can be waited for together with the pipe and the trainer's socket.
         self.ended = os.pidfd_open(self.pid)
 
     def answer(self, trainer: socket.socket) -> tuple[str, str]:
         """Return the program's output, followed by the limit or signal that ended it, and the status."""
         deadline = time.monotonic() + self.limits["wall_seconds"]
-        limit, most = self.limits["output_chars"], 4 * self.limits["output_chars"] + 4  # characters, bytes
+        # Characters and bytes: UTF-8 has at most 4 bytes for a character. One more shows that the limit is exceeded.
+        limit, most = self.limits["output_chars"], 4 * self.limits["output_chars"] + 4
         printed, exceeded = b"", ""
         while not exceeded and len(printed) <= most:
             ready = wait([self.out, self.ended, trainer], CHECK)
             if self.out in ready:
                 printed += os.read(self.out, 65536)
-            if self.ended in ready or trainer in ready:  # a trainer that has sent its call is heard of when it ends
+            # A trainer sends nothing after its call, so its socket is ready only when the trainer has ended.
+            if self.ended in ready or trainer in ready:
                 break
             exceeded = self._exceeded()
             if time.monotonic() > deadline:
                 exceeded = f"TimeoutError: stopped after {self.limits['wall_seconds']:g} seconds"
+
         ending, status = self._end()
         os.close(self.written)  # the pipe now has an end
         while len(printed) <= most and (chunk := os.read(self.out, 65536)):
@@ -118,11 +129,13 @@ class Program:
 
     def _end(self) -> tuple[str, str]:
         """Kill the program if it still runs. Return the signal or exit code that ended it, if any, and the status."""
+        # Safe even if the program has ended: its number is not used again before `wait4`.
         os.kill(self.pid, signal.SIGKILL)
         _, status, used = os.wait4(self.pid, 0)
         code, limit = os.waitstatus_to_exitcode(status), self.limits["cpu_seconds"]
         if code in (0, program.RAISED):
             return "", "failed" if code else "done"
+        # The kernel sends SIGXCPU at the soft limit and SIGKILL at the hard limit, and both limits are equal.
         if code in (-signal.SIGKILL, -signal.SIGXCPU) and used.ru_utime + used.ru_stime > limit - 0.5:
             return f"TimeoutError: stopped after {limit} CPU seconds", "timeout"
         ending = f"with exit code {code}" if code > 0 else f"by signal {-code} ({signal.strsignal(-code)})"
@@ -158,6 +171,7 @@ def _run(code: str, limits: dict[str, Any], paths: list[str], folder: str, out: 
         null = os.open(os.devnull, os.O_RDWR)
         for number, file in enumerate((null, out, null, entered)):
             os.dup2(file, number)
+        # Among the inherited descriptors is the trainer's socket: a program could send its own answer.
         os.closerange(4, 4096)
         sandbox.enter(limits, paths, folder)
         os.close(3)

@@ -42,24 +42,36 @@ reboot 169 142 | swapon 167 224 | swapoff 168 225 | acct 163 89 | syslog 103 116
 quotactl_fd 443 443 | settimeofday 164 170 | clock_settime 227 112 | adjtimex 159 171 | clock_adjtime 305 266 |
 sethostname 170 161 | setdomainname 171 162 | iopl 172 - | ioperm 173 - | personality 135 92 | vhangup 153 58
 """
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH of <linux/audit.h>
-X32 = 0x40000000  # higher numbers belong to another interface of the same kernel
+# Column of the table, AUDIT_ARCH of <linux/audit.h>.
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+# Higher numbers belong to another interface of the same kernel, and would pass a filter of single numbers.
+X32 = 0x40000000
 
 FORKS = (57, 58)  # fork and vfork exist only on x86-64
-IN_MEMORY = ((435, 435), (437, 437))  # clone3, openat2: a filter cannot read their flags; the C library has a fallback
-LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # of <linux/bpf_common.h>
-ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # of <linux/seccomp.h>
-NUMBER, ARCH, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32  # offsets in struct seccomp_data: low halves of arguments
-Filter = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, value
+# clone3, openat2: their flags are in memory, which a filter cannot read. After ENOSYS, the C library has a fallback.
+IN_MEMORY = ((435, 435), (437, 437))
+# Of <linux/bpf_common.h>.
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+# Of <linux/seccomp.h>.
+ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+# Offsets in struct seccomp_data: low halves of arguments.
+NUMBER, ARCH, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
+# Code, jump if true, jump if false, value.
+Filter = list[tuple[int, int, int, int]]
 
-EMPTIES = 0o1000 | 0o3  # O_TRUNC | O_ACCMODE: Landlock before version 3 lets a file be emptied without a right to write
+# O_TRUNC | O_ACCMODE: Landlock before version 3 lets a file be emptied without a right to write.
+EMPTIES = 0o1000 | 0o3
 # Calls that are rejected depending on one argument. The condition falls through to the next instruction to reject the
 # call; a jump of 1 skips that instruction. Each row: numbers of both machines, the argument, the condition, the error.
 CONDITIONS: list[tuple[tuple[int, int], int, Filter, int]] = [
-    ((56, 220), FIRST, [(ANY_BIT, 0, 1, 0x7E020080)], errno.EPERM),  # clone with any new namespace
-    ((56, 220), FIRST, [(ANY_BIT, 1, 0, 0x00010000)], errno.EAGAIN),  # clone without CLONE_THREAD
-    ((302, 261), FIRST, [(EQUAL, 1, 0, 0)], errno.EPERM),  # prlimit of another process
-    ((157, 167), FIRST, [(EQUAL, 0, 1, 1)], errno.EPERM),  # prctl(PR_SET_PDEATHSIG)
+    # clone with any new namespace
+    ((56, 220), FIRST, [(ANY_BIT, 0, 1, 0x7E020080)], errno.EPERM),
+    # clone without CLONE_THREAD
+    ((56, 220), FIRST, [(ANY_BIT, 1, 0, 0x00010000)], errno.EAGAIN),
+    # prlimit of another process
+    ((302, 261), FIRST, [(EQUAL, 1, 0, 0)], errno.EPERM),
+    # prctl(PR_SET_PDEATHSIG)
+    ((157, 167), FIRST, [(EQUAL, 0, 1, 1)], errno.EPERM),
     # fcntl with F_SETOWN, F_SETSIG, F_SETOWN_EX: which process a file's signals go to
     *(((72, 25), SECOND, [(EQUAL, 0, 1, command)], errno.EPERM) for command in (8, 10, 15)),
     # ioctl, except FIONCLEX, FIOCLEX, FIONBIO and FIONREAD
@@ -81,14 +93,18 @@ def is_supported() -> bool:
 def program() -> bytes:
     """Return the instructions of the filter, 8 bytes each."""
     column, arch = MACHINES[platform.machine()]
+    # Another architecture has other numbers (32-bit calls on x86-64), so its calls end the program.
     rules: Filter = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     rules += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)] if column == 0 else []
+    # A call that a machine lacks has the number -1 here, which no call has.
     refused = [(int(row.split()[1 + column].replace("-", "-1")), errno.EPERM) for row in TABLE.split("|")]
     refused += [(fork, errno.EAGAIN) for fork in FORKS if column == 0]
     refused += [(numbers[column], errno.ENOSYS) for numbers in IN_MEMORY]
+    # Each rule returns at once: a jump has 8 bits, too few to reach a shared end of the filter.
     for number, error in refused:
         rules += [(EQUAL, 0, 1, number & 0xFFFFFFFF), (RETURN, 0, 0, ERRNO | error)]
     for numbers, argument, condition, error in CONDITIONS:
+        # Loading an argument overwrites the number, so the number is loaded again for the rules that follow.
         test = [(LOAD, 0, 0, argument), *condition, (RETURN, 0, 0, ERRNO | error), (LOAD, 0, 0, NUMBER)]
         rules += [(EQUAL, 0, len(test), numbers[column] & 0xFFFFFFFF), *test]
     rules.append((RETURN, 0, 0, ALLOW))

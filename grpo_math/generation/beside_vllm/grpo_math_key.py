@@ -17,11 +17,14 @@ class Guard:
     """The outermost ASGI middleware. It answers 401 to a request without ``Authorization: Bearer KEY``."""
 
     def __init__(self, app: Any) -> None:
+        # Bytes, because `compare_digest` raises a TypeError for text that is not ASCII, which a client may send.
         self.app, self.expected = app, f"Bearer {os.environ['VLLM_API_KEY'].strip()}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         header = dict(scope.get("headers", ())).get(b"authorization", b"")
+        # Other messages (lifespan) come from the web server itself, at its start and end, and have no path.
         asks = scope["type"] in ("http", "websocket") and scope["path"] != "/health"
+        # The time of `==` depends on the first wrong letter, so a client could find the key letter by letter.
         if not asks or hmac.compare_digest(header, self.expected):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
