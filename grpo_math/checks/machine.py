@@ -32,6 +32,13 @@ from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
+BITSANDBYTES = (
+    "bnb",
+    "8bit",
+    "paged",
+    "lion",
+    "ademamix",
+)  # in the names of optimizers that transformers takes from it
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -57,7 +64,7 @@ def versions(setup: Setup) -> Iterator[CheckResult]:
     if s["deepspeed"] or _kind(setup) == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     # transformers takes the 8-bit optimizers from bitsandbytes.
-    if s["load_in_4bit"] or s["load_in_8bit"] or "bnb" in s["optim"] or s["optim"].endswith("_8bit"):
+    if s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES):
         needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
     if s["use_liger_kernel"]:
         needed["liger_kernel"] = "use_liger_kernel"

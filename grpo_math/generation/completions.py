@@ -58,9 +58,13 @@ def batch_seed(seed: int, number: int) -> int:
 def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
     """Return a function that generates a batch with transformers' ``generate`` in this process."""
     stops = stop_ids(tokenizer, model.generation_config)
-    # top_k and top_p have to be given: transformers takes missing values from the model's generation_config, and then
-    # its own default, a top_k of 50.
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    # transformers takes every missing value from the model's generation_config, then from its own defaults (a top_k of
+    # 50). Chat models set sampling and a repetition penalty there, so that a greedy evaluation would sample.
+    sampling: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
+    if temperature:
+        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    if getattr(model.generation_config, "min_p", None):
+        sampling["min_p"] = 0.0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )

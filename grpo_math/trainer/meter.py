@@ -66,8 +66,10 @@ class StepMeter:
     def only_seconds(self) -> Iterator[None]:
         """Log only seconds and tokens inside this context."""
         self.mark()
-        yield
-        self.undo()
+        try:
+            yield
+        finally:  # also if memory runs out: the rows of a dry run are invented
+            self.undo()
 
     def mark(self) -> None:
         """Remember what is logged now, for `undo`."""

@@ -23,7 +23,14 @@ from grpo_math.run.checkpoints import STATE
 from grpo_math.run.main_process import on_main
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
-ATTRIBUTES = ("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy")
+ATTRIBUTES = (
+    "_step",
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "entropy_coef",
+    "_last_world_entropy",
+)
 COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")

@@ -93,6 +93,9 @@ class MathGRPOTrainer(GRPOTrainer):
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # Of the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
+        # A snapshot of the last complete step, for a run that fails in the next one.
+        self.last_step: dict[str, Any] | None = None
+        self.saved_step: int | None = None  # the step of the last checkpoint
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
@@ -426,9 +429,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.saved_step: int | None = None  # the step of the last checkpoint
-        # A snapshot, for a run that fails in the next step.
-        self.last_step: dict[str, Any] | None = None
+        self.last_step = self.saved_step = None
         return super().train(resume, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

@@ -253,3 +253,15 @@ def test_a_completion_ends_with_its_first_end_token_or_is_cut():
 
     assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == Completion([5, 2], text="5 2")
     assert completions.read_off(Numbers(), [5, 6], [2, 3]) == Completion([5, 6], text="5 6", truncated=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_the_models_own_generation_config_sets_changes_no_evaluation(temperature, tiny, tokenizer):
+    """Chat models come with sampling and a repetition penalty, which `generate` adds to a config without them."""
+    model = load(tiny("llama"))
+    tokens = []
+    for settings in ({}, {"do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 5.0, "min_p": 0.9}):
+        model.generation_config.update(**settings)
+        generate = completions.with_model(model, tokenizer, temperature=temperature, max_new_tokens=12)
+        tokens.append([completion.tokens for completion in generate([[5, 6, 7], [8, 9, 10]], 3)])
+    assert tokens[0] == tokens[1]
