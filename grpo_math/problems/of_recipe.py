@@ -162,7 +162,7 @@ class RecipeProblems:
             return []
         if len(rows) < (s["eval_n"] or 0):
             reason = f"is more than the {len(rows)} problems of {self.eval_dataset}, {s['eval_split']}"
-            raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less")
+            raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less, or --eval_n 0")
         return rows
 
     @property

@@ -16,7 +16,7 @@ name the result in the recipe (``my_rewards:overlong``).
 Does not weigh or sum: that is TRL's ``reward_weights``.
 """
 
-from grpo_math.errors import one_of
+from grpo_math.errors import ConfigError, one_of
 from grpo_math.rewards.columns import Reward, text_of
 from grpo_math.rewards.guard import RewardContext, checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
@@ -67,6 +67,9 @@ def load_reward(name: str) -> Reward:
     ...
     grpo_math.errors.ConfigError: reward_funcs='acuracy' is not known: did you mean 'accuracy'? ...
     """
+    module, dot, function = name.rpartition(".")
+    if dot and not is_user_function(name):  # as `trl grpo` writes it
+        raise ConfigError("reward_funcs", name, "is not known", f"did you mean {module}:{function}?")
     if not is_user_function(name):
         one_of("reward_funcs", name, tuple(REWARDS))
         return REWARDS[name]

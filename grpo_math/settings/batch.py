@@ -41,7 +41,9 @@ class Batch(NamedTuple):
         needed = self.rollout // self.generations
         if problems < needed:
             reason = f"leaves {_counted(problems, 'problem')}, and a step takes {needed}"
-            raise ConfigError(name, value, reason, "train on more problems, or on fewer in a step")
+            raise ConfigError(
+                name, value, reason, f"train on more problems, or add --prompts_per_step {max(problems, 1)}"
+            )
 
     def line(self, device: str) -> str:
         """Return the arithmetic as one line. ``device`` is the noun for a process, in the singular."""
