@@ -161,7 +161,7 @@ def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(
     for change, words in (
         ({"seed": 0}, "seed=3, not 0"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
-        ({"about": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
+        ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
     ):
         with pytest.raises(ConfigError, match=f"was measured with {words}"):
             evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED | change)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import check_targets, plain, read_config, shape_of, shapes
+from grpo_math.planner.model import _worker, check_targets, plain, read_config, shape_of, shapes
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -29,6 +29,7 @@ def test_each_shipped_shape_has_the_published_number_of_parameters():
 @pytest.mark.parametrize("family", ["olmo2", "mixtral"])
 def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    _worker.cache_clear()  # the line is printed when the measuring process starts
     config = {**SMALL, "model_type": family, "head_dim": 12}
     with torch.device("meta"):
         fields = {name: value for name, value in config.items() if name != "model_type"}
