@@ -39,7 +39,10 @@ SHORTER = [
     (r"(demo|train)\b", f"{LESS} --eval_n 4"),
     (r"evaluate (?!--compare)", "--n 4 --model TINY"),
 ]
-COMMAND = """#!{python} -P
+# The first lines start Python from sh, because its path may contain spaces.
+COMMAND = """#!/bin/sh
+'''exec' "{python}" -P "$0" "$@"
+' '''
 import re, sys
 from pathlib import Path
 from grpo_math.cli import main

@@ -206,8 +206,9 @@ def test_training_completions_come_as_chats_or_as_text(run):
     write_completions(run, [1], rows=8)
     write_completions(run, [2], rows=8, conversational=False)
     # TRL logs a batch again at each step that trains on it.
-    first = run / "completions" / "completions_00001.parquet"
-    shutil.copy(first, run / "completions" / "completions_00001_again.parquet")
+    folder = run / "completions"
+    (folder / "completions_00002.parquet").rename(folder / "completions_00003.parquet")
+    shutil.copy(folder / "completions_00001.parquet", folder / "completions_00002.parquet")
     rows = rows_of(run, 1)
     assert [len(row.sides) for row in rows] == [8, 8]  # a problem's completions are one row
     assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]

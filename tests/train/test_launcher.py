@@ -32,7 +32,10 @@ pytestmark = pytest.mark.slow
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
 # What it does besides is in the file named by STAND_IN: version, how it fails, and where to write its start down.
-VLLM = """#!{python}
+# The first lines start Python from sh, because its path may contain spaces.
+VLLM = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import http.server, json, os, subprocess, sys, time
 said = json.load(open(os.environ["STAND_IN"]))
 mark = said["mark"]

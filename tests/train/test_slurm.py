@@ -62,8 +62,8 @@ def cluster(tmp_path):
     """The variables of a job whose two nodes, with a GPU each, are this machine; its commands are stand-ins."""
     commands = tmp_path / "commands"
     commands.mkdir()
-    python = f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n'
-    program = f'#!/usr/bin/env bash\nexec {sys.executable} -m grpo_math.cli "$@"\n'
+    python = f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n'
+    program = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m grpo_math.cli "$@"\n'
     (tmp_path / "served").mkdir()  # in a folder of its own: the launcher asks a python beside it for the version
     stand_ins = {"srun": SRUN, "scontrol": SCONTROL, "../served/vllm": SERVER, "python": python, "grpo-math": program}
     for name, text in stand_ins.items():
