@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from launching import accelerate
@@ -34,4 +35,5 @@ def test_a_stall_is_told_once_and_the_next_one_again(capfd):
         time.sleep(0.2)
     output = capfd.readouterr().err
     assert output.count("Timeout (0:00:00.120000)!") == 2
-    assert output.count(f'"{__file__}", line ') >= 2
+    # faulthandler escapes letters of a path that are not ASCII.
+    assert output.count(f'{Path(__file__).name}", line ') >= 2
