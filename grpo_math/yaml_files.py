@@ -26,6 +26,6 @@ class _Strict(yaml.SafeLoader):
 
 def read_yaml(path: str | Path) -> Any:
     """Return the value of a YAML file. Raises `Unreadable`."""
-    # Of a stream, unlike of a text, an error does not quote the line, which may hold a token.
+    # From a stream, not from a text: an error in a text quotes the line, which may contain a token.
     with reading(path), open(path, "rb") as file:
         return yaml.load(file, _Strict)

@@ -20,6 +20,12 @@ TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
     *("--nproc_per_node", "2"),
 ]
+# The first lines of a Python program that is started by its name. sh starts Python, because the path of an interpreter
+# may contain a space, which #! does not allow.
+SHEBANG = f"""#!/bin/sh
+'''exec' "{sys.executable}" -P "$0" "$@"
+' '''
+"""
 # Of the training program: steps of a tiny model that take a fraction of a second.
 TINY = [
     "--use_cpu=true",

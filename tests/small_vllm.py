@@ -141,15 +141,3 @@ def trainer_of(url, tiny, tokenizer, folder, lora=None, prompts=PROMPTS, row=Non
         )
     finally:
         assert grpo_trainer.VLLMGeneration is trls  # ours stood there for the constructor alone
-
-
-def stop_after_sync(server, trainer, step):
-    """The server goes away once it has the adapter of this step."""
-    sync = trainer.vllm_generation.sync_weights
-
-    def last_sync():
-        sync()
-        if trainer.state.global_step == step:
-            server.stop()
-
-    trainer.vllm_generation.sync_weights = last_sync

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from launching import SHEBANG
 
 from grpo_math.cli import parser_of
 from grpo_math.errors import UserError
@@ -39,10 +40,7 @@ SHORTER = [
     (r"(demo|train)\b", f"{LESS} --eval_n 4"),
     (r"evaluate (?!--compare)", "--n 4 --model TINY"),
 ]
-# The first lines start Python from sh, because its path may contain spaces.
-COMMAND = """#!/bin/sh
-'''exec' "{python}" -P "$0" "$@"
-' '''
+COMMAND = """
 import re, sys
 from pathlib import Path
 from grpo_math.cli import main
@@ -104,7 +102,7 @@ def clone(tmp_path_factory, tiny):
         shutil.copytree(ROOT / name, folder / name)
     (folder / ".commands").mkdir()
     command = folder / ".commands/grpo-math"
-    command.write_text(COMMAND.format(python=sys.executable, shorter=SHORTER, tiny=tiny()))
+    command.write_text(SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
     command.chmod(0o755)
     return folder
 

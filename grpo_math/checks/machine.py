@@ -32,13 +32,8 @@ from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
-BITSANDBYTES = (
-    "bnb",
-    "8bit",
-    "paged",
-    "lion",
-    "ademamix",
-)  # in the names of optimizers that transformers takes from it
+# Parts of the names of the optimizers that transformers takes from bitsandbytes.
+BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")

@@ -48,9 +48,8 @@ def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     # Reversed, so that the first row of each problem stays.
     first = {row["problem"]: row for row in reversed(rows)}
     pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
-    texts = [made_up(other["answer"], "boxed") for _, other in pairs]
-    grades = grade_batch([one["answer"] for one, _ in pairs], texts, answer_format="boxed")
-    apart = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.verdict is not Verdict.CORRECT]
+    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    apart = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
     if apart:
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
@@ -69,18 +68,22 @@ def batch(setup: Setup) -> Iterator[CheckResult]:
 def golds(setup: Setup) -> Iterator[CheckResult]:
     """A gold answer, given as a completion in the template's format, is graded right."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    texts = [made_up(row["answer"], answer_format) for row in rows]
     # A gold answer that is not right against itself is at fault: no completion can be paid for it.
-    grades = grade_batch([row["answer"] for row in rows], texts, answer_format=answer_format)
-    bad = [
-        (row, grade.verdict) for row, grade in zip(rows, grades, strict=True) if grade.verdict is not Verdict.CORRECT
-    ]
+    answers = [row["answer"] for row in rows]
+    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
+    bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
     if bad:
         row, first = bad[0]
         message = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield CheckResult(level, f"{message}; {example}", CORRECT)
+
+
+def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
+    """Return the verdict of each answer, written as a completion in the format, against its gold answer."""
+    texts = [made_up(answer, answer_format) for answer in answers]
+    return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
 
 
 def rewards(setup: Setup) -> Iterator[CheckResult]:
@@ -120,12 +123,11 @@ def _trial(setup: Setup) -> tuple[list[Mapping[str, Any]], list[str]]:
     right, wrong = [], []
     for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
         # Both have the same length, so that a reward for the length does not tell them apart.
-        pair = [made_up(row["answer"], answer_format), made_up(_other(row["answer"]), answer_format)]
-        verdicts = [grade.verdict for grade in grade_batch([row["answer"]] * 2, pair, answer_format=answer_format)]
-        if verdicts == [Verdict.CORRECT, Verdict.WRONG]:
+        answers = [row["answer"], _other(row["answer"])]
+        if _verdicts([row["answer"]] * 2, answers, answer_format) == [Verdict.CORRECT, Verdict.WRONG]:
             rows.append(row)
-            right.append(pair[0])
-            wrong.append(pair[1])
+            right.append(made_up(answers[0], answer_format))
+            wrong.append(made_up(answers[1], answer_format))
     return rows[:PAIRS], right[:PAIRS] + wrong[:PAIRS]
 
 

@@ -161,8 +161,3 @@ def count(results: Results, *categories: str) -> int:
 
 def share(results: Results, categories: Sequence[str] = RIGHT) -> float:
     return count(results, *categories) / len(results["rows"])
-
-
-def categories_of(*several: Results | None) -> list[str]:
-    """Return the categories that occur, in the order of `CATEGORIES`."""
-    return [name for name in CATEGORIES if any(results and count(results, name) for results in several)]

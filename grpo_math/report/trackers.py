@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 from grpo_math.checks.services import wandb_offline
 from grpo_math.run.redact import without_secrets
 
-# wandb's own record of the machine would contain the command line, which may contain a token. Its console capture would
-# upload what the run prints.
+# wandb would upload a record of the machine with the command line, which may contain a token, and everything that the
+# run prints.
 WANDB = {
     "WANDB_X_DISABLE_META": "true",
     "WANDB_DISABLE_GIT": "true",

@@ -67,10 +67,10 @@ def load_reward(name: str) -> Reward:
     ...
     grpo_math.errors.ConfigError: reward_funcs='acuracy' is not known: did you mean 'accuracy'? ...
     """
+    if is_user_function(name):
+        return load_function("reward_funcs", name)
     module, dot, function = name.rpartition(".")
-    if dot and not is_user_function(name):  # as `trl grpo` writes it
+    if dot:  # as `trl grpo` writes a function of the user
         raise ConfigError("reward_funcs", name, "is not known", f"did you mean {module}:{function}?")
-    if not is_user_function(name):
-        one_of("reward_funcs", name, tuple(REWARDS))
-        return REWARDS[name]
-    return load_function("reward_funcs", name)
+    one_of("reward_funcs", name, tuple(REWARDS))
+    return REWARDS[name]

@@ -21,7 +21,7 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     """
     value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
-        # accelerate takes a DeepSpeed file, or a few settings of its own with these defaults.
+        # accelerate takes a DeepSpeed file, or a few settings with these defaults.
         stated = accelerate.get("deepspeed_config") or {}
         offload = {part: {"device": stated.get(f"{part}_device", "none")} for part in OFFLOAD}
         zero = {"stage": stated.get("zero_stage", 2), "reduce_bucket_size": "auto", **offload}

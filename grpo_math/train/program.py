@@ -313,7 +313,7 @@ class Run:
         if self.is_main:
             print(line)
 
-    # What the steps above share
+    # Methods that the steps above share
 
     def score_whole(self) -> dict[str, Any]:
         """Return the results of the model as it is now on the problems of before.json and after.json."""

@@ -91,7 +91,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
-        # Of the checkpoint that this run resumes from.
+        # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
         self.last_step: dict[str, Any] | None = None
@@ -113,7 +113,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.resampler = resampler_of(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
-            # TRL syncs weights within generation. Without a phase of its own, the sync would count as generation.
+            # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))

@@ -1,4 +1,4 @@
-"""What vLLM is asked for, and whose answer goes where: a server that only writes down what it is told."""
+"""The requests to vLLM, and the completion that each answer belongs to, with a server that records its requests."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

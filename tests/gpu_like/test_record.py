@@ -1,4 +1,4 @@
-"""What a simulated run's record says of its peaks, on a record whose answer can be worked out on paper."""
+"""The peaks in the record of a simulated run, on a record that can be worked out on paper."""
 
 from __future__ import annotations
 

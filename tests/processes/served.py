@@ -1,4 +1,4 @@
-"""What the programs of this folder with a vLLM share: settings of a short training on a CPU, and a reward."""
+"""Shared by the programs of this folder that use a vLLM: settings of a short training on a CPU, and a reward."""
 
 SETTINGS = {
     "use_cpu": True,

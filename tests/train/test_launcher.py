@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from launching import variables
+from launching import SHEBANG, variables
 from small_runs import TINY, history
 from vllm_process import CPU
 from waiting import adopting, alive, kill, until
@@ -32,10 +32,7 @@ pytestmark = pytest.mark.slow
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
 # What it does besides is in the file named by STAND_IN: version, how it fails, and where to write its start down.
-# The first lines start Python from sh, because its path may contain spaces.
-VLLM = """#!/bin/sh
-'''exec' "{python}" "$0" "$@"
-' '''
+VLLM = """
 import http.server, json, os, subprocess, sys, time
 said = json.load(open(os.environ["STAND_IN"]))
 mark = said["mark"]
@@ -125,7 +122,7 @@ class Machine:
         for name in ("CUDA_VISIBLE_DEVICES", "GRPO_MATH_VLLM", "VLLM_API_KEY"):
             self.environment.pop(name, None)
         self.says()
-        self.program("vllm", VLLM.format(python=sys.executable))
+        self.program("vllm", SHEBANG + VLLM.format(python=sys.executable))
         self.gpus(2)
 
     def program(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a step prints at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
+"""The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is live on the pretended GPU: every storage with its size, when it came and went, and in which phase.
+"""Live memory of the pretended GPU: every storage with its size, when it came and went, and in which phase.
 
 Does not know what an allocator makes of it (allocator.py), nor what the figures mean (record.py).
 """

@@ -1,4 +1,4 @@
-"""What was allocated in a simulated run -> its peaks by phase, and what is held at the peak of training. Pure.
+"""The allocations of a simulated run -> its peaks by phase, and the live bytes at the peak of training. Pure.
 
 Does not know where the record comes from: live.py writes it.
 """

@@ -4,8 +4,8 @@
 
 prints what was live and reserved, as JSON. Takes minutes, and neither weights nor memory.
 
-A process of its own, since it changes torch for good. One process and one GPU, without DeepSpeed, FSDP or 8 bit.
-Completions are made up, at full length, and rewards, so that every group has a signal.
+It needs a separate process, because it changes torch for good. One process and one GPU, without DeepSpeed, FSDP or
+8 bit. Completions are made up, at full length, and rewards, so that every group has a signal.
 
 Does not train, grade or sample, and reads no weights.
 """
