@@ -164,7 +164,7 @@ def number(problem): return 7
 
 @pytest.fixture
 def own_prompts(tmp_path, monkeypatch):
-    (tmp_path / "own_prompts.py").write_text(OWN_PROMPTS)
+    (tmp_path / "test_prompts_own.py").write_text(OWN_PROMPTS)
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -179,7 +179,7 @@ def own_prompts(tmp_path, monkeypatch):
         (["{problem}: <think>"], None, ["a?: <think>"], "r1_zero"),
         (["gsm8k", "New."], None, ["New.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "a?"], "gsm8k"),
         (["gsm8k", None, "boxed"], None, [0, 0, 0, "a?"], "boxed"),
-        (["own_prompts:chat", "new"], None, ["new", "<answer> a?"], "boxed"),
+        (["test_prompts_own:chat", "new"], None, ["new", "<answer> a?"], "boxed"),
     ],
 )
 def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
@@ -201,8 +201,11 @@ def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
         (["Solve it."], "template='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
         (["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
         (["boxed", None, "latex"], "answer_format='latex' is not known"),
-        (["own_prompts:nothing"], "prompt_template='own_prompts:nothing' returned a list: return text, or messages"),
-        (["own_prompts:number"], "prompt_template='own_prompts:number' returned a int"),
+        (
+            ["test_prompts_own:nothing"],
+            "prompt_template='test_prompts_own:nothing' returned a list: return text, or messages",
+        ),
+        (["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
     ],
 )
 def test_a_prompt_that_cannot_be_made_is_refused(arguments, message, own_prompts):
