@@ -31,7 +31,6 @@ def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_
     assert verdicts([answers[i] for i in others], [answers[i - 1] for i in others]) == {"wrong": len(others)}
 
 
-@pytest.mark.slow
 def test_math_solutions_are_correct_against_their_own_answers(rows):
     math = rows("math/train", "math/test_outside_math500", "math500/test")
     assert len(math) == 12_500
@@ -45,7 +44,6 @@ def test_math_solutions_are_correct_against_their_own_answers(rows):
     assert len(others) <= 30, others
 
 
-@pytest.mark.slow
 def test_math_solutions_are_wrong_against_the_next_rows_answer(rows):
     math = rows("math500/test")
     pairs = [(row["answer"], other) for row, other in zip(math, math[-1:] + math, strict=False)]

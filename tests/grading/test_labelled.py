@@ -54,7 +54,6 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
     assert len(misses) <= 0.03 * sum(map(len, rows.values())), misses
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
 def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not(name):
     rows = graded(name)
@@ -64,10 +63,10 @@ def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_
     assert "farm" not in name or not rows[True, False] + rows[False, True]
 
 
-@pytest.mark.slow
-def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them():
-    total, results = paid_twice(CANDIDATES, stride=97)
-    assert total > 1_000
+@pytest.mark.parametrize("stride", [389, pytest.param(97, marks=pytest.mark.slow)])
+def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them(stride):
+    total, results = paid_twice(CANDIDATES, stride)
+    assert total > 250
     assert results == []
 
 

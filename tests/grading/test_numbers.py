@@ -55,7 +55,6 @@ def test_a_rational_equals_itself_in_every_spelling_and_never_a_different_one(p,
         assert compare(one, two)[0] is grade(one, f"\\boxed{{{two}}}") is verdict, (one, two)
 
 
-@pytest.mark.slow
 @given(decimals)
 @settings(max_examples=300, deadline=None)
 def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
@@ -92,7 +91,6 @@ latexish = st.lists(
 ).map("".join)
 
 
-@pytest.mark.slow
 @given(latexish)
 @settings(max_examples=600, deadline=None)
 def test_any_text_is_correct_against_itself(text):
@@ -125,8 +123,6 @@ def test_numbers_that_floats_cannot_tell_apart_are_different(gold, answer):
         ("25%", Fraction(1, 4)),
         ("-25%", Fraction(-1, 4)),
         ("-3.5", Fraction(-7, 2)),
-        ("5!", 120),
-        (r"\binom{5}{2}", 10),
         ("x", None),
         ("1, 2", None),
     ],
