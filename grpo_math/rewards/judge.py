@@ -115,8 +115,8 @@ def question(problem: str, reference: str, answer: str) -> str:
 def decoy(problem: str, reference: str) -> str:
     """Return a false reference: a number of nine digits that depends on the question.
 
-    >>> decoy("3 + 4?", "7") == decoy("3 + 4?", "7") != decoy("3 + 4?", "8")
-    True
+    >>> decoy("3 + 4?", "7"), decoy("3 + 4?", "8")
+    ('531317332', '809416372')
     """
     return str(int(hashlib.sha256(f"{problem}\0{reference}".encode()).hexdigest(), 16) % 900_000_000 + 100_000_000)
 

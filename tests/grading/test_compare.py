@@ -46,6 +46,8 @@ FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
         ("x > 3", "3 < x", RIGHT),
         ("x > 3", r"x \ge 3", WRONG),
         (r"x < 0 \text{ or } x > 1", r"(-\infty, 0) \cup (1, \infty)", RIGHT),
+        (r"(0, 1) \cup (2, 3)", "5", WRONG),
+        (r"(0, 1) \cup (2, 3)", r"(1, 0) \cup (2, 3)", WRONG),
         # assignments and labels
         ("x = 5", "5", RIGHT),
         ("5", "x = 5", RIGHT),

@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import textwrap
+import threading
 import time
 
 import pytest
@@ -294,6 +295,8 @@ def test_a_slow_reward_is_named_and_what_it_changes_in_torch_but_the_random_stat
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
         time.sleep(columns["pause"])
+        # A waiting thread must not keep an ending process alive.
+        assert all(thread.daemon for thread in threading.enumerate() if isinstance(thread, threading.Timer))
         return [float(torch.rand(()))]
 
     torch.manual_seed(0)
