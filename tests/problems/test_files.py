@@ -3,10 +3,11 @@
 import gzip
 import json
 from decimal import Decimal
+from io import BytesIO
 
 import pyarrow
 import pytest
-from pyarrow import parquet
+from pyarrow.parquet import write_table
 
 from grpo_math.errors import DataError, UserError
 from grpo_math.problems.datasets import load_problems
@@ -36,18 +37,27 @@ def test_a_file_of_any_format_has_the_same_rows(tmp_path, name):
     assert [row["id"] for row in rows] == [f"{name.partition('.')[0]}/{row['id'].rpartition('/')[2]}" for row in rows]
 
 
-def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_of_any_length_is_read(tmp_path):
-    file, long = tmp_path / "mine.parquet", tmp_path / "long.csv"
-    chats = [[{"role": "user", "content": row["problem"]}] for row in ROWS]
-    golds = [Decimal("7.00"), Decimal("12345678901234567890.25")]
-    parquet.write_table(pyarrow.table({"prompt": chats, "answer": golds}), file)
-    assert [row["answer"] for row in load_problems(str(file))] == ["7.00", "12345678901234567890.25"]
-    file = tmp_path / "huge.jsonl"
-    file.write_text(f'{{"problem": "10^400?", "answer": 1{"0" * 400}, "level": "hard"}}\n')
-    (row,) = load_problems(str(file))
-    assert (row["answer"], row["level"]) == ("1" + "0" * 400, "hard")
-    long.write_text(f"problem,answer\n{'x' * 200_000},7\n")
-    assert len(load_problems(str(long))[0]["problem"]) == 200_000
+def parquet(**columns: list) -> bytes:
+    file = BytesIO()
+    write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+CHATS = [[{"role": "user", "content": row["problem"]}] for row in ROWS]
+DECIMALS = [Decimal("7.00"), Decimal("12345678901234567890.25")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "golds"),
+    [
+        ("mine.parquet", parquet(prompt=CHATS, answer=DECIMALS), ["7.00", "12345678901234567890.25"]),
+        ("huge.jsonl", f'{{"problem": "10^400?", "answer": 1{"0" * 400}}}'.encode(), ["1" + "0" * 400]),
+        ("long.csv", f"problem,answer\n{'x' * 200_000},7\n".encode(), ["7"]),
+    ],
+)
+def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tmp_path, name, content, golds):
+    (tmp_path / name).write_bytes(content)
+    assert [row["answer"] for row in load_problems(str(tmp_path / name))] == golds
 
 
 @pytest.mark.parametrize(

@@ -196,34 +196,25 @@ def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("action", "arguments", "message"),
     [
-        (["Solve it."], "template='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
-        (["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
-        (["boxed", None, "latex"], "answer_format='latex' is not known"),
-        (
-            ["test_prompts_own:nothing"],
-            "prompt_template='test_prompts_own:nothing' returned a list: return text, or messages",
-        ),
-        (["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
+        (as_template, ["Solve it."], "='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
+        (as_template, ["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
+        (as_template, ["boxed", None, "latex"], "answer_format='latex' is not known"),
+        (as_template, ["test_prompts_own:nothing"], "returned a list: return text, or messages with role and content"),
+        (as_template, ["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
+        (refuse_without_call, ["r1_zero", ["python"]], "r1_zero' is plain text, in which nothing can be called"),
+        (refuse_without_call, ["python", ["search"]], "python' shows a call of python, which is not among tools"),
     ],
 )
-def test_a_prompt_that_cannot_be_made_is_refused(arguments, message, own_prompts):
+def test_a_prompt_that_cannot_be_made_or_used_is_refused(action, arguments, message, own_prompts):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        as_template(*arguments)
+        action(*arguments)
+    refuse_without_call("python", ["python"])
+    refuse_without_call("r1_zero", [])
 
 
-def test_a_template_and_tools_that_cannot_work_together_are_refused():
-    assert refuse_without_call("python", ["python"]) is refuse_without_call("r1_zero", []) is None
-    with pytest.raises(ConfigError, match="r1_zero' is plain text, in which nothing can be called"):
-        refuse_without_call("r1_zero", ["python"])
-
-
-@pytest.mark.parametrize(("name", "completion"), [(name, text) for name in ACCEPTED for text in ACCEPTED[name]])
-def test_a_completion_in_the_format_is_accepted(name, completion):
-    assert in_format(completion, name)
-
-
-@pytest.mark.parametrize(("name", "completion"), [(name, text) for name in REJECTED for text in REJECTED[name]])
-def test_a_completion_out_of_the_format_is_rejected(name, completion):
-    assert not in_format(completion, name)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_completion_is_in_the_format_or_not(name):
+    accepted = [text for text in (*ACCEPTED[name], *REJECTED[name]) if in_format(text, name)]
+    assert accepted == list(ACCEPTED[name])

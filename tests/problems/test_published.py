@@ -130,11 +130,12 @@ def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(t
         {"problem": "a?", "answer": "1"},
         {"problem": "c?", "answer": ""},
         {"problem": "d?", "answer": "2"},
+        {"problem": "a?", "answer": "3"},
     ]
     put(tmp_path / "openr1", rows, config="default")
-    assert [row["problem"] for row in load_problems("openr1")] == ["a?", "d?"]
+    assert [(row["problem"], row["answer"]) for row in load_problems("openr1")] == [("a?", "1"), ("d?", "2")]
     assert caplog.messages == [
-        f"left out 1 of 3 rows of {tmp_path}/openr1: duplicate problems",
+        f"left out 2 of 4 rows of {tmp_path}/openr1: duplicate problems",
         f"skipped 2 of 4 rows of {tmp_path}/openr1; line 2: answer contains no gold answer",
     ]
 

@@ -132,6 +132,7 @@ BY_HAND = [
     ),
     ("overlong", ["a " * 820, "a " * 922], {}, [0.0, -0.5]),  # 1,024 words, of which 204 are the end
     (make_overlong(100, 10), [""] * 2, {"completion_ids": [[0] * 95, [0] * 101]}, [-0.5, -1.0]),
+    (make_overlong(100, 1), [""] * 2, {"completion_ids": [[0] * 99, [0] * 100]}, [0.0, -1.0]),
     (make_repetition(1, 2.0), ["so so"], {}, [-1.0]),
     (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
     (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),

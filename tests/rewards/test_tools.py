@@ -96,6 +96,7 @@ def test_failed_calls_can_cost():
     gave = (calls("17*23"), result("391"), says("#### 391"))
     assert paid(*FAILED, *FAILED, *gave, reward=reward) == pytest.approx(0.1)
     assert paid(*FAILED, says("#### 391"), reward=reward) == pytest.approx(-0.2)
+    assert paid(*FAILED, *gave, reward=make_tool_use(effect=0)) == 0.0
     assert paid(*gave, reward=reward, grade=[Grade(Verdict.CRASH, "391")]) is None
 
 
