@@ -75,9 +75,10 @@ def load_problems(
     if limit is not None and limit < 1:
         raise ConfigError("limit", limit, "is not a number of rows", "give 1 or more, or leave it out for all rows")
     template = as_template(template)
+    errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":
-        rows, errors = _generated(levels, hub.split_of(split, generated.SPLITS), limit, seed), []
+        rows = _generated(levels, hub.split_of(split, generated.SPLITS), limit, seed)
     else:
         rows, errors = _read(dataset, split, columns)
     skips = skip_bad_rows or source_of(dataset) is not None

@@ -9,10 +9,10 @@ import numbers
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
@@ -42,7 +42,7 @@ class RewardContext:
     error: UserError | None = None
 
 
-def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
+def checked(reward: Any, context: RewardContext | None = None) -> Reward:
     """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
 
     With ``context``, as in training, its columns are added, and an error is stored in the context instead of raised,
@@ -54,18 +54,18 @@ def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    function, name = cast("Callable[..., Any]", reward), name_of(reward)
+    name = name_of(reward)
     more = context.columns if context else {}
 
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
-            values = await function(prompts=prompts, completions=completions, **{**columns, **more})
+            values = await reward(prompts=prompts, completions=completions, **{**columns, **more})
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
-            values = function(prompts=prompts, completions=completions, **{**columns, **more})
+            values = reward(prompts=prompts, completions=completions, **{**columns, **more})
             # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
