@@ -27,7 +27,6 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "subject": ("subject",),
     }
 )
-NEEDED = ("problem", "answer")
 # Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
 ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
 # TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
@@ -47,10 +46,9 @@ def read(text: str | None) -> dict[str, str]:
     columns = {}
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
-        if not column:
-            raise ConfigError("columns", text, f"does not name a column in {part!r}", "write problem=query,...")
-        if field not in ACCEPTED:
-            raise ConfigError("columns", text, f"names {field!r}", f"the fields are {', '.join(ACCEPTED)}")
+        if not column or field not in ACCEPTED:
+            remedy = f"write problem=query,answer=target; the fields are {', '.join(ACCEPTED)}"
+            raise ConfigError("columns", text, f"does not name a field and its column in {part!r}", remedy)
         columns[field] = column
     return columns
 
@@ -72,7 +70,7 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
 
 def refuse_missing(present: Sequence[str], columns: Columns, dataset: str) -> None:
     """Raise `ConfigError` unless a data set with the columns ``present`` can have a problem and an answer."""
-    for field in NEEDED:
+    for field in ("problem", "answer"):
         if not used(present, {field: columns[field]}):
             raise ConfigError(
                 "dataset", dataset, f"has no column for the {field}", remedy_of(present, field, columns[field])

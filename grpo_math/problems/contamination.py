@@ -13,7 +13,7 @@ Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
@@ -22,8 +22,6 @@ NGRAM = 13
 SPLITS = ("train", "test", "heldout")
 WORD = re.compile(r"[^\W\d_]+|\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[-+*/=<>^|%]")
 SPACING = re.compile(r"[\s$]|\\[,;!]")
-
-Row = Mapping[str, Any]
 
 
 def words(text: str) -> list[str]:
@@ -35,7 +33,9 @@ def words(text: str) -> list[str]:
     return [word.replace(",", "") for word in WORD.findall(text.casefold())]
 
 
-def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
+def overlap(
+    problems: Sequence[Mapping[str, Any]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
+) -> dict[str, Any]:
     """Count the ``problems`` that share ``ngram`` consecutive words with a training problem, or are equal to one.
 
     ``equal`` counts problems that differ only in case, spaces and final punctuation.
@@ -54,9 +54,7 @@ def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM
             by_gram.setdefault(gram, []).append(i)
     equal: set[int] = set()
     shared: set[int] = set()
-    size = 0
     for row in training:
-        size += 1
         equal.update(by_text.get(_whole(row["problem"]), ()))
         for gram in _ngrams(row["problem"], ngram):
             shared.update(by_gram.get(gram, ()))
@@ -64,20 +62,20 @@ def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM
     return {
         "ngram": ngram,
         "n": len(problems),
-        "training_problems": size,
+        "training_problems": len(training),
         "overlapping": overlapping,
         "share": overlapping / len(problems),
         "equal": len(equal),
     }
 
 
-def against(problems: Sequence[Row], training: str) -> dict[str, Any]:
+def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, Any]:
     """Return the `overlap` with a training set by name, and ``:SPLIT`` unless it is train."""
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
-    rows = load_problems(name, split, skip_bad_rows=True)
-    return {"training_data": name, "training_split": split, **overlap(problems, rows)}
+    results = overlap(problems, load_problems(name, split, skip_bad_rows=True))
+    return {"training_data": name, "training_split": split, **results}
 
 
 def text_of(result: Mapping[str, Any]) -> str:

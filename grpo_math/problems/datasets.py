@@ -14,9 +14,9 @@ the prompt asks for. All rows of a data set have the same keys.
 The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
 (without thousands separators), or the whole column. columns.py finds the columns.
 
-The data folder is ``data_dir``, or the environment variable GRPO_MATH_DATA. It contains the files of gsm8k, math and
-math500 (`Source.files`), and a folder with the set's name for each other set. The test split of math never contains a
-problem of math500: it has 4,500 rows (one of them, in the published data, is also a training problem).
+The environment variable GRPO_MATH_DATA names the data folder. It contains the files of gsm8k, math and math500
+(`Source.files`), and a folder with the set's name for each other set. The test split of math never contains a problem
+of math500: it has 4,500 rows (one of them, in the published data, is also a training problem).
 
 >>> rows = load_problems("generated", "heldout", limit=2)
 >>> sorted(rows[0]), rows[0]["problem"], rows[0]["answer"]
@@ -25,33 +25,27 @@ problem of math500: it has 4,500 rows (one of them, in the published data, is al
 Does not shuffle, tokenize or cut prompts: TRL does.
 """
 
-from __future__ import annotations
-
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, cast
 
 from grpo_math.errors import ConfigError, DataError, first_line, one_of
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated, hub
-from grpo_math.problems.columns import Columns
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, place_of, source_of
 from grpo_math.reading import home, is_table, read_table
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 logger = logging.getLogger(__name__)
 
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
-NAMES = (*SOURCES, "generated")
-ACCEPTED = (*NAMES, "owner/name", "path/to/file.jsonl")
+ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
+Opened = tuple[str, str, Iterable[tuple[int, Any]]]  # the start of each id, the name for messages, the numbered rows
 
 
 def load_problems(
@@ -62,7 +56,6 @@ def load_problems(
     limit: int | None = None,
     seed: int = 0,
     skip_bad_rows: bool = False,
-    data_dir: str | None = None,
     columns: str | None = None,
 ) -> list[Problem]:
     """Return the rows of a data set (see the table above). A split may be cut: ``train[200:]``, ``train[:10%]``.
@@ -81,52 +74,41 @@ def load_problems(
     """
     if limit is not None and limit < 1:
         raise ConfigError("limit", limit, "is not a number of rows", "give 1 or more, or leave it out for all rows")
+    template = as_template(template)
+    errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":
-        if columns:
-            raise ConfigError("columns", columns, "would be ignored: generated problems have none", "leave it out")
-        return _generated(levels, hub.split_of(split, generated.SPLITS), template, limit, seed)
-    rows, errors = read_rows(dataset, split, template=template, data_dir=data_dir, columns=columns)
+        rows = _generated(levels, hub.split_of(split, generated.SPLITS), limit, seed)
+    else:
+        rows, errors = _read(dataset, split, columns)
     skips = skip_bad_rows or source_of(dataset) is not None
     if errors and (not skips or not rows):
         raise errors[0]
     if not rows:
         raise ConfigError("dataset", dataset, "has no rows", "check the file")
     if errors:
-        total, one = len(rows) + len(errors), errors[0]
-        logger.warning(
-            f"skipped {len(errors):,} of {total:,} rows of {one.file}; line {one.line}: {one.field} {one.reason}"
-        )
+        one, counted = errors[0], f"{len(errors):,} of {len(rows) + len(errors):,}"
+        logger.warning(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
     # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
-    if limit is not None:
-        drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
-        kept = {row["id"] for row in drawn}
-        rows = [row for row in rows if row["id"] in kept]
-    return rows
+    drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
+    ids = {row["id"] for row in drawn}
+    return _with_prompts([row for row in rows if row["id"] in ids], template, dataset)
 
 
-def read_rows(
-    dataset: str,
-    split: str = "train",
-    *,
-    template: str | Template = "gsm8k",
-    data_dir: str | None = None,
-    columns: str | None = None,
-) -> tuple[list[Problem], list[DataError]]:
-    """Return all good rows of a data set in their order, and one error for each bad row (see `load_problems`)."""
-    template = as_template(template)
+def _read(dataset: str, split: str, columns: str | None) -> tuple[list[Row], list[DataError]]:
+    """Return all good rows of a data set in their order, and one error for each bad row."""
     source = SOURCES.get(source_of(dataset) or "", OWN)
     accepted = which.chosen(which.read(columns), source.columns)
-    opened = _open(dataset, split, accepted, data_dir)
+    label, file, numbered = _open(dataset, split, accepted)
     rows: list[Row] = []
     errors: list[DataError] = []
     ids: set[str] = set()
-    for line, raw in opened.rows:
-        number = f"{opened.label}/{line}"
+    for line, raw in numbered:
+        number = f"{label}/{line}"
         try:
             row = checked(raw, number, accepted, source)
         except BadRow as bad:
-            errors.append(DataError(opened.file, line, *bad.args))
+            errors.append(DataError(file, line, *bad.args))
             continue
         # Results and completions are matched by id. Joined data sets often repeat ids.
         if row["id"] in ids:
@@ -135,55 +117,39 @@ def read_rows(
         rows.append(row)
     # A benchmark keeps all rows, as its authors count them.
     if source is not OWN and "train" in source.splits:
-        rows = _once(rows, opened.file)
-    return _with_prompts(rows, template, dataset), errors
-
-
-def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Return the rows as a `datasets.Dataset`, for TRL's trainer."""
-    from datasets import Dataset
-
-    return Dataset.from_list([dict(row) for row in rows])
+        rows = _once(rows, file)
+    return rows, errors
 
 
 # Finding the rows
 
 
-class _Opened(NamedTuple):
-    """The rows of a data set, numbered. ``label`` is the start of each id, and ``file`` the name for messages."""
-
-    label: str
-    file: str
-    rows: Iterable[tuple[int, Any]]
-
-
-def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
+def _open(dataset: str, split: str, accepted: which.Columns) -> Opened:
     if name := source_of(dataset):
-        return _known(dataset, name, split, accepted, data_dir)
+        return _known(dataset, name, split, accepted)
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        return _Opened(path.name.partition(".")[0], dataset, _table(path, split))
+        return path.name.partition(".")[0], dataset, _table(path, split)
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
         one_of("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
     rows = hub.rows(address, split, accepted, dataset, remedy)
-    return _Opened(address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows)
+    return address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows
 
 
-def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
+def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Opened:
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], place_of(dataset)
     base, bracket, cut = split.partition("[")
     base = hub.split_of(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
-    folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    folder = os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
-    # A ``data_dir`` that lacks the file is an error; the variable may name a folder with other sets only.
-    if folder and file_name and not stated.config and (path.is_file() or data_dir):
-        return _Opened(label, str(path), _table(path, split))
+    if folder and path.is_file() and not stated.config:
+        return label, str(path), _table(path, split)
     copied = folder and path.is_dir() and not stated.revision
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
     address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
@@ -195,7 +161,7 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
         }
         # Here and not later, so that the numbers in the ids stay those of the published data.
         rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
-    return _Opened(label, str(path) if copied else f"{source.hub} ({theirs})", rows)
+    return label, str(path) if copied else f"{source.hub} ({theirs})", rows
 
 
 def _table(path: Path, split: str) -> list[tuple[int, Any]]:
@@ -214,14 +180,13 @@ def _table(path: Path, split: str) -> list[tuple[int, Any]]:
     return rows[part.from_ : part.to]
 
 
-def _generated(levels: str, split: str, template: str | Template, limit: int | None, seed: int) -> list[Problem]:
-    template = as_template(template)
+def _generated(levels: str, split: str, limit: int | None, seed: int) -> list[Row]:
     names = list(dict.fromkeys(name.strip() for name in (levels or "sums,differences").split(",")))
     for name in names:
         one_of("level", name, tuple(generated.LEVELS))
-    n = len(names) * min(generated.count(name, split) for name in names)
+    n = len(names) * min(len(generated.problems(name, split)) for name in names)
     rows = generated.generate(split, min(limit or n, n), seed, names)
-    return [_problem(row, template, {"level": row["level"]}) for row in rows]
+    return [{**row, "others": {"level": row["level"]}} for row in rows]
 
 
 # Making the problems
@@ -229,8 +194,9 @@ def _generated(levels: str, split: str, template: str | Template, limit: int | N
 
 def _once(rows: list[Row], file: str) -> list[Row]:
     """Return the first row of each problem."""
-    # A dict keeps the last value of a key, so the rows are reversed to keep the first row of a problem.
-    kept = list({row["problem"]: row for row in reversed(rows)}.values())[::-1]
+    # A dict keeps the last value of a key, so the rows are reversed.
+    first = {row["problem"]: number for number, row in reversed([*enumerate(rows)])}
+    kept = [rows[number] for number in sorted(first.values())]
     if len(kept) < len(rows):
         logger.warning(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows of {file}: duplicate problems")
     return kept
@@ -238,20 +204,16 @@ def _once(rows: list[Row], file: str) -> list[Row]:
 
 def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Problem]:
     """Make the problems, each with the same columns in the same order."""
-    others = [row.pop("others") for row in rows]
     # TRL's table needs the same columns in each row.
-    names = dict.fromkeys(name for columns in others for name in columns)
-    kept = [name for name in names if _fits_a_table(name, [columns.get(name) for columns in others], dataset)]
-    return [
-        _problem(row, template, {name: columns.get(name) for name in kept})
-        for row, columns in zip(rows, others, strict=True)
-    ]
-
-
-def _problem(row: Row, template: Template, others: Row) -> Problem:
-    prompt = template.prompt(row["problem"], row.get("own_prompt"))
-    made = {"id": row["id"], "prompt": prompt, "problem": row["problem"], "answer": row["answer"]}
-    return cast(Problem, {**made, "answer_format": template.answer_format, **others})
+    names = dict.fromkeys(name for row in rows for name in row["others"])
+    kept = [name for name in names if _fits_a_table(name, [row["others"].get(name) for row in rows], dataset)]
+    problems = []
+    for row in rows:
+        prompt = template.prompt(row["problem"], row.get("own_prompt"))
+        made = {"id": row["id"], "prompt": prompt, "problem": row["problem"], "answer": row["answer"]}
+        others = {name: row["others"].get(name) for name in kept}
+        problems.append(cast(Problem, {**made, "answer_format": template.answer_format, **others}))
+    return problems
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:

@@ -10,7 +10,7 @@ every platform.
 
 >>> generate("heldout", 2)[0]
 {'id': 'sums/plus/4,13', 'problem': 'What is 4 + 13?', 'answer': '17', 'level': 1}
->>> count("sums", "train"), count("sums", "heldout")
+>>> len(problems("sums", "train")), len(problems("sums", "heldout"))
 (512, 272)
 
 Does not make negative numbers, fractions or decimals: every answer is an integer >= 0.
@@ -20,35 +20,26 @@ import operator
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import product
-from typing import Any, NamedTuple
-
-from grpo_math.errors import one_of
+from typing import Any
 
 SPLITS = ("train", "heldout")
 # With this key one third of the small levels is held out, within 1% (other keys gave 28% to 39%).
 SPLIT_KEY = "split 57"
-Row = dict[str, Any]
 
 
-class Level(NamedTuple):
-    """Problems of one operation, on all pairs of ``numbers`` whose answer is at least 0."""
-
-    number: int
-    name: str
-    sign: str
-    compute: Callable[[int, int], int]
-    numbers: range
-
-
-LEVELS = {
-    "sums": Level(1, "plus", "+", operator.add, range(1, 29)),
-    "differences": Level(2, "minus", "-", operator.sub, range(1, 31)),
-    "products": Level(3, "times", "*", operator.mul, range(2, 13)),
-    "long_products": Level(4, "times", "*", operator.mul, range(100, 10_000, 97)),
+# The number of a level, an operation (its name in the ids, its sign, its function), and the numbers that it is applied
+# to: all pairs of them whose answer is at least 0.
+LEVELS: dict[str, tuple[int, str, str, Callable[[int, int], int], range]] = {
+    "sums": (1, "plus", "+", operator.add, range(1, 29)),
+    "differences": (2, "minus", "-", operator.sub, range(1, 31)),
+    "products": (3, "times", "*", operator.mul, range(2, 13)),
+    "long_products": (4, "times", "*", operator.mul, range(100, 10_000, 97)),
 }
 
 
-def generate(split: str, n: int, seed: int = 0, levels: Sequence[str] = ("sums", "differences")) -> list[Row]:
+def generate(
+    split: str, n: int, seed: int = 0, levels: Sequence[str] = ("sums", "differences")
+) -> list[dict[str, Any]]:
     """Return ``n`` different problems of a split, evenly over the levels.
 
     A level returns at most all its problems, train / held out: sums 512 / 272, differences 312 / 153,
@@ -57,21 +48,14 @@ def generate(split: str, n: int, seed: int = 0, levels: Sequence[str] = ("sums",
     >>> [row["problem"] for row in generate("train", 2, seed=1, levels=["products"])]
     ['What is 2 * 12?', 'What is 9 * 5?']
     """
-    one_of("split", split, SPLITS)
-    chosen: list[Row] = []
+    chosen: list[dict[str, Any]] = []
     for i, level in enumerate(levels):
-        one_of("level", level, tuple(LEVELS))
         share = n // len(levels) + (i < n % len(levels))
-        chosen += _shuffled(_all(level, split), f"draw {seed}")[:share]
+        chosen += _shuffled(problems(level, split), f"draw {seed}")[:share]
     return _shuffled(chosen, f"order {seed}")
 
 
-def count(level: str, split: str) -> int:
-    """Return how many different problems a level has in a split."""
-    return len(_all(level, split))
-
-
-def _all(level: str, split: str) -> list[Row]:
+def problems(level: str, split: str) -> list[dict[str, Any]]:
     """Return all problems of a level that belong to the split."""
     number, name, sign, compute, numbers = LEVELS[level]
     rows = []
@@ -85,7 +69,7 @@ def _all(level: str, split: str) -> list[Row]:
     return rows
 
 
-def _shuffled(rows: list[Row], key: str) -> list[Row]:
+def _shuffled(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: _digest(f"{key} {row['id']}"))
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.problems import columns
-from grpo_math.problems.columns import Columns
 from grpo_math.problems.sources import Place
 from grpo_math.reading import home
 
 SAME = {"test": "heldout", "heldout": "test"}
-Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
+def rows(
+    address: Place, split: str, accepted: columns.Columns, name: str, remedy: str, known: bool = False
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Return the rows of a split, numbered from 1. ``split`` may be cut, as in ``train[:500]``.
 
     ``known``: ``split`` is the data set's name for the split, and is not looked up.
@@ -76,7 +76,5 @@ def _cannot(path: str, local: bool, name: str, error: Exception, remedy: str) ->
     message = f"{type(error).__name__}: {first_line(error)}"
     if local:
         return ConfigError("dataset", name, f"is a folder that cannot be read ({message})", "check its files")
-    if "gated" in message.lower():
-        remedy = f"accept its terms on huggingface.co/datasets/{path} and sign in with hf auth login"
     reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
     return ConfigError("dataset", name, reason, remedy)

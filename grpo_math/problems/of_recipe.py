@@ -103,9 +103,12 @@ class RecipeProblems:
     def _divided(self) -> tuple[list[Problem], list[Problem]]:
         """The training problems, and the problems of the same file that are held out for evaluation."""
         s = self.settings
-        with naming({"split": "dataset_split", "limit": "dataset_limit"}):
-            rows = self._load(s["dataset"], s["dataset_split"], "columns", limit=s["dataset_limit"], seed=s["seed"])
-        if not self._divides_file:
+        fields = {"split": "dataset_split", "limit": "dataset_limit"}
+        split, limit = s["dataset_split"], s["dataset_limit"]
+        rows = self._load(fields, s["dataset"], split, s["columns"], limit=limit, seed=s["seed"])
+        stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
+        # A file has one split. If the recipe evaluates and does not say on which problems, some of them are held out.
+        if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or self._during):
             return rows, []
         # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
         problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
@@ -114,25 +117,17 @@ class RecipeProblems:
         return [row for row in rows if row["problem"] not in chosen], held_out
 
     @property
-    def _divides_file(self) -> bool:
-        """True if the recipe trains on a file, evaluates, and does not say on which problems."""
-        s = self.settings
-        stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        return bool(is_table(s["dataset"]) and not stated and self._most_evaluated)
-
-    @property
     def _during(self) -> int:
         """The number of problems of ``eval_dataset`` in each evaluation during training."""
         return HELDOUT_N if evaluates(self.settings) and not self.settings["heldout"] else 0
 
-    @property
-    def _most_evaluated(self) -> int:
-        stated = self.settings["eval_n"]
-        return (EVAL_N if stated is None else stated) or self._during
-
-    def _load(self, dataset: str, split: str, columns: str, **options: Any) -> list[Problem]:
-        options = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **options}
-        return load_problems(dataset, split, columns=self.settings[columns], **options)
+    def _load(self, fields: Mapping[str, str], dataset: str, split: str, columns: Any, **options: Any) -> list[Problem]:
+        """Load problems. An error names the recipe's field: ``fields`` has those with another name."""
+        skips = self.settings["skip_bad_rows"]
+        with naming(fields):
+            return load_problems(
+                dataset, split, columns=columns, template=self.template, skip_bad_rows=skips, **options
+            )
 
     def sample(self, most: int) -> list[Problem]:
         """Return at most ``most`` training problems, spread evenly over the data."""
@@ -142,19 +137,27 @@ class RecipeProblems:
     def eval_dataset(self) -> str:
         return self.settings["eval_dataset"] or self.settings["dataset"]
 
+    def _to_evaluate(self, limit: int) -> list[Problem]:
+        """Load problems of the set that is evaluated before and after training."""
+        s, prefix = self.settings, "eval_" if self.settings["eval_dataset"] else ""
+        fields = {
+            "dataset": f"{prefix}dataset",
+            "columns": f"{prefix}columns",
+            "split": "eval_split",
+            "limit": "eval_n",
+        }
+        return self._load(fields, self.eval_dataset, s["eval_split"], s[f"{prefix}columns"], limit=limit)
+
     @cached_property
-    def _candidates(self) -> list[Problem]:
-        """The problems that the recipe or its defaults name for evaluation."""
-        s, n = self.settings, self._most_evaluated
+    def held_out(self) -> list[Problem]:
+        """The problems to evaluate on before and after training."""
+        s = self.settings
+        n = EVAL_N if s["eval_n"] is None else s["eval_n"]
         if not n or self._divided[1]:
             return self._divided[1][:n]
-        names, columns = {"split": "eval_split", "limit": "eval_n"}, "columns"
-        if s["eval_dataset"]:
-            names, columns = {**names, "dataset": "eval_dataset", "columns": "eval_columns"}, "eval_columns"
         try:
-            with naming(names):
-                rows = self._load(self.eval_dataset, s["eval_split"], columns, limit=n)
-        except (UserError, ValueError) as error:
+            rows = self._to_evaluate(n)
+        except UserError as error:
             if s["eval_n"] or self._during:
                 raise
             # The recipe does not ask for these problems, so the run goes without them.
@@ -165,47 +168,41 @@ class RecipeProblems:
             raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less, or --eval_n 0")
         return rows
 
-    @property
-    def held_out(self) -> list[Problem]:
-        """The problems to evaluate on before and after training; during training, if there is no such evaluation."""
-        return self._candidates[: self.eval_n or self._during]
-
     @cached_property
     def during(self) -> list[HeldOutSet]:
         """The sets that are evaluated during training, without the problems of before and after if others are left."""
         s = self.settings
-        sets: list[HeldOutSet] = []
         if self._during:
-            columns = s["eval_columns"] if s["eval_dataset"] else s["columns"]
-            entry: dict[str, Any] = {"data": self.eval_dataset, "split": s["eval_split"], "columns": columns}
-            entry |= {"n": HELDOUT_N, "samples": 1, "temperature": 0.0}
-            sets = [self._held_out_set(entry, self._divided[1])]
-        for entry in s["heldout"] if evaluates(s) else ():
+            rows = self._not_held_out(self._divided[1] or self._to_evaluate(HELDOUT_N + len(self.held_out)))
+            return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
+        entries = s["heldout"] if evaluates(s) else []
+        for entry in entries:
             if "data" not in entry or not all(isinstance(entry[key], OF_SET.get(key, ())) for key in entry):
                 remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
                 raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
-            sets.append(self._held_out_set(entry))
-        if len({one.data for one in sets}) < len(sets):
-            raise ConfigError("heldout", [one.data for one in sets], "names a set twice", "name each once")
-        return sets
+        names = [entry["data"] for entry in entries]
+        if len({*names}) < len(names):
+            raise ConfigError("heldout", names, "names a set twice", "name each once")
+        return [self._held_out_set(entry) for entry in entries]
 
-    def _held_out_set(self, entry: Mapping[str, Any], rows: list[Problem] | None = None) -> HeldOutSet:
+    def _held_out_set(self, entry: Mapping[str, Any]) -> HeldOutSet:
         s, n, split = self.settings, entry.get("n"), entry.get("split", "test")
-        taken = {row["problem"] for row in self._candidates[: self.eval_n]}
         # A larger draw contains a smaller one, so that this many other problems are drawn.
-        more = len(taken) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
-        if not rows:
-            options: dict[str, Any] = {"columns": entry.get("columns"), "skip_bad_rows": s["skip_bad_rows"]}
-            with naming(dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")):
-                rows = load_problems(entry["data"], split, template=self.template, limit=n and n + more, **options)
-        rows = [row for row in rows if row["problem"] not in taken] or rows
-        return HeldOutSet(entry["data"], split, rows[:n], entry.get("samples"), entry.get("temperature"))
+        more = len(self.held_out) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
+        fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")
+        rows = self._load(fields, entry["data"], split, entry.get("columns"), limit=n and n + more)
+        rows = self._not_held_out(rows)[:n]
+        return HeldOutSet(entry["data"], split, rows, entry.get("samples"), entry.get("temperature"))
+
+    def _not_held_out(self, rows: list[Problem]) -> list[Problem]:
+        """Return the rows without the problems of before and after; all rows if these are all."""
+        taken = {row["problem"] for row in self.held_out}
+        return [row for row in rows if row["problem"] not in taken] or rows
 
     @property
     def eval_n(self) -> int:
         """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
-        stated = self.settings["eval_n"]
-        return min(EVAL_N, len(self._candidates)) if stated is None else stated
+        return len(self.held_out)
 
     @property
     def about_eval(self) -> str | None:
@@ -228,4 +225,5 @@ class RecipeProblems:
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
         """The overlap of the evaluation problems with the training problems; None without evaluation problems."""
-        return contamination.overlap(self.held_out, self.rows) if self.held_out else None
+        evaluated = self.held_out or [row for one in self.during for row in one.rows]
+        return contamination.overlap(evaluated, self.rows) if evaluated else None

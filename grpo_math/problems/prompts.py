@@ -78,7 +78,15 @@ class Template(NamedTuple):
 
     def prompt(self, problem: str, row_prompt: Prompt | None = None) -> Prompt:
         """Return the prompt of a problem. ``row_prompt`` is the prompt in the row, if there is one."""
-        return _prompt(self.name, self.system, problem, row_prompt)
+        name = PROBLEM if self.name == AS_IS else self.name
+        prompt = row_prompt if row_prompt and self.name == AS_IS else _filled(name, problem)
+        if self.system is None:
+            return prompt
+        if isinstance(prompt, str):
+            reason = f"would be ignored: {self.name} makes plain text"
+            raise ConfigError("system_prompt", self.system, reason, "leave one of them out")
+        system = {"role": "system", "content": self.system}
+        return [system, *(message for message in prompt if message["role"] != "system")]
 
 
 def template_of(settings: Mapping[str, Any]) -> Template:
@@ -106,34 +114,22 @@ def as_template(
         if len(name.split()) > 1:
             raise ConfigError(field, name, f"does not contain {PROBLEM}", f"write {PROBLEM} in the problem's place")
         one_of(field, name, (*TEMPLATES, AS_IS))
+    template = Template(name, system, "")
     # Tried here, before any data is read: a function of the user may fail.
-    example = _prompt(name, system, "3 + 4?")
+    example = template.prompt("3 + 4?")
     answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
     one_of("answer_format", answer_format, tuple(FORMATS))
-    return Template(name, system, answer_format)
-
-
-def _prompt(name: str, system: str | None, problem: str, row_prompt: Prompt | None = None) -> Prompt:
-    if name == AS_IS or PROBLEM in name:
-        text = problem if name == AS_IS else name.replace(PROBLEM, problem)
-        prompt = row_prompt if row_prompt and name == AS_IS else [{"role": "user", "content": text}]
-    else:
-        prompt = _filled(name, problem) if name in TEMPLATES else _of_function(name, problem)
-    if system is None:
-        return prompt
-    if isinstance(prompt, str):
-        raise ConfigError(
-            "system_prompt", system, f"would be ignored: {name} makes plain text", "leave one of them out"
-        )
-    return [{"role": "system", "content": system}, *(message for message in prompt if message["role"] != "system")]
+    return template._replace(answer_format=answer_format)
 
 
 def _filled(name: str, problem: str) -> Prompt:
+    if name not in TEMPLATES and PROBLEM not in name:
+        return _of_function(name, problem)
     # Rows must not share messages with each other or with the table: a change to one would change all.
-    template = copy.deepcopy(TEMPLATES[name])
+    template = copy.deepcopy(TEMPLATES.get(name) or [{"role": "user", "content": name}])
     if isinstance(template, str):
         return template.replace(PROBLEM, problem)
-    return [*template[:-1], {"role": "user", "content": problem}]
+    return [*template[:-1], {"role": "user", "content": template[-1]["content"].replace(PROBLEM, problem)}]
 
 
 def _of_function(name: str, problem: str) -> Prompt:

@@ -20,7 +20,6 @@ from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems import columns
-from grpo_math.problems.columns import Columns
 from grpo_math.problems.sources import OWN, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
 
@@ -35,24 +34,26 @@ REMEDY = "correct the row, or pass --skip_bad_rows"
 
 
 class BadRow(Exception):
-    """The field, the reason and the remedy of a `DataError`. `read_rows` adds the file and the line."""
+    """The field, the reason and the remedy of a `DataError`. `datasets.py` adds the file and the line."""
 
 
-def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, source: Source = OWN) -> Row:
+def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.Columns, source: Source = OWN) -> Row:
     """Return {id, problem, answer, own_prompt, others}. Raises `BadRow`.
 
     ``own_prompt`` is a chat or TRL's column ``prompt``, else None. ``others`` has the level, subject and tolerance,
     and the unchanged other columns if the data set is not built in.
     """
-    fields = _parsed(raw) if isinstance(raw, bytes) else raw
-    _check(isinstance(fields, Mapping), "row", _kind(fields, "an object"))
+    try:
+        fields = from_json(raw) if isinstance(raw, bytes) else raw
+    except Unreadable as error:
+        raise BadRow("row", f"cannot be read ({error.reason})", f"write one object a line, {REMEDY}") from None
+    _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
-    problem_key, prompt = columns.first(fields, "problem", accepted["problem"])
+    problem_key, prompt = _needed(fields, "problem", accepted)
     problem = _question(prompt, problem_key)
     # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.
     own_prompt = prompt if problem is not prompt or problem_key == "prompt" else None
-    missing = columns.remedy_of(fields, "problem", accepted["problem"])
-    _check(isinstance(problem, str), problem_key, _kind(problem, "text"), missing if problem is None else "")
+    _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     problem = problem.removeprefix(source.around[0]).removesuffix(source.around[1])
     _check(bool(problem.strip()), problem_key, "is empty")
     answer = _answer(fields, accepted, problem, source)
@@ -64,30 +65,20 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
         "own_prompt": own_prompt,
     }
     parts = _parts(fields, accepted, answer, source)
-    # The other columns of a built-in set may be gigabytes, and the user did not name them.
-    if source is not OWN:
-        return {**row, "others": parts}
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
     left_out = {*row, *PARTS, *asked}
-    return {**row, "others": {**{name: fields[name] for name in fields if name not in left_out}, **parts}}
+    # The other columns of a built-in set may be gigabytes, and the user did not name them.
+    others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
+    return {**row, "others": others | parts}
 
 
-def gsm8k_gold(solution: str) -> str | None:
-    r"""Return the number after the last ``####`` of a GSM8K solution, without thousands separators; None without one.
-
-    >>> gsm8k_gold("5 * 425 = <<5*425=2125>>2,125\n#### 2,125"), gsm8k_gold("no marker")
-    ('2125', None)
-    """
-    numbers = FORMATS["gsm8k"].marker.findall(solution)
-    return THOUSANDS.sub("", numbers[-1].strip()) if numbers else None
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return from_json(line)
-    except Unreadable as error:
-        raise BadRow("row", f"cannot be read ({error.reason})", f"write one object a line, {REMEDY}") from None
+def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) -> tuple[str, Any]:
+    """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
+    key, content = columns.first(fields, field, accepted[field])
+    if content is None:
+        raise BadRow(key, "is missing", f"{columns.remedy_of(fields, field, accepted[field])}; {REMEDY}")
+    return key, content
 
 
 def _question(problem: Any, key: str) -> Any:
@@ -100,16 +91,15 @@ def _question(problem: Any, key: str) -> Any:
     return questions[0]
 
 
-def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: Source) -> str:
+def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, source: Source) -> str:
     """Return the gold answer from the answer column."""
-    key, answer = columns.first(fields, "answer", accepted["answer"])
+    key, answer = _needed(fields, "answer", accepted)
     # OlympiadBench lists the answers of a problem, and a completion has to give all of them.
     if isinstance(answer, list) and key == "final_answer":
-        answer = ", ".join(map(str, answer)) if answer else None
-    missing = columns.remedy_of(fields, "answer", accepted["answer"])
+        answer = ", ".join(map(str, answer))
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
-    _check(is_gold, key, _kind(answer, "text or a number"), missing if answer is None else "")
+    _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
     text = str(answer)
     _check(bool(text.strip()), key, "is empty")
     gold = _gold(text, problem, source)
@@ -121,15 +111,15 @@ def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: 
 
 
 def _gold(answer: str, problem: str, source: Source) -> str:
-    """Return the gold answer in a text: a box, the number after ``####``, or the text itself."""
+    """Return the gold answer in a text: the last box, the number after the last ``####``, or the text itself."""
     if FORMATS["boxed"].marker.search(answer):
         stated = (gold for start, gold in source.golds.items() if problem.startswith(start))
-        return next(stated, None) or gold_answer(answer) or ""
-    number = gsm8k_gold(answer)
-    return answer.strip() if number is None else number
+        return next(stated, None) or gold_answer(answer)
+    numbers = FORMATS["gsm8k"].marker.findall(answer)
+    return THOUSANDS.sub("", numbers[-1].strip()) if numbers else answer.strip()
 
 
-def _parts(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Source) -> Row:
+def _parts(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> Row:
     """Return the level, the subject and the tolerance that the row has. A value of another type is left out."""
     _, level = columns.first(fields, "level", accepted["level"])
     _, subject = columns.first(fields, "subject", accepted["subject"])
@@ -143,21 +133,14 @@ def _parts(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Sour
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _tolerance(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Source) -> float | None:
+def _tolerance(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
     """Return the accepted distance from the gold answer, if the authors of the data set accept such answers."""
-    number = value(gold) if source.relative is not None or source.absolute is not None else None
-    if number is None:
-        return None
-    if source.relative is not None:
-        return abs(float(number)) * source.relative
-    stated = value(str(columns.first(fields, "tolerance", accepted["tolerance"])[1]))
-    return source.absolute if stated is None else abs(float(stated))
+    number = value(gold) if source.relative or source.absolute else None
+    stated = value(str(columns.first(fields, "tolerance", accepted.get("tolerance", ()))[1]))
+    absolute = source.absolute if stated is None else abs(float(stated))
+    return None if number is None else abs(float(number)) * source.relative + absolute
 
 
-def _check(good: bool, field: str, reason: str, first: str = "") -> None:
+def _check(good: bool, field: str, reason: str) -> None:
     if not good:
-        raise BadRow(field, reason, f"{first}; {REMEDY}" if first else REMEDY)
-
-
-def _kind(value: object, accepted: str) -> str:
-    return "is missing" if value is None else f"is of type {type(value).__name__}, not {accepted}"
+        raise BadRow(field, reason, REMEDY)

@@ -20,7 +20,6 @@ from grpo_math.reading import home, is_table
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-TRAIN: Mapping[str, str] = MappingProxyType({"train": "train"})
 TEST: Mapping[str, str] = MappingProxyType({"test": "test"})
 BOTH: Mapping[str, str] = MappingProxyType({"train": "train", "test": "test"})
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -31,14 +30,14 @@ class Source(NamedTuple):
 
     hub: str
     config: str | None = None
-    splits: Mapping[str, str] = TRAIN  # our name of a split -> the Hub's
+    splits: Mapping[str, str] = MappingProxyType({"train": "train"})  # our name of a split -> the Hub's
     files: Mapping[str, str] = NONE  # a split's file under the data folder, for the sets that have one
     columns: Mapping[str, str] = NONE  # the columns without a common name, as in --columns
     template: str = "boxed"
     samples: int = 1  # completions of each problem in an evaluation: mean@n, for the small sets
     temperature: float = 0.0
-    absolute: float | None = None  # accepted distance from the gold answer; the column `tolerance` overrides it
-    relative: float | None = None  # accepted distance as a share of the gold answer
+    absolute: float = 0.0  # accepted distance from the gold answer; the column `tolerance` overrides it
+    relative: float = 0.0  # accepted distance as a share of the gold answer
     around: tuple[str, str] = ("", "")  # the instructions before and after each problem, which are removed
     golds: Mapping[str, str] = NONE  # start of a problem with a wrong box in its solution -> its gold answer
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it

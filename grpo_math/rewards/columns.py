@@ -29,18 +29,15 @@ def text_of(completion: Completion, role: str = "assistant") -> str:
     """
     if isinstance(completion, str):
         return completion
-    for message in reversed(completion):
-        if message.get("role", role) == role:
-            content = message.get("content") or ""
-            return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-    return ""
+    contents = [message.get("content") for message in completion if message.get("role", role) == role]
+    content = (contents and contents[-1]) or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
     """Return the grades in ``columns``, or grade now. Error messages contain ``name``, the reward function."""
-    given = columns.get("grade")
-    if given is not None:
-        return list(given)
+    if columns.get("grade") is not None:
+        return list(columns["grade"])
     texts = [text_of(completion) for completion in completions]
     formats, timeout = formats_of(completions, columns), columns.get("grade_timeout", 5.0)
     return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
@@ -89,7 +86,5 @@ def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> li
 
 def lengths_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
-    ids = columns.get("completion_ids")
-    if ids is not None:
-        return [len(row) for row in ids]
-    return [len(text_of(completion).split()) for completion in completions]
+    rows = columns.get("completion_ids") or [text_of(completion).split() for completion in completions]
+    return [len(row) for row in rows]

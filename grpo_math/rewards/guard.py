@@ -9,10 +9,10 @@ import numbers
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
@@ -33,16 +33,6 @@ def name_of(reward: Any) -> str:
     return str(getattr(function, "__name__", type(reward).__name__))
 
 
-def is_async(reward: Any) -> bool:
-    """Return True if calls of the reward are awaited, by TRL's rule. An object with ``async __call__`` counts too.
-
-    >>> async def later(completions, **columns): ...
-    >>> is_async(later), is_async(name_of)
-    (True, False)
-    """
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
-
-
 @dataclass
 class RewardContext:
     """Shared by the reward functions of one rank: ``columns`` that the trainer adds to TRL's, and the error that ends
@@ -52,7 +42,7 @@ class RewardContext:
     error: UserError | None = None
 
 
-def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
+def checked(reward: Any, context: RewardContext | None = None) -> Reward:
     """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
 
     With ``context``, as in training, its columns are added, and an error is stored in the context instead of raised,
@@ -64,23 +54,25 @@ def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    function, name = cast("Callable[..., Any]", reward), name_of(reward)
+    name = name_of(reward)
     more = context.columns if context else {}
 
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
-            values = await function(prompts=prompts, completions=completions, **{**columns, **more})
-            # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
+            values = await reward(prompts=prompts, completions=completions, **{**columns, **more})
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
-            values = function(prompts=prompts, completions=completions, **{**columns, **more})
+            values = reward(prompts=prompts, completions=completions, **{**columns, **more})
+            # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
-    guarded: Any = later if is_async(reward) else now
+    # TRL awaits an object with ``async __call__`` too.
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+    guarded: Any = later if is_async else now
     # TRL names the metrics and the table's column by the name of the function.
     guarded.__name__ = guarded.__qualname__ = name
     guarded.__doc__ = reward.__doc__
@@ -126,8 +118,8 @@ def _watched(name: str) -> Iterator[None]:
 
 
 def _raised(name: str, error: BaseException) -> RewardError:
-    message = f"reward function {name} raised {said_by(error)} at {_line(error)}"
-    failure = RewardError(f"{message}: training stops instead of assuming a reward of 0")
+    consequence = "training stops instead of assuming a reward of 0"
+    failure = RewardError(f"reward function {name} raised {said_by(error)} at {_line(error)}: {consequence}")
     failure.__cause__ = error
     return failure
 

@@ -23,7 +23,6 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.grading.where import gold_answer
-from grpo_math.reading import from_json
 from grpo_math.rewards.columns import Completion, Reward, golds_of, grades_of, text_of
 from grpo_math.run.http import Client, ServerError
 from grpo_math.run.redact import is_address
@@ -46,6 +45,7 @@ SCHEMA = {
     "required": ["equivalent"],
     "additionalProperties": False,
 }
+VERDICT = re.compile(r'(?:```(?:json)?\s*)?\{\s*"equivalent"\s*:\s*(true|false)\s*\}(?:\s*```)?')
 REPLY = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": SCHEMA}}
 
 
@@ -72,13 +72,11 @@ def make_llm_judge(
     def llm_judge(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
         url = base_url or os.environ.get("OPENAI_BASE_URL")
         name = model or os.environ.get("GRPO_MATH_JUDGE_MODEL")
-        if not url:
-            raise ConfigError("OPENAI_BASE_URL", url, "is not set", "set it to the judge's endpoint, ending in /v1")
-        if not is_address(url):
-            reason = "is not an address, or holds a user or password"
-            remedy = "give http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
+        if not url or not is_address(url):
+            reason = "is not an address without user and password" if url else "is not set"
+            remedy = "give the judge's endpoint, http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
             # The address may contain a password, so the message does not repeat it.
-            raise ConfigError("OPENAI_BASE_URL", "***", reason, remedy)
+            raise ConfigError("OPENAI_BASE_URL", url and "***", reason, remedy)
         if not name:
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
         golds, grades = golds_of("llm_judge", columns), grades_of("llm_judge", completions, columns)
@@ -117,8 +115,8 @@ def question(problem: str, reference: str, answer: str) -> str:
 def decoy(problem: str, reference: str) -> str:
     """Return a false reference: a number of nine digits that depends on the question.
 
-    >>> decoy("3 + 4?", "7") == decoy("3 + 4?", "7") != decoy("3 + 4?", "8")
-    True
+    >>> decoy("3 + 4?", "7"), decoy("3 + 4?", "8")
+    ('531317332', '809416372')
     """
     return str(int(hashlib.sha256(f"{problem}\0{reference}".encode()).hexdigest(), 16) % 900_000_000 + 100_000_000)
 
@@ -141,20 +139,6 @@ def _ask(client: Client, model: str, asked: str) -> float | None:
         reply = client.ask("/chat/completions", body)["choices"][0]["message"]["content"]
     except (ServerError, KeyError, IndexError, TypeError):
         return None
-    verdict = _verdict(reply)
-    return None if verdict is None else float(verdict)
-
-
-def _verdict(reply: Any) -> bool | None:
-    r"""Return the boolean of a reply. The reply must be exactly the schema's object; a code fence may enclose it.
-
-    >>> _verdict('```json\n{"equivalent": true}\n```'), _verdict('He says {"equivalent": true}')
-    (True, None)
-    """
-    text = re.sub(r"^```(json)?\s*|\s*```$", "", str(reply or "").strip())
-    try:
-        content = from_json(text)
-    except ValueError:
-        return None
-    verdict = content.get("equivalent") if isinstance(content, dict) and len(content) == 1 else None
-    return verdict if isinstance(verdict, bool) else None
+    # Exactly the schema's object, which a code fence may enclose.
+    verdict = VERDICT.fullmatch(str(reply).strip())
+    return None if verdict is None else float(verdict[1] == "true")

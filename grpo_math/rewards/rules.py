@@ -146,8 +146,6 @@ def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **col
     for text, f in in_formats(completions, columns):
         for tag in FORMATS[f].tags:  # each after the previous tag
             _, match, text = text.partition(tag)
-            if not match:
-                break
         rewards.append(float(bool(match)))
     return rewards
 

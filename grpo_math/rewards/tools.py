@@ -36,8 +36,7 @@ def results_of(completion: Completion) -> list[tuple[str, Message]]:
         if message.get("role") == "tool":
             results.append(("\n".join(written), message))
             continue
-        written += [content, *(_code(call) for call in message.get("tool_calls") or ())]
-        written = [text for text in written if text]
+        written += filter(None, [content, *map(_code, message.get("tool_calls") or ())])
     return results
 
 

@@ -6,10 +6,10 @@ Does not check settings (settings/rules.py and checks/ do), nor choose the probl
 from collections.abc import Sequence
 from typing import Any
 
+from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from grpo_math.generation.models import fast_dtype, model_path, weights_of
-from grpo_math.problems.datasets import to_dataset
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
 from grpo_math.run.redact import without_secrets
@@ -47,7 +47,7 @@ def trainer_of(
             model=path,
             reward_funcs=rewards,
             args=config,
-            train_dataset=to_dataset(rows),
+            train_dataset=Dataset.from_list(list(rows)),
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),

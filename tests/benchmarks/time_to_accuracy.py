@@ -22,13 +22,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import yaml
 from accelerate.utils import set_seed
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
-from grpo_math.problems.datasets import load_problems, to_dataset
+from grpo_math.problems.datasets import load_problems
 from grpo_math.rewards import load_reward
 from grpo_math.settings.shipped import find
 
@@ -86,7 +87,7 @@ def main() -> None:
         model=path,
         reward_funcs=[load_reward(name) for name in recipe["rewards"]],
         args=MathGRPOConfig(**settings, advantage_eps=1e-4) if ours else GRPOConfig(**settings),
-        train_dataset=to_dataset(problems),
+        train_dataset=Dataset.from_list(problems),
         processing_class=tokenizer,
         peft_config=LoraConfig(r=recipe["lora_r"], target_modules=recipe["lora_target_modules"], **adapter),
     )

@@ -5,8 +5,6 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.grading import GradingPolicy, Verdict, batch, grade, grade_batch
 
-ROOTS = r"2\sqrt{3}"  # only a worker can tell that this is the root of 12
-
 
 def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(monkeypatch):
     find = batch.find
@@ -22,11 +20,12 @@ def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(
     assert second.reason == "IndexError while reading the answer"
 
 
-def test_rows_of_one_gold_and_answer_are_each_held_to_their_own_format():
-    completions = [f"#### {ROOTS}", f"The answer is {ROOTS}", rf"\boxed{{{ROOTS}}}"]
-    grades = grade_batch([r"\sqrt{12}"] * 3, completions, answer_format=["gsm8k", "gsm8k", "boxed"])
-    assert [grade.verdict for grade in grades] == [Verdict.CORRECT] * 3
-    assert [grade.in_format for grade in grades] == [True, False, True]
+@pytest.mark.parametrize(("gold", "answer"), [("7", "7"), (r"\sqrt{12}", r"2\sqrt{3}")])  # the second needs a worker
+def test_rows_of_one_gold_and_answer_are_each_held_to_their_own_format(gold, answer):
+    completions = [f"#### {answer}", f"The answer is {answer}", rf"\boxed{{{answer}}}", f"#### {answer}"]
+    grades = grade_batch([gold] * 4, completions, answer_format=["gsm8k", "gsm8k", "boxed", None])
+    assert [(grade.verdict, grade.answer) for grade in grades] == [(Verdict.CORRECT, answer)] * 4
+    assert [grade.in_format for grade in grades] == [True, False, True, True]
 
 
 CASES = [

@@ -46,6 +46,8 @@ FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
         ("x > 3", "3 < x", RIGHT),
         ("x > 3", r"x \ge 3", WRONG),
         (r"x < 0 \text{ or } x > 1", r"(-\infty, 0) \cup (1, \infty)", RIGHT),
+        (r"(0, 1) \cup (2, 3)", "5", WRONG),
+        (r"(0, 1) \cup (2, 3)", r"(1, 0) \cup (2, 3)", WRONG),
         # assignments and labels
         ("x = 5", "5", RIGHT),
         ("5", "x = 5", RIGHT),
@@ -123,9 +125,15 @@ def test_another_form_of_a_value_is_right_and_another_value_is_not(line):
         ("(1,2)", r"(1,2) \cup 3", "cannot be compared"),
         ("x", r"\text{ x }\int_0^1 t dt", "the answer cannot be read"),
         (r"\frac12", r"\int_0^1 x dx", "Math-Verify"),
+        ("1", r"\exp(10^{20})", "a power too large to compute"),
+        (r"\sqrt{2}", r"\sinh(10^{16})", "a power too large to compute"),
+        ("3", r"\sqrt{2}^{10^{16}}", "a power too large to compute"),
+        (r"\sqrt{12}", r"2\sqrt{3}", "numeric"),
+        (r"\int_0^1 x dx", "0.5 = 0.6", "a chain"),
+        (r"\int_0^1 x dx", r"\sqrt{2}" + "+1" * 200, "more than 400 characters"),
     ],
 )
-def test_math_verify_is_asked_only_about_formulas_beyond_our_grammar(gold, answer, reason):
+def test_a_worker_names_the_rule_and_asks_math_verify_only_about_formulas_beyond_our_grammar(gold, answer, reason):
     assert judge(gold, answer)[1] == reason
 
 
@@ -163,6 +171,7 @@ def test_what_is_too_deep_or_too_long_says_so(text):
         (r"5\%", "5%"),
         ("5\u200b", "5"),
         ("four apples", "4 apples"),
+        ("..", "."),
     ],
 )
 def test_spellings_become_one(text, cleaned):

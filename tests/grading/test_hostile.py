@@ -19,7 +19,6 @@ from grpo_math.grading.where import TAIL
 from grpo_math.grading.workers import MEMORY_BYTES, shared_pool
 
 CASES = Path(__file__).parents[1] / "cases" / "hostile_answers.jsonl"
-pytestmark = pytest.mark.slow
 
 LIMIT = 0.5
 CALLER = 0.1  # seconds of CPU time in this process: ten times what the documentation says, for a slow machine
@@ -51,20 +50,24 @@ def graded(pwned):
     return results
 
 
+@pytest.mark.slow
 def test_every_row_costs_this_process_little(graded):
     assert [(row["kind"], seconds) for row, _, seconds in graded if seconds > CALLER] == []
 
 
+@pytest.mark.slow
 def test_a_true_pair_is_never_called_wrong(graded):
     same = [(row, g) for row, g, _ in graded if row["truth"] == "same" and len(text(row["prediction"])) <= TAIL]
     assert len(same) >= 20
     assert [row for row, g in same if g.verdict in (Verdict.WRONG, Verdict.NO_ANSWER)] == []
 
 
+@pytest.mark.slow
 def test_a_false_pair_is_never_called_correct(graded):
     assert [row for row, g, _ in graded if row["truth"] == "different" and g.verdict is Verdict.CORRECT] == []
 
 
+@pytest.mark.slow
 def test_no_answer_makes_itself_ungradable(graded):
     """Otherwise a policy could leave its bad answers out of the group's mean."""
     rows = [(row, g) for row, g, _ in graded if text(row["gold"]) == "42"]
@@ -72,6 +75,7 @@ def test_no_answer_makes_itself_ungradable(graded):
     assert [(row["kind"], g.reason) for row, g in rows if g.verdict.ungradable] == []
 
 
+@pytest.mark.slow
 def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded, pwned):
     assert not pwned.exists()
     assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT

@@ -14,6 +14,7 @@ in ten ways that keep the value and in ten that do not.
 """
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,16 @@ from grpo_math.grading import grade_batch
 CASES = Path(__file__).parents[1] / "cases"
 
 
-def pairs(name):
-    return [json.loads(line) for line in (CASES / name).read_text(encoding="utf-8").splitlines()]
-
-
-def confusion(rows):
-    grades = grade_batch([r["gold"] for r in rows], [r["prediction"] for r in rows])
-    output = [(str(g.verdict) == "correct", r["equivalent"]) for g, r in zip(grades, rows, strict=True)]
-    misses = [(r, g) for (yes, truth), r, g in zip(output, rows, grades, strict=True) if yes != truth]
-    return {key: output.count(key) for key in ((True, True), (True, False), (False, True), (False, False))}, misses
+def graded(name):
+    """The rows whose grade is, and is not, what the label says: {(correct, label): rows}."""
+    rows = [json.loads(line) for line in (CASES / name).read_text(encoding="utf-8").splitlines()]
+    results = {key: [] for key in product((True, False), repeat=2)}
+    for row, grade in zip(
+        rows, grade_batch(*([row[name] for row in rows] for name in ("gold", "prediction"))), strict=True
+    ):
+        assert not grade.verdict.ungradable, row
+        results[grade.verdict == "correct", row["equivalent"]].append((row, grade))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -46,65 +48,55 @@ def confusion(rows):
     ],
 )
 def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
-    rows = pairs(name)
-    counts, misses = confusion(rows)
-    yes_right, yes_wrong = counts[True, True], counts[True, False]
-    right = yes_right + counts[False, False]
-    print(f"{name}: n={len(rows)} {counts}", *misses, sep="\n")
-    assert not any(grade.verdict.ungradable for _, grade in misses)
-    assert yes_right / (yes_right + yes_wrong) >= 0.99
-    assert right / len(rows) >= 0.97
+    rows = graded(name)
+    paid, misses = rows[True, True] + rows[True, False], rows[True, False] + rows[False, True]
+    assert len(rows[True, True]) >= 0.99 * len(paid), misses
+    assert len(misses) <= 0.03 * sum(map(len, rows.values())), misses
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
 def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not(name):
-    counts, misses = confusion(pairs(name))
-    assert counts[True, False] <= 0.003 * (counts[True, False] + counts[False, False]), misses
-    assert counts[False, True] <= 0.005 * (counts[False, True] + counts[True, True]), misses
-    assert not misses or "farm" not in name  # each was decided wrongly once
+    rows = graded(name)
+    assert len(rows[True, False]) <= 0.003 * len(rows[True, False] + rows[False, False]), rows[True, False]
+    assert len(rows[False, True]) <= 0.005 * len(rows[False, True] + rows[True, True]), rows[False, True]
+    # Each was decided wrongly once.
+    assert "farm" not in name or not rows[True, False] + rows[False, True]
 
 
-@pytest.mark.slow
-def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them():
-    total, results = paid_twice(CANDIDATES, stride=97)
-    assert total > 1_000
+@pytest.mark.parametrize("stride", [389, pytest.param(97, marks=pytest.mark.slow)])
+def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them(stride):
+    total, results = paid_twice(CANDIDATES, stride)
+    assert total > 250
     assert results == []
 
 
-@pytest.mark.parametrize("text", [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"])
-def test_the_letters_of_a_word_or_an_ordering_keep_their_order(text):
-    for gold, verdict in (("ABC", "correct"), ("BCA", "wrong"), ("CAB", "wrong")):
-        assert str(grade_batch([gold], [text])[0].verdict) == verdict
+ORDERED = [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"]
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer"),
+    ("gold", "completion", "verdict"),
     [
-        (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
-        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
-        ("2021", r"\pm 2021"),
-        (r"\pm 2021", "2021"),
-        ("1,2,3", "n=2,3,4"),
-        ("12:00", "1:00"),
+        # Math-Verify calls these correct.
+        (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2006!}}", "wrong"),
+        (r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", "wrong"),
+        ("2021", r"\boxed{\pm 2021}", "wrong"),
+        (r"\pm 2021", r"\boxed{2021}", "wrong"),
+        ("1,2,3", r"\boxed{n=2,3,4}", "wrong"),
+        ("12:00", r"\boxed{1:00}", "wrong"),
+        # Math-Verify calls these wrong.
+        ("42", r"First \boxed{3}, then \boxed{42}", "correct"),
+        ("42", r"\boxed {42}", "correct"),
+        ("1000", "1 000", "correct"),
+        (r"\frac{1}{2}\%", r"\boxed{\frac12\%}", "correct"),
+        ("74", "74°", "correct"),
+        ("3/2", "1 1/2", "correct"),
+        (r"\sqrt{3}", "sqrt(3)", "correct"),
+        ("y=2", "2 = y", "correct"),
+        # The letters of a word or an ordering keep their order.
+        *(("ABC", text, "correct") for text in ORDERED),
+        *(("BCA", text, "wrong") for text in ORDERED),
+        *(("CAB", text, "wrong") for text in ORDERED),
     ],
 )
-def test_a_known_false_positive_of_math_verify_is_wrong_here(gold, answer):
-    assert str(grade_batch([gold], [rf"\boxed{{{answer}}}"])[0].verdict) == "wrong"
-
-
-@pytest.mark.parametrize(
-    ("gold", "completion"),
-    [
-        ("42", r"First \boxed{3}, then \boxed{42}"),
-        ("42", r"\boxed {42}"),
-        ("1000", "1 000"),
-        (r"\frac{1}{2}\%", r"\boxed{\frac12\%}"),
-        ("74", "74°"),
-        ("3/2", "1 1/2"),
-        (r"\sqrt{3}", "sqrt(3)"),
-        ("y=2", "2 = y"),
-    ],
-)
-def test_a_known_false_negative_of_math_verify_is_correct_here(gold, completion):
-    assert str(grade_batch([gold], [completion])[0].verdict) == "correct"
+def test_a_known_mistake_of_other_graders_is_not_made_here(gold, completion, verdict):
+    assert str(grade_batch([gold], [completion])[0].verdict) == verdict

@@ -26,7 +26,6 @@ def examples() -> list[tuple[str, str, bool]]:
     return results
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("gold", "answer", "right"), examples())
 @pytest.mark.parametrize("frame", [r"So it is $\boxed{%s}$.", "<answer>%s</answer>", "#### %s"])
 def test_an_example_of_what_is_equal(gold, answer, right, frame):

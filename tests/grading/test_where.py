@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_math.grading import Verdict, grade, grade_batch
+from grpo_math.grading import grade_batch
 from grpo_math.grading.where import TAIL, find, gold_answer
 
 RULES = {
@@ -62,6 +62,8 @@ RULES = {
         (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"),
         (r"(i) \boxed{1}; (ii) \boxed{2}; (iii) \boxed{3}", "1, 2, 3"),
         (r"\boxed{1} or \boxed{2}", "1, 2"),
+        (r"(a) \boxed{1}\quad (b) \boxed{2}", "1, 2"),
+        (r"x=\boxed{1}\\ y=\boxed{2}", "1, 2"),
         (r"\boxed{1}\boxed{2}", "1, 2"),
         (r"\boxed{1}, \boxed{1}", "1"),
         (r"\boxed{1}. Later we see \boxed{2}", "2"),
@@ -104,24 +106,10 @@ def test_the_marker_of_the_requested_format_comes_first(answer_format, text):
     assert find("\\boxed{2}\n#### 1\n<answer>3</answer> The answer is 4.", answer_format).text == text
 
 
-def test_a_missing_marker_falls_back_to_any_marker_and_in_format_says_so():
-    [g] = grade_batch(["7"], [r"so \boxed{7}"], answer_format="gsm8k")
-    assert (g.verdict, g.in_format) == (Verdict.CORRECT, False)
-    [g] = grade_batch(["7"], ["so\n#### 7"], answer_format="gsm8k")
-    assert (g.verdict, g.in_format) == (Verdict.CORRECT, True)
-
-
 def test_only_the_end_of_a_long_completion_is_read():
     words = "we go on " * (TAIL // 9)
     assert find(rf"\boxed{{42}}. {words[: TAIL - 100]}").text == "42"
     assert find(rf"\boxed{{42}}. {words} {words} so it is 41 now").text.startswith("41")
-
-
-def test_parts_in_named_boxes_are_one_answer():
-    named = [r"$x = \boxed{2}$ and $y = \boxed{3}$", r"(a) \boxed{2}\quad (b) \boxed{3}", r"x=\boxed{2}\\ y=\boxed{3}"]
-    for completion in named:
-        verdicts = [grade(gold, completion) for gold in ("2, 3", "2", "3", "2, 4")]
-        assert verdicts == [Verdict.CORRECT, *[Verdict.WRONG] * 3], completion
 
 
 @pytest.mark.parametrize(

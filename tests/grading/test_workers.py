@@ -48,20 +48,12 @@ def one():
 
 
 def kill_when_busy(pool: Pool, killed: set[int]) -> None:
-    """Kill the worker of a pool of one when it compares; not one that was killed before."""
-
-    def busy() -> bool:
-        for pid in set(pids_of(pool)) - killed:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                before = cpu_seconds(pid)
-                time.sleep(0.3)
-                if cpu_seconds(pid) - before > 0.02:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
-                    return True
-        return False
-
-    until(busy)
+    """Kill the worker of a pool of one while it compares; not one that was killed before."""
+    until(lambda: set(pids_of(pool)) - killed)
+    time.sleep(0.3)
+    [pid] = set(pids_of(pool)) - killed
+    os.kill(pid, signal.SIGKILL)
+    killed.add(pid)
 
 
 # ------------------------------------------------------------------------------------------------------ its own limits

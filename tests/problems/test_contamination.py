@@ -1,8 +1,8 @@
 """The overlap against brute force, on made-up copies, and on GSM8K and MATH."""
 
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_math.errors import ConfigError
 from grpo_math.problems.contamination import against, overlap, text_of
@@ -11,8 +11,8 @@ from grpo_math.problems.datasets import load_problems
 STORY = "Nora has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 friends. How many are left?"
 
 
-def row(problem: str, name: str = "x") -> dict:
-    return {"id": name, "problem": problem}
+def row(problem: str) -> dict:
+    return {"id": "x", "problem": problem}
 
 
 TWELVE = "one two three four five six seven eight nine ten eleven twelve"
@@ -38,48 +38,39 @@ def test_thirteen_words_in_a_row_overlap_and_equal_words_are_equal(problem, trai
     assert (results["overlapping"], results["equal"]) == expected
 
 
-def test_the_overlap_is_that_of_comparing_every_window_with_every_window():
-    rng = random.Random(0)
-    problems, training = (
-        [row(" ".join(rng.choices("abcdefgh", k=rng.randint(3, 14))), f"{name}{i}") for i in range(60)] for name in "pt"
-    )
-    for n in (3, 4, 5):
-        results = overlap(problems, training, n)
-        windows = [t["problem"].split()[i : i + n] for t in training for i in range(len(t["problem"].split()) - n + 1)]
-        equal = {p["id"] for p in problems if any(p["problem"] == t["problem"] for t in training)}
-        shared = {
-            p["id"]
-            for p in problems
-            if any(p["problem"].split()[i : i + n] in windows for i in range(len(p["problem"].split()) - n + 1))
-        }
-        assert (results["overlapping"], results["equal"]) == (len(shared | equal), len(equal))
-        assert 0 < len(shared) < 60
+TEXT = st.lists(st.sampled_from("abc"), min_size=1, max_size=6).map(" ".join)
 
 
-def test_the_text_counts_overlapping_and_equal_problems():
-    near = STORY.replace("How many are left", "How many has she now")
-    far = "Omar has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 sons. Who is he?"
-    results = overlap([row(far), row(STORY)], [row(near), row(STORY), row("Why?")])
-    assert "2 of 2 (100.0%) problems overlap with the 3 of training by 13 words in a row, 1 is equal" in text_of(
-        results
-    )
+@given(st.lists(TEXT, min_size=1), st.lists(TEXT), st.integers(1, 4))
+def test_the_overlap_is_that_of_comparing_every_window_with_every_window(problems, training, n):
+    windows = {text: [text.split()[i:][:n] for i in range(len(text.split()) - n + 1)] for text in problems + training}
+    known = [window for text in training for window in windows[text]]
+    shared = [text for text in problems if text in training or any(window in known for window in windows[text])]
+    assert overlap([row(text) for text in problems], [row(text) for text in training], n) == {
+        "ngram": n,
+        "n": len(problems),
+        "training_problems": len(training),
+        "overlapping": len(shared),
+        "share": len(shared) / len(problems),
+        "equal": sum(text in training for text in problems),
+    }
 
 
-def test_a_training_set_goes_by_name_and_split():
+def test_a_training_set_goes_by_name_and_split_and_the_result_is_one_line():
     rows = load_problems("generated:sums", "heldout", limit=5)
     assert against(rows, "generated:sums")["overlapping"] == 0, "held-out problems are never trained on"
-    results = against(rows, "generated:sums:heldout")
-    assert (results["training_data"], results["training_split"], results["equal"]) == ("generated:sums", "heldout", 5)
+    results = against([*rows, row(f"Alpha {TWELVE}")], "generated:sums:heldout")
+    assert (results["training_data"], results["training_split"]) == ("generated:sums", "heldout")
+    assert text_of(results) == (
+        "contamination: 5 of 6 (83.3%) problems overlap with the 272 of training by 13 words in a row, "
+        "5 are equal to one"
+    )
     with pytest.raises(ConfigError, match="did you mean 'gsm8k'"):
         against(rows, "gsm9k")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "split", "training", "overlapping", "equal"),
-    [("gsm8k", "test", "gsm8k", 3, 0), ("math500", "test", "math", 88, 0)],
-)
-def test_the_published_sets_against_their_training_sets(data_dir, name, split, training, overlapping, equal):
-    results = against(load_problems(name, split), training)
-    print(f"{name}/{split}: {text_of(results)}")
-    assert (results["overlapping"], results["equal"]) == (overlapping, equal)
+@pytest.mark.parametrize(("name", "training", "overlapping"), [("gsm8k", "gsm8k", 3), ("math500", "math", 88)])
+def test_the_published_sets_against_their_training_sets(data_dir, name, training, overlapping):
+    results = against(load_problems(name, "test"), training)
+    assert (results["overlapping"], results["equal"]) == (overlapping, 0), text_of(results)

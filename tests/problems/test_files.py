@@ -3,9 +3,11 @@
 import gzip
 import json
 from decimal import Decimal
-from pathlib import Path
+from io import BytesIO
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from grpo_math.errors import DataError, UserError
 from grpo_math.problems.datasets import load_problems
@@ -35,24 +37,27 @@ def test_a_file_of_any_format_has_the_same_rows(tmp_path, name):
     assert [row["id"] for row in rows] == [f"{name.partition('.')[0]}/{row['id'].rpartition('/')[2]}" for row in rows]
 
 
-def parquet(path: Path, **columns: list) -> str:
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table(columns), path)
-    return str(path)
+def parquet(**columns: list) -> bytes:
+    file = BytesIO()
+    write_table(pyarrow.table(columns), file)
+    return file.getvalue()
 
 
-@pytest.mark.slow
-def test_a_number_of_any_kind_is_a_gold_answer(tmp_path):
-    chats = [[{"role": "user", "content": row["problem"]}] for row in ROWS]
-    file = parquet(
-        tmp_path / "mine.parquet", prompt=chats, answer=[Decimal("7.00"), Decimal("12345678901234567890.25")]
-    )
-    assert [row["answer"] for row in load_problems(file)] == ["7.00", "12345678901234567890.25"]
-    huge = tmp_path / "huge.jsonl"
-    huge.write_text(f'{{"problem": "10^400?", "answer": 1{"0" * 400}}}\n')
-    assert load_problems(str(huge))[0]["answer"] == "1" + "0" * 400
+CHATS = [[{"role": "user", "content": row["problem"]}] for row in ROWS]
+DECIMALS = [Decimal("7.00"), Decimal("12345678901234567890.25")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "golds"),
+    [
+        ("mine.parquet", parquet(prompt=CHATS, answer=DECIMALS), ["7.00", "12345678901234567890.25"]),
+        ("huge.jsonl", f'{{"problem": "10^400?", "answer": 1{"0" * 400}}}'.encode(), ["1" + "0" * 400]),
+        ("long.csv", f"problem,answer\n{'x' * 200_000},7\n".encode(), ["7"]),
+    ],
+)
+def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tmp_path, name, content, golds):
+    (tmp_path / name).write_bytes(content)
+    assert [row["answer"] for row in load_problems(str(tmp_path / name))] == golds
 
 
 @pytest.mark.parametrize(
@@ -81,8 +86,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, cap
 
 
 def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_text("problem,answer\nWhat is 1,000 + 2?,1002\nWhat is 3 + 4?,7\n")
+    (tmp_path / "a.csv").write_text("problem,answer\nWhat is 1,000 + 2?,1002\nWhat is 3 + 4?,7\n")
     with pytest.raises(DataError, match=r"a\.csv:2: row has more cells than the file has columns"):
-        load_problems(str(file))
-    assert [row["answer"] for row in load_problems(str(file), skip_bad_rows=True)] == ["7"]
+        load_problems(str(tmp_path / "a.csv"))
+    assert [row["id"] for row in load_problems(str(tmp_path / "a.csv"), skip_bad_rows=True)] == ["a/3"]

@@ -16,29 +16,97 @@ def problems(*words):
     return RecipeProblems(read(["--dataset", "generated", "--output_dir", "run", *words]).sound().values)
 
 
-def errors(*words):
-    settings = read(["--dataset", "generated", "--output_dir", "run", *words]).sound().values
-    return [str(line) for _, line in violations(settings, PROGRAM)]
+def write(path, n):
+    path.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(n)))
+    return str(path)
 
 
-def test_by_default_64_other_problems_than_before_and_after(tmp_path):
-    asked = problems("--dataset", "generated:sums", *EVERY)
-    (one,) = asked.during
-    assert (one.data, len(one.rows), len(asked.held_out)) == ("generated:sums", 64, 128)
-    assert not {row["problem"] for row in one.rows} & {row["problem"] for row in asked.held_out}
-    (few,) = problems("--dataset", "generated:products", *EVERY).during
-    assert len(few.rows) == 41, "there are no others"
-    assert problems("--dataset", "generated:sums").during == []
+def names(rows):
+    return {row["problem"] for row in rows}
 
 
-def test_a_file_gives_the_rest_of_what_is_held_out_of_training(tmp_path):
-    extra = tmp_path / "own.jsonl"
-    extra.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(100)))
-    asked = problems("--dataset", str(extra), "--eval_n", "4", *EVERY)
-    (one,) = asked.during
-    parts = [[row["problem"] for row in rows] for rows in (asked.rows, asked.held_out, one.rows)]
-    assert list(map(len, parts)) == [90, 4, 6]
-    assert len({*parts[0], *parts[1], *parts[2]}) == 100
+@pytest.mark.parametrize(
+    ("words", "before_and_after", "during"),
+    [
+        (["--dataset", "generated:sums"], 128, None),
+        (["--dataset", "generated:sums", *EVERY], 128, 64),
+        (["--dataset", "generated:sums", "--eval_n", "200", "--eval_on_start"], 200, 64),
+        (["--dataset", "generated:sums", "--eval_n", "0", *EVERY], 0, 64),
+        (["--dataset", "generated:sums", "--eval_n", "0"], 0, None),
+        (["--dataset", "generated:products", *EVERY], 41, 41),  # there are no others
+    ],
+)
+def test_by_default_64_other_problems_than_before_and_after(words, before_and_after, during):
+    asked = problems(*words)
+    assert len(asked.held_out) == asked.eval_n == before_and_after
+    assert [len(one.rows) for one in asked.during] == [during] * (during is not None)
+    for one in asked.during:
+        assert (one.data, one.split, one.samples, one.temperature) == (words[1], "test", 1, 0.0)
+        assert during == 41 or not names(one.rows) & names(asked.held_out)
+    assert asked.sample(100) == asked.rows[:: len(asked.rows) // 100 + 1]
+
+
+@pytest.mark.parametrize(
+    ("n", "words", "sizes"),
+    [
+        (100, ["--eval_n", "4", *EVERY], (90, 4, [6])),
+        (100, ["--eval_n", "0", *EVERY], (90, 0, [10])),
+        (100, [], (90, 10, [])),
+        (9, EVERY, (9, 9, [9])),
+        (2600, ["--eval_n", "300"], (2344, 256, [])),
+        (100, ["--eval_n", "0"], (100, 0, [])),
+        (100, ["--eval_split", "train[:20]", "--dataset_split", "train[20:]", *EVERY], (80, 20, [20])),
+        (100, ["--eval_dataset", "generated:sums", *EVERY], (100, 128, [64])),
+    ],
+)
+def test_a_file_holds_a_tenth_out_of_training_for_the_evaluations(tmp_path, n, words, sizes):
+    asked = problems("--dataset", write(tmp_path / "own.jsonl", n), *words)
+    assert (len(asked.rows), len(asked.held_out), [len(one.rows) for one in asked.during]) == sizes
+    if sizes[0] + sizes[1] + sum(sizes[2]) == n:
+        assert (
+            len(names(asked.rows) | names(asked.held_out) | {p for one in asked.during for p in names(one.rows)}) == n
+        )
+
+
+def test_a_line_says_what_is_evaluated_by_default(tmp_path):
+    file = write(tmp_path / "own.jsonl", 100)
+    divided = (
+        f"10 of the 100 problems of {file} are held out of training by a hash, to evaluate on "
+        "(dataset_split and eval_split choose others)"
+    )
+    assert problems("--dataset", file, "--eval_n", "4").about_eval == divided
+    assert problems("--dataset", file).about_eval == (
+        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 completions more "
+        "(eval_n: 0 turns it off)"
+    )
+    assert problems("--eval_n", "0").about_eval is None
+    none = problems("--eval_dataset", str(tmp_path / "nowhere.csv"))
+    assert none.about_eval.startswith(f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file")
+    assert (none.overlap, none.held_out) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--eval_split", "x", "--eval_n", "1"], "eval_split='x'"),
+        (["--eval_split", "x", *EVERY], "eval_split='x' is not known"),
+        (["--eval_dataset", "gsm9k", "--eval_n", "1"], "eval_dataset='gsm9k' is not known"),
+        (
+            ["--dataset", "generated:products", "--eval_n", "99"],
+            "eval_n=99 is more than the 41 problems of generated:pro",
+        ),
+        (["--heldout", '{"n": 3}', *EVERY], "is not a set to evaluate"),
+        (["--heldout", '{"data": "generated", "n": "many"}', *EVERY], "is not a set to evaluate"),
+        (["--heldout", '{"data": "x", "size": 3}', *EVERY], "the keys are data, split, columns, n, samples, temp"),
+        (["--heldout", '{"data": "generated:nothing"}', *EVERY], "level='nothing' is not known"),
+        (["--heldout", '{"data": "generated", "split": "nowhere"}', *EVERY], "heldout='nowhere'"),
+        (["--heldout", *['{"data": "generated"}'] * 2, *EVERY], "names a set twice"),
+    ],
+)
+def test_problems_that_cannot_be_read_are_refused_under_the_name_of_their_setting(words, message):
+    asked = problems(*words)
+    with pytest.raises(UserError, match=message):
+        _ = asked.held_out, asked.during
 
 
 def test_a_recipe_names_its_sets():
@@ -46,39 +114,43 @@ def test_a_recipe_names_its_sets():
     asked = problems("--dataset", "generated:sums", "--eval_n", "8", "--heldout", *sets, *EVERY)
     first, second = asked.during
     assert (len(first.rows), first.samples, len(second.rows), second.samples, second.temperature) == (3, None, 41, 4, 1)
-    assert not {row["problem"] for row in first.rows} & {row["problem"] for row in asked.held_out}
+    assert not names(first.rows) & names(asked.held_out)
+    assert asked.overlap["n"] == 8
+    asked = problems("--dataset", "generated:sums", "--eval_n", "0", "--heldout", *sets, *EVERY)
+    assert asked.overlap["n"] == 44
+    assert problems("--heldout", *sets).during == []
+
+
+BEST = {"metric_for_best_model": "eval_generated_accuracy"}
+STEPS = {"eval_strategy": "steps", "eval_steps": 5, "num_generations_eval": 1}
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("words", "expected"),
     [
-        ('{"n": 3}', "is not a set to evaluate"),
-        ('{"data": "generated", "n": "many"}', "is not a set to evaluate"),
-        ('{"data": "generated", "size": 3}', "the keys are data, split, columns, n, samples, temperature"),
-        ('{"data": "generated:nothing"}', "level='nothing' is not known"),
-        ('{"data": "generated", "split": "nowhere"}', "heldout='nowhere'"),
+        ([], {}),
+        (EVERY, STEPS),
+        (["--keep_best", *EVERY], STEPS | BEST),
+        (
+            ["--keep_best", "--dataset", "generated:sums", *EVERY],
+            STEPS | {"metric_for_best_model": "eval_generated_sums_accuracy"},
+        ),
+        (["--keep_best", "--save_total_limit", "1", *EVERY], STEPS | BEST | {"save_total_limit": 2}),
+        (["--keep_best", "--save_total_limit", "3", *EVERY], STEPS | BEST),
+        (["--save_total_limit", "1", *EVERY], STEPS),
+        (["--load_best_model_at_end", *EVERY], STEPS | BEST),
+        (
+            ["--save_strategy", "best", "--eval_dataset", "gsm8k", *EVERY],
+            STEPS | {"metric_for_best_model": "eval_gsm8k_accuracy"},
+        ),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", *EVERY], STEPS | BEST),
+        (["--eval_strategy", "steps", "--keep_best", "--metric_for_best_model", "x"], {"num_generations_eval": 1}),
+        (["--eval_on_start"], {"num_generations_eval": 1}),
     ],
 )
-def test_an_entry_that_is_no_set_is_refused(entry, message):
-    with pytest.raises(UserError) as error:
-        _ = problems("--heldout", entry, *EVERY).during
-    assert message in str(error.value)
-
-
-def test_a_set_that_is_named_twice_is_refused():
-    with pytest.raises(UserError, match="names a set twice"):
-        _ = problems("--heldout", '{"data": "generated"}', '{"data": "generated"}', *EVERY).during
-
-
-def test_heldout_every_is_the_short_form_of_transformers_settings():
-    first = "eval_generated_sums_accuracy"
-    settings = problems("--dataset", "generated:sums", "--keep_best", *EVERY).settings
-    steps = {"eval_strategy": "steps", "eval_steps": 5, "metric_for_best_model": first}
-    # TRL requires whole groups in a batch of its own evaluation, and makes none.
-    assert evaluation_settings(settings) == {**steps, "num_generations_eval": 1}
-    settings = problems("--eval_strategy", "steps", "--keep_best", "--metric_for_best_model", "eval_x_n").settings
-    assert evaluation_settings(settings) == {"num_generations_eval": 1}
-    assert evaluation_settings(problems().settings) == {}
+def test_heldout_every_and_keep_best_are_short_forms_of_transformers_settings(words, expected):
+    # TRL requires whole groups in a batch of its own evaluation, and makes none: num_generations_eval.
+    assert evaluation_settings(problems(*words).settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,12 +165,10 @@ def test_heldout_every_is_the_short_form_of_transformers_settings():
         (["--keep_best", "--save_strategy", "no", *EVERY], "has no checkpoints"),
         (["--save_strategy", "best"], "save_strategy='best' needs evaluations during training"),
         ([*EVERY, "--eval_n", "0", "--eval_dataset", "math500", "--heldout", '{"data": "gsm8k"}'], "has no effect"),
+        ([*EVERY, "--load_best_model_at_end"], ""),
+        (["--eval_strategy", "epoch", "--heldout", '{"data": "math500"}'], ""),
     ],
 )
-def test_settings_that_contradict_each_other(words, message):
-    assert any(message in line for line in errors(*words)), errors(*words)
-
-
-def test_settings_that_go_together():
-    assert errors(*EVERY, "--load_best_model_at_end") == []
-    assert errors("--eval_strategy", "epoch", "--heldout", '{"data": "math500"}') == []
+def test_settings_that_contradict_each_other_are_named(words, message):
+    lines = [str(line) for _, line in violations(problems(*words).settings, PROGRAM)]
+    assert any(message in line for line in lines) if message else lines == []

@@ -1,9 +1,12 @@
 """prompts.py: every template, what keeps to its format and what does not, and hostile completions."""
 
+import re
+
 import pytest
 
+from grpo_math.errors import ConfigError
 from grpo_math.grading.formats import FORMATS, in_format
-from grpo_math.problems.prompts import TEMPLATES, as_template
+from grpo_math.problems.prompts import TEMPLATES, as_template, refuse_without_call
 
 PROBLEM = "What is {5} + 6? %s {0} <answer>"
 
@@ -117,14 +120,15 @@ REJECTED = {
 }
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_the_prompt_holds_the_problem_once_and_word_for_word(template):
-    prompt = as_template(template).prompt(PROBLEM)
-    whole = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    assert whole.count(PROBLEM) == 1
-    if not isinstance(prompt, str):
-        assert whole == PROBLEM
-        assert not any(PROBLEM in message["content"] for message in prompt[:-1])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_holds_the_problem_once_word_for_word_and_shows_its_format_and_nothing_is_shared(name):
+    prompt = as_template(name).prompt(PROBLEM)
+    messages = [{"role": "text", "content": prompt}] if isinstance(prompt, str) else prompt
+    text = "\n".join(message["content"] for message in messages)
+    assert text.count(PROBLEM) == messages[-1]["content"].count(PROBLEM) == 1
+    assert all(tag in text for tag in FORMATS[name].tags)
+    messages[0]["content"] = "changed"
+    assert as_template(name).prompt(PROBLEM)[0] != "changed"
 
 
 @pytest.mark.parametrize(
@@ -141,40 +145,76 @@ def test_the_prompt_holds_the_problem_once_and_word_for_word(template):
 def test_a_chat_has_a_worked_example_in_the_format_that_it_teaches_or_none(template, roles):
     messages = as_template(template).prompt(PROBLEM)
     assert [message["role"] for message in messages] == roles.split()
+    assert messages[-1]["content"] == PROBLEM
     if len(messages) > 2:
         assert in_format(messages[-2]["content"], template)
         assert FORMATS[template].marker.findall(messages[-2]["content"]) == ["7"]
-    messages[0]["content"] = "changed"
-    assert as_template(template).prompt(PROBLEM)[0]["content"] != "changed"
+    if template == "python":
+        (call,) = messages[2]["tool_calls"]
+        assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
 
 
-def test_the_worked_example_of_python_calls_it_and_r1_zero_has_opened_the_thinking():
-    messages = as_template("python").prompt("a?")
-    (call,) = messages[2]["tool_calls"]
-    assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
-    assert messages[3]["content"] == "7"
-    assert as_template("r1_zero").prompt("a?").endswith("User: a?\nAssistant: <think>")
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "its own"}]
+OWN_PROMPTS = """
+def chat(problem): return [{"role": "system", "content": "old"}, {"role": "user", "content": f"<answer> {problem}"}]
+def nothing(problem): return []
+def number(problem): return 7
+"""
 
 
-def test_every_template_has_the_answer_format_of_its_name():
-    assert set(TEMPLATES) == set(FORMATS)
-    for name, answer_format in FORMATS.items():
-        assert answer_format.name == name
-        for piece in answer_format.tags:
-            output = as_template(name).prompt("a?")
-            text = output if isinstance(output, str) else " ".join(message["content"] for message in output)
-            assert piece in text  # the prompt shows what it asks for
+@pytest.fixture
+def own_prompts(tmp_path, monkeypatch):
+    (tmp_path / "test_prompts_own.py").write_text(OWN_PROMPTS)
+    monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "completion"), [(name, text) for name in ACCEPTED for text in ACCEPTED[name]])
-def test_a_completion_in_the_format_is_accepted(name, completion):
-    assert in_format(completion, name)
-    position = -1
-    for tag in FORMATS[name].tags:  # partial credit finds its pieces, in order
-        position = completion.find(tag if name != "boxed" else "boxed", position + 1)
-        assert position >= 0
+@pytest.mark.parametrize(
+    ("arguments", "row_prompt", "contents", "answer_format"),
+    [
+        (["as_is"], None, ["a?"], "boxed"),
+        (["as_is"], CHAT, ["Be brief.", "its own"], "boxed"),
+        (["{problem} {x} ####"], CHAT, ["a? {x} ####"], "gsm8k"),
+        (["{problem}", "Say <reasoning></reasoning><answer></answer>"], None, [1, "a?"], "xml"),
+        (["{problem} <answer></answer> <think></think>"], None, [0], "think"),
+        (["{problem}: <think>"], None, ["a?: <think>"], "r1_zero"),
+        (["gsm8k", "New."], None, ["New.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "a?"], "gsm8k"),
+        (["gsm8k", None, "boxed"], None, [0, 0, 0, "a?"], "boxed"),
+        (["test_prompts_own:chat", "new"], None, ["new", "<answer> a?"], "boxed"),
+    ],
+)
+def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
+    arguments, row_prompt, contents, answer_format, own_prompts
+):
+    template = as_template(*arguments)
+    prompt = template.prompt("a?", row_prompt)
+    assert len(prompt) == len(contents)
+    assert all(
+        message["content"] == text for message, text in zip(prompt, contents, strict=True) if isinstance(text, str)
+    )
+    assert (str(template), template.answer_format) == (arguments[0], answer_format)
+    assert as_template(template) is template
 
 
-@pytest.mark.parametrize(("name", "completion"), [(name, text) for name in REJECTED for text in REJECTED[name]])
-def test_a_completion_out_of_the_format_is_rejected(name, completion):
-    assert not in_format(completion, name)
+@pytest.mark.parametrize(
+    ("action", "arguments", "message"),
+    [
+        (as_template, ["Solve it."], "='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
+        (as_template, ["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
+        (as_template, ["boxed", None, "latex"], "answer_format='latex' is not known"),
+        (as_template, ["test_prompts_own:nothing"], "returned a list: return text, or messages with role and content"),
+        (as_template, ["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
+        (refuse_without_call, ["r1_zero", ["python"]], "r1_zero' is plain text, in which nothing can be called"),
+        (refuse_without_call, ["python", ["search"]], "python' shows a call of python, which is not among tools"),
+    ],
+)
+def test_a_prompt_that_cannot_be_made_or_used_is_refused(action, arguments, message, own_prompts):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        action(*arguments)
+    refuse_without_call("python", ["python"])
+    refuse_without_call("r1_zero", [])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_completion_is_in_the_format_or_not(name):
+    accepted = [text for text in (*ACCEPTED[name], *REJECTED[name]) if in_format(text, name)]
+    assert accepted == list(ACCEPTED[name])

@@ -8,7 +8,7 @@ import pytest
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id
+from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id, place_of
 
 CHAT = [{"role": "user", "content": f"{DAPO_BEFORE}What is 3 + 4?{DAPO_AFTER}"}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
@@ -93,7 +93,8 @@ PUBLISHED = {
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -110,19 +111,16 @@ def put(folder, rows, split="train", config=None):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_set_is_read_by_its_name_from_a_copy_of_its_repository(tmp_path, name):
     row, expected = PUBLISHED[name]
-    source = SOURCES[name]
-    ours, theirs = next(iter(source.splits.items()))
-    put(tmp_path / name, [row], theirs, source.config)
-    for asked in (name, source.hub):
-        (loaded,) = load_problems(asked, ours, data_dir=str(tmp_path))
+    ours, theirs = next(iter(SOURCES[name].splits.items()))
+    put(tmp_path / name, [row], theirs, SOURCES[name].config)
+    for asked in (name, SOURCES[name].hub):
+        (loaded,) = load_problems(asked, ours)
         assert (loaded["problem"], loaded["answer"]) == expected
 
 
 def test_every_known_set_is_tried_here_or_with_its_own_files():
     assert PUBLISHED.keys() | {"gsm8k", "math", "math500"} == SOURCES.keys()
     assert set(SUITES["math"]) <= SOURCES.keys()
-    contests = {"aime2024", "aime2025", "aime2026", "amc2023", "hmmt_feb_2025", "hmmt_feb_2026"}
-    assert {name for name, source in SOURCES.items() if source.samples > 1} == contests
 
 
 def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(tmp_path, caplog):
@@ -132,81 +130,89 @@ def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(t
         {"problem": "a?", "answer": "1"},
         {"problem": "c?", "answer": ""},
         {"problem": "d?", "answer": "2"},
+        {"problem": "a?", "answer": "3"},
     ]
     put(tmp_path / "openr1", rows, config="default")
-    assert [row["problem"] for row in load_problems("openr1", data_dir=str(tmp_path))] == ["a?", "d?"]
+    assert [(row["problem"], row["answer"]) for row in load_problems("openr1")] == [("a?", "1"), ("d?", "2")]
     assert caplog.messages == [
-        f"left out 1 of 3 rows of {tmp_path}/openr1: duplicate problems",
+        f"left out 2 of 4 rows of {tmp_path}/openr1: duplicate problems",
         f"skipped 2 of 4 rows of {tmp_path}/openr1; line 2: answer contains no gold answer",
     ]
 
 
 def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     row, _ = PUBLISHED["olympiadbench"]
-    single = {**row, "final_answer": ["2.5"], "error": "1e-1"}
-    put(tmp_path / "olympiadbench", [row, {**single, "id": 2}, {**single, "id": 3, "error": None}], "train", "x")
-    config = SOURCES["olympiadbench"].config
-    card = tmp_path / "olympiadbench" / "README.md"
-    card.write_text(card.read_text().replace(": x", f": {config}"), encoding="utf-8")
-    loaded = load_problems("olympiadbench", "test", data_dir=str(tmp_path))
-    assert [row["tolerance"] for row in loaded] == [None, 0.1, 1e-8]
-    put(tmp_path / "minerva", [{"question": "p?", "answer": "200"}, {"question": "q?", "answer": "x"}], "test")
-    assert [row["tolerance"] for row in load_problems("minerva", "test", data_dir=str(tmp_path))] == [0.002, None]
+    rows = [row, *({**row, "final_answer": ["2.5"], "error": error} for error in ("-1e-1", None)), {**row, "unit": "m"}]
+    put(tmp_path / "olympiadbench", rows, config=SOURCES["olympiadbench"].config)
+    assert [row.get("tolerance") for row in load_problems("olympiadbench", "test")] == [None, 0.1, 1e-8, None]
+    put(tmp_path / "minerva", [{"question": "p?", "answer": answer} for answer in ("-200", "x")], "test")
+    assert [row["tolerance"] for row in load_problems("minerva", "test")] == [0.002, None]
 
 
 # Any other set
 
 
-def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
+def test_the_name_of_a_data_set_tells_where_it_comes_from(tmp_path):
+    (tmp_path / "a:b@c").touch()
+    assert [hub_id(name) for name in ("gsm8k", "owner/name:x", str(tmp_path), "a/b.csv.gz", "generated")] == [
+        *("openai/gsm8k", "owner/name", None, None, None)
+    ]
+    assert place_of(str(tmp_path / "a:b@c")).path == str(tmp_path / "a:b@c")
+    assert place_of("a:b:c").path == "a:b:c"
+
+
+def test_columns_without_a_common_name_are_named(tmp_path):
     folder = put(tmp_path / "own", [{"query": "a?", "meta": {"gold": 3, "note": "n"}, "kind": "sum", "big": "x"}])
-    for names in ("answer=meta.gold,subject=kind", "problem=query, answer=meta.gold, subject=kind"):
-        (row,) = load_problems(str(folder), columns=names)
-        assert (row["problem"], row["answer"], row["subject"], row["id"]) == ("a?", "3", "sum", "own/1")
+    (row,) = load_problems(f"{folder}/", columns="problem=query, answer=meta.gold,subject=kind")
+    assert {**row, "prompt": 0} == {
+        "id": "own/1",
+        "prompt": 0,
+        "problem": "a?",
+        "answer": "3",
+        "answer_format": "gsm8k",
+        "subject": "sum",
+        "query": "a?",
+        "meta": {"gold": 3, "note": "n"},
+        "kind": "sum",
+        "big": "x",
+    }
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder))
     assert str(error.value) == (
         f"dataset='{folder}' has no column for the answer: its columns are query, meta, kind, big; accepted are "
         f"{', '.join(columns.ACCEPTED['answer'])}, or say --columns answer=NAME"
     )
-    with pytest.raises(
-        ConfigError, match=r"no column for the answer: its columns are query, .*; accepted are target, or"
-    ):
+    with pytest.raises(ConfigError, match=r"no column for the answer: .*; accepted are target, or"):
         load_problems(str(folder), columns="answer=target")
 
 
 def test_trls_chats_are_read(tmp_path):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a?"}]
     folder = put(tmp_path / "trl", [{"prompt": chat, "solution": "\\boxed{1}"}])
-    assert [(row["problem"], row["answer"]) for row in load_problems(str(folder))] == [("a?", "1")]
-    turns = [*chat, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c?"}]
-    folder = put(tmp_path / "turns", [{"prompt": turns, "answer": "1"}])
-    with pytest.raises(DataError, match="prompt is a chat of more than one question"):
-        load_problems(str(folder))
-
-
-def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
-    (tmp_path / "gsm8k").mkdir()
-    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
-    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
-        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
-    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
-        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
+    (row,) = load_problems(str(folder), template="as_is")
+    assert (row["problem"], row["answer"], row["prompt"]) == ("a?", "1", chat)
+    turns = [*chat, {"role": "assistant", "content": "b"}]
+    for number, chat in enumerate([turns, [*turns, {"role": "user", "content": "c?"}], turns[2:], []]):
+        folder = put(tmp_path / f"turns{number}", [{"prompt": chat, "answer": "1"}])
+        with pytest.raises(DataError, match=r"prompt is (a chat of more than one question|of type list)"):
+            load_problems(str(folder))
 
 
 def test_splits_are_cut_and_named(tmp_path):
-    folder = put(tmp_path / "cut", [{"problem": f"p{i}?", "answer": "1", "level": [i]} for i in range(10)])
-    assert [row["problem"] for row in load_problems(str(folder), "train[8:]")] == ["p8?", "p9?"]
-    assert len(load_problems(str(folder), "train[:30%]")) == 3
+    rows = [{"question": f"p{i}?", "answer": f"#### {i}", "level": [i]} for i in range(10)]
+    folder = put(tmp_path / "cut", rows)
+    file = tmp_path / "gsm8k" / "train.jsonl"
+    file.parent.mkdir()
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    put(tmp_path / "polaris", rows)
+    cuts = {"train[8:]": ["8", "9"], "train[:20%]": ["0", "1"], "train[-1:]": ["9"], "train[2:4]": ["2", "3"]}
+    for dataset in (str(folder), "gsm8k", str(file), "polaris"):
+        assert {cut: [row["answer"] for row in load_problems(dataset, cut)] for cut in cuts} == cuts
+    assert load_problems("gsm8k", "train[8:]")[0]["id"] == "gsm8k/train/9"
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+        load_problems("gsm8k", "train[x]")
     with pytest.raises(ConfigError, match=r"split='test' is not known: use one of train"):
         load_problems(str(folder), "test")
-
-
-def test_a_path_that_is_not_there_is_refused(tmp_path):
-    assert hub_id(str(tmp_path)) is None
-    for path in ("./nowhere", "/no/where", "a/b/c"):
-        with pytest.raises(ConfigError, match="is not a file, a folder or an id on the Hub"):
-            load_problems(path)
 
 
 def test_a_folder_is_read_again_after_a_change_and_a_broken_file_is_one_line(tmp_path):

@@ -2,19 +2,23 @@
 
 import asyncio
 import inspect
+import itertools
+import json
 import math
 import signal
-import sys
+import textwrap
+import threading
+import time
 
 import pytest
 import torch
 
-from grpo_math.errors import ConfigError, RewardError
-from grpo_math.grading import Grade, Verdict, grade_batch
-from grpo_math.rewards import REWARDS, load_reward
+from grpo_math.errors import ConfigError, RewardError, UserError
+from grpo_math.grading import Grade, Verdict
+from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
 from grpo_math.rewards.columns import text_of
 from grpo_math.rewards.guard import RewardContext, checked
-from grpo_math.rewards.rules import make_overlong, make_repetition, make_shaped
+from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.run.signals import Stop, Stopped
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
@@ -22,57 +26,49 @@ GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"
 
 
 def call(name, completions, **columns):
-    return REWARDS[name](prompts=["p"] * len(completions), completions=completions, **columns)
+    return REWARDS.get(name, name)(prompts=["p"] * len(completions), completions=completions, **columns)
 
 
-def reward(kind, returns):
-    """Return a reward function of a kind, called mine, that returns or raises what ``returns`` gives."""
+def of_kind(kind, function):
+    """Return a reward function of a kind, called mine, that does what ``function`` does."""
 
-    def value():
-        results = returns()
-        if isinstance(results, BaseException):
-            raise results
-        return results
+    async def mine(*arguments, **columns):
+        return function(*arguments, **columns)
 
-    def mine(prompts, completions, **columns):
-        return value()
-
-    async def later(prompts, completions, **columns):
-        return value()
-
-    class Judge:
-        __name__ = "mine"
-
-        async def __call__(self, prompts, completions, **columns):
-            return value()
-
-    later.__name__ = "mine"
-    return {"a function": mine, "async": later, "an object": Judge()}[kind]
+    if kind == "an object":
+        return type("Judge", (), {"__name__": "mine", "__call__": staticmethod(mine)})()
+    function.__name__ = "mine"
+    return mine if kind == "async" else function
 
 
-def called(guarded, completions):
-    rewards = guarded(["p"] * len(completions), completions)
+def called(guarded, completions, **columns):
+    rewards = guarded(["p"] * len(completions), completions, **columns)
     return asyncio.run(rewards) if inspect.isawaitable(rewards) else rewards
 
 
-def test_a_completion_is_a_text_or_the_last_assistant_message():
-    chat = [
-        {"role": "assistant", "content": "one"},
-        {"role": "tool", "content": "two"},
-        {"role": "assistant", "content": "3"},
-    ]
-    assert text_of(chat) == "3"
-    assert (
-        text_of([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
-        == "ab"
-    )
-    assert text_of([]) == ""
-    assert call("accuracy", [[{"role": "assistant", "content": "#### 7"}], "#### 8"], answer=["7", "7"]) == [1.0, 0.0]
+@pytest.mark.parametrize(
+    ("completion", "role", "text"),
+    [
+        ("a text", "assistant", "a text"),
+        ([{"role": role, "content": role} for role in ("assistant", "user", "tool")], "assistant", "assistant"),
+        ([{"content": text} for text in ("one", "two")], "user", "two"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {}, {"text": "b"}]}], "assistant", "ab"),
+        ([{"role": "assistant", "content": None}], "assistant", ""),
+        ([{"role": "tool", "content": "two"}], "assistant", ""),
+        ([], "assistant", ""),
+    ],
+)
+def test_the_text_of_a_completion_is_that_of_the_last_message_with_a_role(completion, role, text):
+    assert text_of(completion, role) == text
 
 
+ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
 BY_HAND = [
     ("accuracy", ["#### 7", r"\boxed{7}", "It is 8.", ""], {}, [1.0, 1.0, 0.0, 0.0]),
     ("accuracy", ["#### 7"], {"answer": [""]}, [None]),
+    ("accuracy", [[{"role": "assistant", "content": "#### 7"}], "#### 8"], {}, [1.0, 0.0]),
+    ("accuracy", ["#### 7", "#### 8"], {"answer": [7, True], "solution": ["8", "8"]}, [1.0, 1.0]),
+    ("accuracy", [r"\boxed{8}\n#### 7", r"\boxed{8}\n#### 7"], {"answer_format": ["gsm8k", "boxed"]}, [1.0, 0.0]),
     (
         "accuracy",
         ["x", "y"],
@@ -87,6 +83,13 @@ BY_HAND = [
         [1.0, 0.0, 0.0, 0.0, 0.0],
     ),
     ("gsm8k", ["3 + 4\n#### 7", "It is 7.", "#### 7\nor so", "#### 8"], {}, [1.0, 0.0, 0.0, 0.0]),
+    (  # grades of another format are not used
+        "gsm8k",
+        ["<answer>8</answer>\n#### 7"] * 2,
+        {"answer_format": ["xml", "gsm8k"], "grade": [Grade(Verdict.WRONG, "8")] * 2},
+        [1.0, 1.0],
+    ),
+    ("gsm8k", ["#### 7"], {"answer_format": "gsm8k", "grade": [Grade(Verdict.WRONG, "8")]}, [0.0]),
     (
         "format_strict",
         ["so\n#### 7", GOOD_R1, GOOD_XML, r"so \boxed{7}", GOOD_XML],
@@ -106,6 +109,7 @@ BY_HAND = [
         [1.0, 0.5, 0.99, 0.0],
     ),
     ("xml_count", ["<reasoning>" * 50 + "</reasoning><answer>7</answer>"], {}, [0.75]),
+    ("xml_count", ["so\n#### 7 apples", "####" * 2], {"answer_format": "gsm8k"}, [1.0, 0.0]),
     (
         "integer_only",
         ["#### 8", "#### 1,200", "#### 7.5", "#### seven-ish", r"\boxed{\frac{8}{2}}"],
@@ -118,7 +122,32 @@ BY_HAND = [
         {"answer": ["100"] * 6},
         [1.0, 0.45, 0.25, 0.0, 0.005, 0.0],
     ),
+    ("proximity", ["#### -90", "#### 0", "#### 1/3"], {"answer": ["#### -100", "100", "2/3"]}, [0.45, 0.0, 0.25]),
     ("number_match", ["#### 7", "#### 8", "#### lots", ""], {}, [3.0, 1.0, 0.0, 0.0]),
+    (  # zero up to 80 tokens, then minus one twentieth for each, and at most minus one
+        "overlong",
+        [""] * 5,
+        {"completion_ids": [[0] * n for n in (0, 80, 85, 100, 120)], "max_completion_length": 100},
+        [0.0, 0.0, -0.25, -1.0, -1.0],
+    ),
+    ("overlong", ["a " * 820, "a " * 922], {}, [0.0, -0.5]),  # 1,024 words, of which 204 are the end
+    (make_overlong(100, 10), [""] * 2, {"completion_ids": [[0] * 95, [0] * 101]}, [-0.5, -1.0]),
+    (make_overlong(100, 1), [""] * 2, {"completion_ids": [[0] * 99, [0] * 100]}, [0.0, -1.0]),
+    (make_repetition(1, 2.0), ["so so"], {}, [-1.0]),
+    (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
+    (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
+    ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
+    (  # right, in format and 50 of 100 tokens: 1 + 0.1 + 0.05 / 2; the length beyond the limit costs nothing
+        "shaped",
+        ["#### 7", "It is 8.", "#### 8", "#### 7"],
+        {
+            "answer": ["7", "7", "7", ""],
+            "answer_format": ["gsm8k"] * 4,
+            "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
+            "max_completion_length": 100,
+        },
+        [1.125, 0.0, 0.1, None],
+    ),
     ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
     ("gated", [GOOD_XML], {"answer": [""]}, [None]),
     (  # a broken format is zero even if the answer cannot be graded, but a bad gold answer is None
@@ -140,111 +169,109 @@ def test_rewards_are_those_worked_out_by_hand(name, completions, columns, expect
     assert rewards == [None if value is None else pytest.approx(value) for value in expected]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "proximity", "number_match", "shaped"])
+@pytest.mark.parametrize("reward", ["accuracy", "proximity", "number_match", make_shaped(1, 0, 0)])
 @pytest.mark.parametrize("verdict", Verdict)
-def test_only_a_crash_and_a_bad_gold_are_none_and_any_other_answer_is_right_or_wrong(verdict, name):
+def test_only_a_crash_and_a_bad_gold_are_none_and_any_other_answer_is_right_or_wrong(verdict, reward):
     """Otherwise a policy could leave its bad answers out of the group's mean."""
     grades = [Grade(verdict, "9^9^9^9"), Grade(Verdict.CORRECT, "7")]
-    first, second = call(name, ["x", "#### 7"], answer=["7", "7"], grade=grades)
-    assert second > 0
-    if verdict in (Verdict.CRASH, Verdict.BAD_GOLD):
-        assert first is None
-    elif name != "shaped":  # which also pays for the length
-        assert first == second * (verdict is Verdict.CORRECT)
+    first, second = call(reward, ["x", "#### 7"], answer=["7", "7"], grade=grades)
+    assert second == (3.0 if reward == "number_match" else 1.0)
+    assert first == (None if verdict in ("crash", "bad_gold") else second * (verdict == "correct"))
 
 
 def test_proximity_of_a_wrong_answer_never_reaches_the_right_ones():
-    golds = ["0", "1", "-3", "1/3", "1000000"]
     answers = ["0", "0.000001", "1.0000001", "-3.0001", "0.333333", "999999", "9" * 300]
-    for gold in golds:
-        for reward, g in zip(
-            call("proximity", [f"#### {a}" for a in answers], answer=[gold] * len(answers)),
-            grade_batch([gold] * len(answers), [f"#### {a}" for a in answers]),
-            strict=True,
-        ):
-            assert reward == 1.0 if g.verdict is Verdict.CORRECT else 0.0 <= reward <= 0.5
+    golds, completions = zip(*itertools.product(["0", "1", "-3", "1/3", "1000000"], answers), strict=True)
+    right = call("accuracy", completions, answer=golds)
+    for reward, is_right in zip(call("proximity", completions, answer=golds), right, strict=True):
+        assert reward == 1.0 if is_right else 0.0 <= reward <= 0.5
 
 
-def test_shaped_adds_one_a_tenth_and_a_twentieth():
-    # right, in format, 50 of 100 tokens: 1 + 0.1 + 0.05 * (1 - 50/100) = 1.125; wrong and out of format, 100 tokens: 0
-    ids = [[0] * 50, [0] * 100, [0] * 100]
-    completions = ["#### 7", "It is 8.", "It is 7."]
-    columns = {"answer": ["7"] * 3, "answer_format": ["gsm8k"] * 3, "completion_ids": ids, "max_completion_length": 100}
-    assert call("shaped", completions, **columns) == pytest.approx([1.125, 0.0, 1.0])
-    assert make_shaped(2, 0, 0)(["p"] * 3, completions, **columns) == pytest.approx([2.0, 0.0, 2.0])
+def test_each_reward_has_the_name_of_its_key_and_load_reward_takes_keys_and_functions():
+    assert all(load_reward(key) is function and function.__name__ == key for key, function in REWARDS.items())
+    assert load_reward("textwrap:dedent") is textwrap.dedent
+    assert ON_FORMAT.__name__ == "overlong_on_format_strict"
 
 
-def test_overlong_falls_from_zero_to_minus_one_over_the_cache():
-    ids = [[0] * n for n in (0, 80, 85, 100, 120)]
-    assert call("overlong", [""] * 5, completion_ids=ids, max_completion_length=100) == pytest.approx(
-        [0, 0, -0.25, -1, -1]
-    )
-
-
-def test_a_name_or_a_setting_that_makes_no_sense_and_a_missing_column_are_one_clear_error():
-    assert all(function.__name__ == key for key, function in REWARDS.items())
-    with pytest.raises(ConfigError, match="'acuracy' is not known: did you mean 'accuracy'"):
-        load_reward("acuracy")
-    with pytest.raises(ConfigError, match="ngram"):
-        make_repetition(0)
-    with pytest.raises(ConfigError, match="cache"):
-        make_overlong(9, 0)
-    with pytest.raises(RewardError, match="reward function accuracy needs the column answer"):
-        call("accuracy", ["#### 7"])
-
-
-def test_a_users_function_is_found_in_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "my_own_rewards.py").write_text("def short(prompts, completions, **columns):\n    return [0.5]\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load_reward("my_own_rewards:short")([], []) == [0.5]
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda: load_reward("acuracy"), "'acuracy' is not known: did you mean 'accuracy'"),
+        (lambda: load_reward("my_rewards.short"), "did you mean my_rewards:short"),
+        (lambda: make_repetition(0), "ngram=0 is not a length"),
+        (lambda: make_overlong(9, 0), "cache=0 is not a length"),
+        (lambda: make_tool_use(effect=-1), "effect=-1 is negative"),
+        (lambda: make_tool_use(failed=-1), "failed=-1 is negative"),
+        (lambda: call("accuracy", ["#### 7"]), "reward function accuracy needs the column answer or solution"),
+    ],
+)
+def test_a_name_or_a_setting_that_makes_no_sense_and_a_missing_column_are_one_clear_error(action, message):
+    with pytest.raises(UserError, match=message):
+        action()
 
 
 @pytest.mark.parametrize("kind", ["a function", "async", "an object"])
-def test_a_reward_keeps_its_name_and_passes_numbers_and_none(kind):
-    guarded = checked(reward(kind, lambda: (True, None, 3)))
-    assert guarded.__name__ == "mine"
+def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_none(kind):
+    """The score of each completion."""
+    columns = {}
+
+    def mine(prompts, completions, **more):
+        columns.update(more)
+        return True, None, 3, torch.tensor(0.5)
+
+    mine.__doc__ = "It scores."
+    reward = of_kind(kind, mine)
+    guarded = checked(reward, RewardContext({"grade": [1], "answer": ["8"]}))
+    assert (guarded.__name__, guarded.__doc__) == ("mine", reward.__doc__)
     assert inspect.iscoroutinefunction(guarded) == (kind != "a function")  # so that TRL awaits it
-    assert called(guarded, ["a"] * 3) == [1.0, None, 3.0]
+    assert called(guarded, ["a"] * 4, answer=["7"], solution=["7"]) == [1.0, None, 3.0, 0.5]
+    assert columns == {"answer": ["8"], "grade": [1], "solution": ["7"]}
+    assert called(checked(reward), ["a"] * 4) == [1.0, None, 3.0, 0.5]
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], "returned 1 rewards for 2 completions"),
-        ([1.0, math.nan], "returned nan for row 1"),
+        ([1.0], "returned 1 rewards for 2 completions: return one number or None for each"),
+        ([1.0, math.nan], "returned nan for row 1: return a finite number or None"),
         ([math.inf, 0.0], "returned inf for row 0"),
         ([-1e30, 0.0], "returned -1e\\+30 for row 0"),
         ([1.0, "0"], "returned a str for row 1"),
-        (None, "returned NoneType"),
+        (None, "returned NoneType: return a list with one number a completion"),
         (0.5, "returned float"),
+        ("ab", "returned str"),
         (KeyError("two\nlines"), "raised KeyError"),
+        (SystemExit(0), "raised SystemExit"),
+        (ConfigError("seed", -1, "is negative", "give more"), None),
     ],
 )
 @pytest.mark.parametrize("kind", ["a function", "async"])
-def test_a_reward_that_returns_something_else_or_raises_is_one_clear_line(returned, message, kind):
-    guarded = checked(reward(kind, lambda: returned))
-    with pytest.raises(RewardError, match=f"reward function mine {message}") as caught:
-        called(guarded, ["a", "b"])
-    assert "\n" not in str(caught.value)
-
-
-def test_in_training_an_error_is_kept_for_the_end_of_all_ranks_and_names_the_line():
+def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(returned, message, kind):
     def mine(prompts, completions, **columns):
-        raise OSError("away")
+        if isinstance(returned, BaseException):
+            raise returned
+        return returned
 
+    with pytest.raises(UserError, match=f"^reward function mine {message}" if message else "seed=-1") as caught:
+        called(checked(of_kind(kind, mine)), ["a", "b"])
+    assert "\n" not in str(caught.value)
     context = RewardContext()
-    assert checked(mine, context)(["p"], ["a"]) == [0.0]
-    line = mine.__code__.co_firstlineno + 1
-    assert f"reward function mine raised OSError: away at {__file__}:{line}: " in str(context.error)
+    assert called(checked(of_kind(kind, mine), context), ["a", "b"]) == [0.0, 0.0]
+    assert called(checked(REWARDS["accuracy"], context), ["a"]) == [0.0]
+    assert str(context.error) == str(caught.value), "the first error is the reason"
 
 
-@pytest.mark.parametrize("exception", [SystemExit(0), SystemExit("no key")])
-@pytest.mark.parametrize("kind", ["a function", "async"])
-def test_a_reward_that_exits_is_a_failure_that_names_it(exception, kind):
-    guarded = checked(reward(kind, lambda: exception), context := RewardContext())
-    assert called(guarded, ["a"]) == [0.0]
-    assert str(context.error).startswith(f"reward function mine raised {type(exception).__name__}")
+def test_an_error_names_the_line_of_the_reward_that_led_to_it():
+    def mine(prompts, completions, **columns):
+        json.loads("{")
+
+    with pytest.raises(RewardError) as caught:
+        checked(mine)(["p"], ["a"])
+    position = f"{__file__}:{mine.__code__.co_firstlineno + 1}"
+    assert f" at {position}: training stops instead of assuming a reward of 0" in str(caught.value)
+    assert isinstance(caught.value.__cause__, json.JSONDecodeError)
+    with pytest.raises(RewardError, match="at its call: training stops"):
+        checked(lambda completions: [1.0])(["p"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -255,29 +282,32 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
         signal.raise_signal(number)
         return [1.0]
 
-    before = signal.getsignal(signal.SIGINT)
     with Stop(), pytest.raises(raised):
         checked(mine, RewardContext())(["p"], ["a"])
-    assert signal.getsignal(signal.SIGINT) == before
-    with Stop() as stop:
-        stop.begin()  # a step is under way, which is finished
-        assert checked(mine, RewardContext())(["p"], ["a"]) == [1.0]
-        assert stop.code
-        stop.heeded = True
-    assert signal.getsignal(signal.SIGINT) == before
 
 
 @pytest.mark.parametrize("kind", ["a function", "async"])
-def test_what_a_reward_changes_in_torch_is_restored_and_the_random_state_is_not(kind, capsys):
-    def change():
+def test_a_slow_reward_is_named_and_what_it_changes_in_torch_but_the_random_state_is_restored(
+    kind, capsys, monkeypatch
+):
+    monkeypatch.setattr(guard, "SLOW", 0.1)
+
+    def mine(prompts, completions, **columns):
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
+        time.sleep(columns["pause"])
+        # A waiting thread must not keep an ending process alive.
+        assert all(thread.daemon for thread in threading.enumerate() if isinstance(thread, threading.Timer))
         return [float(torch.rand(()))]
 
     torch.manual_seed(0)
-    guarded = checked(reward(kind, change))
-    first = called(guarded, ["a"])
+    guarded = checked(of_kind(kind, mine))
+    first = called(guarded, ["a"], pause=0.3)
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "changed torch's grad mode or default dtype" in line
-    assert called(guarded, ["a"]) != first
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: reward function mine has been running for 0.1 seconds",
+        "warning: reward function mine changed torch's grad mode or default dtype: they are restored",
+    ]
+    assert called(guarded, ["a"], pause=0) != first
+    time.sleep(0.2)
+    assert "running" not in capsys.readouterr().err
