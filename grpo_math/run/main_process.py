@@ -1,6 +1,6 @@
 """Calls that the main process makes for all processes, for example to ask a server. All processes get the result.
 
-Does not start processes (train/launcher.py) or notice that one has ended (collectives.py).
+Does not start processes (train/launcher.py) or notice that one has ended (failures.py).
 """
 
 import time

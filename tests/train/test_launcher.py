@@ -25,7 +25,7 @@ from waiting import adopting, alive, kill, until
 from grpo_math.cli import main
 from grpo_math.planner.devices import Layout
 from grpo_math.run.machine import free_port
-from grpo_math.train import server
+from grpo_math.train import serve
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -314,9 +314,9 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
         port = taken.getsockname()[1]
         line = machine.refused("--vllm_server_port", port)
         assert f"vllm_server_port={port} is in use by another program: choose another, or leave it out" in line
-        assert server.port_of({}, port) != port
-    assert server.port_of({}, port) == port
-    assert server.port_of({"vllm_server_port": port}, 0) == port
+        assert serve.port_of({}, port) != port
+    assert serve.port_of({}, port) == port
+    assert serve.port_of({"vllm_server_port": port}, 0) == port
 
 
 # How it ends
@@ -463,7 +463,7 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
 
 @pytest.mark.parametrize(("more", "adapters"), [({}, "1"), ({"staleness": 1}, "2")])
 def test_the_server_takes_as_many_adapters_as_are_at_work(more, adapters, monkeypatch):
-    monkeypatch.setattr(server, "executable", lambda: "vllm")
+    monkeypatch.setattr(serve, "executable", lambda: "vllm")
     recipe = {"model_name_or_path": "base", "use_peft": True, "lora_r": 16, **more}
-    command = server.start_of(recipe, Layout("server", 1, 1, 1, ""), [], 8000).command
+    command = serve.start_of(recipe, Layout("server", 1, 1, 1, ""), [], 8000).command
     assert command[command.index("--max-loras") + 1] == adapters

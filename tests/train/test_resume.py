@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -19,8 +18,7 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_vllm import SmallVLLM
 
-from grpo_math.errors import UserError
-from grpo_math.run import checkpoints, metrics, resume
+from grpo_math.run import checkpoints, metrics
 from grpo_math.train import program
 
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
@@ -414,77 +412,3 @@ def test_a_folder_of_another_program_is_refused(again, tmp_path):
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
-
-
-# The pieces
-
-
-class Alone:
-    """An accelerator of one process."""
-
-    is_main_process = True
-
-    def wait_for_everyone(self):
-        pass
-
-
-class OfAnotherMachine(Alone):
-    """An accelerator of the first process on the second machine."""
-
-    is_main_process = False
-
-
-def written(folder: Path, **files: str) -> None:
-    with checkpoints.sealed(folder, Alone()):
-        for name, text in files.items():
-            (folder / name).write_text(text)
-
-
-def test_a_checkpoint_counts_once_it_is_written_to_its_end(tmp_path):
-    folder = tmp_path / "checkpoint-2"
-    written(tmp_path / "checkpoint-1", **{"state_0.pt": "1"})
-    with contextlib.suppress(OSError), checkpoints.sealed(folder, Alone()):
-        (folder / "state_0.pt").write_text("half")
-        raise OSError("full")
-    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
-    assert checkpoints.damage(folder) == "it was not written to its end"
-    checkpoints.remove_unfinished(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-    written(folder, **{"state_0.pt": "2"})
-    assert checkpoints.newest_whole(tmp_path) == (folder, [])
-
-
-def test_another_machine_neither_seals_nor_deletes(tmp_path, monkeypatch):
-    """On NFS it sees what was there a minute ago. The main process may have sealed, replaced or deleted the folder."""
-    folder = tmp_path / "checkpoint-1"
-    written(folder, **{"state_0.pt": "1"})
-    before = contents(tmp_path)
-    with checkpoints.sealed(folder, OfAnotherMachine()):
-        assert contents(tmp_path) == before
-    assert contents(tmp_path) == before
-
-
-def test_a_checkpoint_of_an_earlier_run_is_replaced_whole(tmp_path):
-    folder = tmp_path / "checkpoint-1"
-    written(folder, **{"state_0.pt": "old", "state_1.pt": "old"})
-    written(folder, **{"state_0.pt": "new"})
-    assert {path.name for path in folder.iterdir()} == {"state_0.pt", checkpoints.FILES}
-    assert checkpoints.damage(folder) is None
-
-
-def test_a_checkpoint_of_weights_alone_is_none_to_go_on_from(tmp_path):
-    written(tmp_path / "checkpoint-1", **{"model.safetensors": ""})
-    with pytest.raises(UserError, match=r"checkpoint-1 is damaged \(it holds weights alone \(save_only_model\)\)"):
-        checkpoints.newest_whole(tmp_path)
-
-
-def test_a_secret_is_neither_kept_nor_compared():
-    kept = resume.stated({"hub_token": "hf_x", "seed": 1}, {"hub_token", "seed"})
-    assert kept == {"seed": 1}
-    assert resume.changed({"stated": kept}, {"hub_token": "hf_y", "seed": 1}, {"hub_token", "seed"}, {}) == []
-
-
-def test_a_setting_that_is_no_longer_stated_has_its_default_again():
-    was, defaults = {"stated": {"seed": 1, "beta": 0.1}}, {"seed": 42, "beta": 0.0}
-    assert resume.changed(was, {"seed": 1}, {"seed"}, defaults) == ["beta: 0.1 -> 0.0"]
-    assert resume.changed(was, {}, set(), defaults) == ["beta: 0.1 -> 0.0", "seed: 1 -> 42"]
