@@ -7,6 +7,6 @@ from small_runs import write_letters_model
 
 
 @pytest.fixture(scope="session")
-def letters(tmp_path_factory):
+def letters_model(tmp_path_factory):
     """The folder of a random model whose tokens are letters."""
     return write_letters_model(tmp_path_factory.mktemp("letters"))

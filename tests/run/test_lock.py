@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from launching import variables
@@ -64,8 +65,20 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
 
 
-def test_training_refuses_a_folder_in_which_another_run_trains(other, tmp_path, capsys):
-    output = f"output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
-    assert main(["--model_name_or_path", "embedded", "--output_dir", str(tmp_path / "run"), *RUN]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {output}: wait until")
+def test_a_reader_that_asks_for_the_owner_delays_a_run_for_an_instant_and_does_not_refuse_it(tmp_path):
+    with open(tmp_path / lock.NAME, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert lock.owner(tmp_path) == "another process"
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert lock.owner(tmp_path) is None
+        threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        lock.hold(tmp_path)
+
+
+def test_training_refuses_a_folder_in_which_another_run_trains(other, letters_model, tmp_path, capsys):
+    command = ["--model_name_or_path", letters_model, "--output_dir", str(tmp_path / "run"), *RUN]
+    assert main(command) == 2
+    line = (
+        f"error: output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
+    )
+    assert capsys.readouterr().err.startswith(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -20,20 +19,19 @@ from transformers import TrainerControl
 from waiting import alive
 
 from grpo_math.run import signals
+from grpo_math.run.checkpoints import step_of
 from grpo_math.run.log import StopOnSignal
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, Stopped, stopping
 from grpo_math.train.program import main
 
 
-def saved_after(run_dir: Path, output: str, total: int = STEPS) -> int:
-    """The step after which a run has stopped; held to its checkpoint, its history and its line."""
+def saved_after(run_dir: Path, output: str, of: str = f"Stopped after step {{}} of {STEPS}") -> int:
+    """Return the step after which a run has stopped; it is held to its checkpoint, its history and its line."""
     step = history(run_dir)[-1]["step"]
-    state = json.loads((run_dir / f"checkpoint-{step}" / "trainer_state.json").read_text())
-    assert state["global_step"] == step
-    line = f"Stopped after step {step} of {total}; the same command continues from checkpoint-{step}."
-    assert output.count(line) == 1
+    assert step_of(run_dir / f"checkpoint-{step}") == step
+    assert output.count(f"{of.format(step)}; the same command continues from checkpoint-{step}.") == 1
     assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
-    assert not (run_dir / "adapter").exists()
+    assert not (run_dir / "finished.json").exists()
     return step
 
 
@@ -155,7 +153,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
     ("number", "code", "word"), [(signal.SIGTERM, AGAIN, "Stopped"), (signal.SIGINT, INTERRUPTED, "Interrupted")]
 )
 def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(
-    number, code, word, letters, tmp_path, monkeypatch, capfd
+    number, code, word, letters_model, tmp_path, monkeypatch, capfd
 ):
     run_dir, left = tmp_path / "run", [number]
 
@@ -167,11 +165,9 @@ def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(
     module = ModuleType("mine")
     module.signalled = signalled
     monkeypatch.setitem(sys.modules, "mine", module)
-    command = ["--model_name_or_path", letters, "--output_dir", str(run_dir), *RUN, "--rewards=mine:signalled"]
+    command = ["--model_name_or_path", letters_model, "--output_dir", str(run_dir), *RUN, "--rewards=mine:signalled"]
     assert main(command) == code
-    output = capfd.readouterr().err
-    assert saved_after(run_dir, output.replace(word, "Stopped"), 4) == 2
-    assert not (run_dir / "finished.json").exists()
+    assert saved_after(run_dir, capfd.readouterr().err, f"{word} after step {{}} of 4") == 2
     assert main(command) == 0
     assert f"Going on from {run_dir}/checkpoint-2." in capfd.readouterr().err
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4]
@@ -185,25 +181,6 @@ def test_a_signal_while_torch_is_imported_has_its_code_too(command, tiny, tmp_pa
     until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process, log)
     process.send_signal(signal.SIGUSR1)
     assert "Stopped after" not in ends(process, log, AGAIN)
-
-
-@pytest.mark.full
-def test_sigterm_finishes_the_step_and_the_run_goes_on(tiny, tmp_path):
-    run_dir, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, "-m", "grpo_math.cli", "train", *settings(tiny, run_dir)]
-    # As nohup starts a run: a hangup is ignored.
-    process = start(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command], log)
-    until(lambda: steps_done(run_dir, 1), process, log)
-    process.send_signal(signal.SIGHUP)
-    until(lambda: steps_done(run_dir, 3), process, log)
-    process.send_signal(signal.SIGTERM)
-    output = ends(process, log, AGAIN)
-    assert "SIGHUP: stopping" not in output
-    assert "SIGTERM: stopping after this step, with a checkpoint." in output
-    assert saved_after(run_dir, output) < STEPS
-    ends(start(command, log), log, 0)
-    assert [line["step"] for line in history(run_dir)] == list(range(1, STEPS + 1))
-    assert (run_dir / "adapter").exists()
 
 
 @pytest.mark.full
@@ -232,10 +209,15 @@ def test_a_terminal_that_hangs_up_loses_no_step(tiny, tmp_path):
 def test_the_command_that_started_the_ranks_passes_a_signal_on_and_ends_with_its_code(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--accelerate_config", "multi_gpu"]
-    process = start([*command, *settings(tiny, run_dir)], log)
+    # As nohup starts a run: a hangup is ignored.
+    process = start(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command, *settings(tiny, run_dir)], log)
     until(lambda: steps_done(run_dir, 1), process, log)
+    process.send_signal(signal.SIGHUP)
+    until(lambda: steps_done(run_dir, 3), process, log)
     process.send_signal(signal.SIGUSR1)
-    saved_after(run_dir, ends(process, log, AGAIN))
+    output = ends(process, log, AGAIN)
+    assert "SIGHUP: stopping" not in output
+    saved_after(run_dir, output)
     assert not alive(str(run_dir))
 
 

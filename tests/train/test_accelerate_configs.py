@@ -14,9 +14,6 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from launching import ROOT, accelerate, ranks, run
 
-from grpo_math.errors import ConfigError, UserError
-from grpo_math.train import program
-
 PROGRAM = Path(__file__).parents[1] / "processes/train.py"
 FILES = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 DEEPSPEED = sorted((ROOT / "deepspeed").glob("*.json"))
@@ -90,21 +87,3 @@ def test_a_file_launches_the_processes_that_it_says(name, tiny, tmp_path):
     for kind in ("full", "lora"):
         seen = ranks(tmp_path, kind, distributed_type, processes, zero)
         assert all(len(rank["losses"]) == 3 for rank in seen)
-
-
-def test_processes_that_accelerate_starts_apart_are_refused(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    program._refuse_separate_processes()  # an address alone does nothing
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    with pytest.raises(ConfigError, match="distributed_type='MULTI_CPU' makes accelerate start processes"):
-        program._refuse_separate_processes()
-    monkeypatch.setenv("RANK", "0")
-    program._refuse_separate_processes()
-
-
-def test_fewer_processes_than_were_launched_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="1 of 2 processes found each other"):
-        program._check_world()
