@@ -52,21 +52,14 @@ def test_a_power_failure_at_any_moment_leaves_an_unfinished_checkpoint_or_a_whol
     assert json.loads((folder / checkpoints.FILES).read_text()) == {"a": 1, "b": 1, "more/c": 6}
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_does_not_count_and_is_deleted(tmp_path):
-    written(tmp_path / "checkpoint-1", state0="1")
-    folder = tmp_path / "checkpoint-2"
-    with contextlib.suppress(OSError), checkpoints.sealed(folder, accelerator()):
-        (folder / "state_0.pt").write_text("half")
+def test_a_checkpoint_that_was_not_written_to_its_end_is_deleted_and_one_of_an_earlier_run_is_replaced_whole(tmp_path):
+    folder = written(tmp_path / "checkpoint-1", state0="old", more="old")
+    assert set(tree(written(folder, state0="new"))) == {"state_0.pt", checkpoints.FILES}
+    with contextlib.suppress(OSError), checkpoints.sealed(tmp_path / "checkpoint-2", accelerator()):
         raise OSError("full")
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
     assert checkpoints.to_resume(tmp_path, None) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-    assert checkpoints.newest_whole(tmp_path) == (tmp_path / "checkpoint-1", [])
-
-
-def test_a_checkpoint_of_an_earlier_run_is_replaced_whole(tmp_path):
-    folder = written(tmp_path / "checkpoint-1", state0="old", more="old")
-    assert set(tree(written(folder, state0="new"))) == {"state_0.pt", checkpoints.FILES}
 
 
 def test_another_machine_neither_seals_nor_deletes(tmp_path):
@@ -161,19 +154,6 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     mine = checkpoint(run_dir, 1)
     assert resume.source(run_dir, other) == (None, run_dir), "its own checkpoints are newer"
     assert resume.source(run_dir, str(mine)) == (mine, run_dir)
-
-
-def test_a_folder_contains_a_run_if_it_has_settings_steps_or_checkpoints(tmp_path):
-    assert resume.config_of(tmp_path) is None
-    folder = checkpoint(tmp_path, 1)
-    assert resume.config_of(tmp_path) == {}
-    folder.rename(tmp_path / "elsewhere")
-    assert resume.config_of(tmp_path) is None
-    (tmp_path / "history.jsonl").touch()
-    assert resume.config_of(tmp_path) == {}
-    for text, config in (("seed: 1", {"seed": 1}), ("[seed]", {}), ("seed: [", {})):
-        (tmp_path / "config.yaml").write_text(text)
-        assert resume.config_of(tmp_path) == config
 
 
 def test_other_settings_are_listed_and_refused_and_force_changes_no_weights(tmp_path):

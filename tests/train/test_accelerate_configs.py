@@ -26,7 +26,7 @@ ELSEWHERE = {
     "zero2_offload": "tests/trainer/test_processes.py",
     "zero3_offload": "tests/trainer/test_processes.py",
     "fsdp2": "tests/trainer/test_processes.py",
-    "multi_node": "tests/train/test_slurm.py",
+    "multi_node": "tests/train/test_launch_scripts.py",
 }
 
 

@@ -298,17 +298,13 @@ def cut(run_dir: Path, *names: str) -> None:
         (run_dir / name).write_bytes((run_dir / name).read_bytes()[:-1])
 
 
-def edit(run_dir: Path, old: str, new: str) -> None:
+def edit(run_dir: Path, old: str = "", new: str = "") -> None:
     (run_dir / "finished.json").unlink()
     (run_dir / "config.yaml").write_text((run_dir / "config.yaml").read_text().replace(old, new))
 
 
-def of_another_program(run_dir: Path) -> None:
-    (run_dir / "config.yaml").write_text("learning_rate: 1.0\n")
-
-
 def without_a_whole_checkpoint(run_dir: Path) -> None:
-    (run_dir / "finished.json").unlink()
+    edit(run_dir)
     cut(run_dir, "checkpoint-1/trainer_state.json", "checkpoint-2/state_0.pt")
 
 
@@ -322,21 +318,17 @@ def with_a_garbage_state(run_dir: Path) -> None:
     (run_dir / "checkpoint-1/trainer_state.json").write_bytes(bytes(range(256)) * 64)
 
 
-def nothing(run_dir: Path) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
     ("change", "settings", "line"),
     [
         (
-            nothing,
+            edit,
             {"learning_rate": 1e-3, "epsilon": 0.3},
             "output_dir='RUN' holds a run with other settings (epsilon: 0.2 -> 0.3; learning_rate: 0.01 -> 0.001): "
             "name a new folder, give the settings that it had, or add --resume force to go on with these",
         ),
         (
-            nothing,
+            edit,
             {"lora_r": 8, "resume": "force"},
             "output_dir='RUN' holds a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new "
             "folder, or give the settings that it had",
@@ -354,7 +346,7 @@ def nothing(run_dir: Path) -> None:
             "and another number of processes would change it): start 2 processes",
         ),
         (
-            of_another_program,
+            lambda run_dir: (run_dir / "config.yaml").write_text("learning_rate: 1.0\n"),
             {},
             "output_dir='RUN' holds a run that cannot be continued, since its config.yaml does not say what it was",
         ),

