@@ -74,7 +74,7 @@ def test_another_machine_neither_seals_nor_deletes(tmp_path):
 
 def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_path):
     one, two, ten = (checkpoint(tmp_path, step) for step in (1, 2, 10))
-    (tmp_path / "old-checkpoint-10").mkdir()  # of an earlier time
+    written(tmp_path / "old-checkpoint-10", state0="of an earlier time")
     (ten / "state_0.pt").write_text("")
     line = f"{ten} is damaged (state_0.pt is not what was written)"
     assert checkpoints.newest_whole(tmp_path) == (two, [line])

@@ -229,12 +229,21 @@ def test_a_log_gets_a_line_a_minute_and_the_last_without_control_characters(caps
     assert "\r" not in "".join(lines)
 
 
+def test_a_terminal_gets_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with bar.Bar(total=10, desc="training") as progress:
+        progress.update(5)
+        progress.refresh()
+        tqdm.write("a line of its own")
+    assert capsys.readouterr().err.count("\rtraining:  50%") > 1
+
+
 @pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
 def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown):
-    progress, at = Progress(), state(0, max_steps=1000)
+    progress, at = Progress(), state(100, max_steps=1000)  # resumed
     progress.then = 31.0  # seconds
     progress.on_train_begin(None, at, None)
-    at.global_step = 500
+    at.global_step = 550
     progress.on_step_end(None, at, None)
     for logs in ({"loss": 0.0, "accuracy": accuracy, "reward": 0.5}, {"accuracy": 0.9}, None):
         progress.on_log(None, at, None, logs=logs)
@@ -244,7 +253,7 @@ def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown):
     assert progress.bar.disable
     assert len(line) <= 80
     assert len(line.split("|")[1]) >= 8
-    assert f"[1:01:40<1:02:11, {shown}]" in line  # the time left: 500 steps and the evaluation that follows
+    assert f"[1:01:40<1:02:11, {shown}]" in line  # the time left: 450 steps and the evaluation that follows
 
 
 # A run that hangs

@@ -115,7 +115,9 @@ import os, sys, time
 from pathlib import Path
 from grpo_math.run import lock
 lock.hold(Path(sys.argv[1]))
-print(os.fork() or time.sleep(600))
+if not os.fork():
+    print(os.getpid())  # it has let the lock go by now
+    time.sleep(600)
 input()
 """
 

@@ -126,19 +126,16 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     assert job.wait(60) == 0, log.read_text()
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
-    output = calls(cluster)
-    port = 20000 + int(cluster["SLURM_JOB_ID"])
+    output, port = calls(cluster), 20000 + int(cluster["SLURM_JOB_ID"])
     assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in output)
     (serve,) = (line for line in output if line.startswith("vllm "))
-    assert serve.startswith("vllm serve someone/model --host 0.0.0.0 ")
-    assert f"--port {port + 1}" in serve
+    assert serve.startswith(f"vllm serve someone/model --host 0.0.0.0 --port {port + 1} ")
     assert "--enable-lora" in serve
     assert "key 32" in output
-    train = sorted(line for line in output if line.startswith("python -m grpo_math.train.ranks --config_file x"))
-    assert len(train) == 2
-    for rank, line in enumerate(train):
-        assert f"--machine_rank {rank} --num_machines 2 --num_processes 2" in line
-        assert f"--main_process_ip a --main_process_port {port} " in line
+    train = [line for line in output if line.startswith("python -m grpo_math.train.ranks --config_file x")]
+    for rank, line in zip(range(2), sorted(train), strict=True):
+        assert f"--machine_rank {rank} --num_machines 2 --num_processes 2 --main_process_ip a" in line
+        assert f"--main_process_port {port} " in line
         assert f"--vllm_server_base_url http://c:{port + 1}" in line
 
 

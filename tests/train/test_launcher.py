@@ -218,19 +218,6 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
     assert server["key"] not in "".join([out, err, log, *server["argv"], *training["argv"]])
 
 
-@pytest.mark.slow
-def test_eight_gpus_start_as_many_processes_as_the_policy_has(machine, capfd):
-    machine.gpus(8, gb=40)
-    assert machine.run(recipe={"model_name_or_path": "Qwen/Qwen2.5-14B", "vllm_tensor_parallel_size": 2}) == 0
-    assert option(machine.server()["argv"], "--tensor-parallel-size") == "2"
-    assert option(machine.server()["argv"], "--data-parallel-size") == "2"
-    assert machine.server()["gpus"] == "0,1,2,3"
-    ranks = [machine.training(rank) for rank in range(4)]
-    assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
-    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"4,5,6,7"}
-    assert "4 processes" in capfd.readouterr().err
-
-
 def command(recipe: dict[str, Any], gpus: int = 1, **more: Any) -> list[str]:
     cards = [Gpu(number, 80.0, "") for number in range(gpus)]
     return serve.start_of({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more).command
