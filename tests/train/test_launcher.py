@@ -355,7 +355,16 @@ def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd):
     plan, config = layout.arrange({**RECIPE, "use_vllm": False}, gpus, None, serves=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
     assert "config   multi_gpu, 2 processes" in capfd.readouterr().err
-    assert launcher._training(["--x"], config, 2)[1:4] == ["-m", "grpo_math.train.ranks", "--config_file"]
+    words = launcher._training(["--x"], config, 2)[1:]
+    launch = ["-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"]
+    assert words == [
+        *launch,
+        "--main_process_port",
+        option(words, "--main_process_port"),
+        "-m",
+        launcher.TRAINING,
+        "--x",
+    ]
     plan, config = layout.arrange({}, [], "cpu", serves=True)
     assert (plan.generation, plan.policy, config.path.stem) == ("server", 1, "cpu")
     assert layout._unplanned(RECIPE, 2)[:4] == ("server", 1, 1, 1)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
+from grpo_math.report import verdict
 from grpo_math.run import checkpoints, metrics
 from grpo_math.train import program, resuming
 
@@ -267,9 +268,10 @@ def finished(letters_model, tmp_path_factory):
 
 
 @pytest.fixture
-def again(finished, letters_model, tmp_path, capfd):
+def again(finished, letters_model, tmp_path, capfd, monkeypatch):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
     source, settings = finished
+    monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)  # half of a short run's time
     shutil.copytree(source, tmp_path, dirs_exist_ok=True)
 
     def start(**changed) -> tuple[int, list[str]]:
