@@ -1,6 +1,6 @@
 """Atomic writes: a file is written next to the old one and renamed. Folders that cannot be written are refused.
 
-Does not report a write that fails during a run (disk.py does).
+Does not report a write that fails during a run (failures.py does).
 """
 
 import json

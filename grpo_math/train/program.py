@@ -211,8 +211,8 @@ class Run:
         self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
         self.resolved["push_to_hub"] = self.pushes
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
-        for kind in (PrinterCallback, ProgressCallback, RunFiles):
-            trainer.remove_callback(kind)
+        for replaced in (PrinterCallback, ProgressCallback, RunFiles):
+            trainer.remove_callback(replaced)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
         findings = Diagnosis(history, self.resolved, tell=tell)
         for callback in (history, self.progress, Shortened(), watchdog, findings):

@@ -154,7 +154,7 @@ def trained(letters_model, tmp_path):
         ({}, {"clip"}),
         ({"surrogate": "reinforce", "beta": 0.1, "num_iterations": 2}, {"clip", "kl"}),
         ({"loss_type": "sapo"}, set()),
-        ({"pack_updates": False, "mask_truncated_completions": True}, {"clip"}),
+        ({"pack_updates": False}, {"clip"}),
         ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 4}, {"clip"}),
     ],
     ids=lambda value: ",".join(sorted(value)),
