@@ -355,7 +355,7 @@ def with_a_garbage_state(run_dir: Path) -> None:
         (
             lambda run_dir: (run_dir / "problems.txt").write_text("another\n"),
             {},
-            "output_dir='RUN' holds a run with other settings (the dataset: 1 problems -> 8 problems, not all the same): ",
+            "output_dir='RUN' holds a run with other settings (the dataset: 1 problems -> 8 problems, not all",
         ),
         (
             without_a_whole_checkpoint,
