@@ -153,7 +153,7 @@ def _run(argv: list[str]) -> int:
     try:
         answer = _module(name).run(args)
     except OSError as error:  # a file that the command names, or a file next to it
-        # demo and train report the files of a run themselves (run/disk.py).
+        # demo and train report the files of a run themselves (run/failures.py).
         if error.filename is None or name in ("demo", "train"):
             raise
         named = os.fsdecode(error.filename)

@@ -38,7 +38,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.streaming"),
     *("planner.fake", "planner.layers", "planner.measure"),
-    *("report.trackers", "report.verdict", "run.collectives", "run.log", "run.watchdog"),
+    *("report.trackers", "report.verdict", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming"),
     *(
         "trainer.advantages",

@@ -184,7 +184,7 @@ class Counted:
         self.work = memory.work_of(shape, settings, self.run, self.zero.stage)
         self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
         if self.layout.server:
-            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/server.py). The
+            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/serve.py). The
             # plan asks for room for one sequence of this recipe.
             length = settings["vllm_max_model_length"] or self.sequence
             engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}

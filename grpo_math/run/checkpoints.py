@@ -143,8 +143,8 @@ def named(run_dir: Path, name: str | None) -> Path:
     """Return the folder of the checkpoint ``best``, or of the checkpoint with this folder name; of the run for None."""
     if name is None:
         return run_dir
-    best = name == "best" and (run_dir / BEST).exists()
-    folder = run_dir / (read_json(run_dir / BEST)["path"] if best else name)
+    best = run_dir / BEST
+    folder = run_dir / (read_json(best)["path"] if name == "best" and best.exists() else name)
     if not folder.is_dir() or unfinished(folder):
         reason = f"is not a checkpoint of {run_dir}"
         raise ConfigError("checkpoint", name, reason, "train with keep_best, or name a folder such as checkpoint-10")

@@ -37,9 +37,11 @@ def hold(run_dir: Path) -> None:
     # Not mode w, which would erase the owner's name before this process has the lock.
     file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise in_use(run_dir, owner(run_dir) or "another process") from None
+        while not _locked(file, fcntl.LOCK_EX):
+            # A report that calls `owner` at this moment has the lock for an instant, and is not a run.
+            if other := owner(run_dir):
+                remedy = "wait until it has ended, or name another folder"
+                raise ConfigError("output_dir", str(run_dir), f"is in use: {other} trains there", remedy)
     except OSError as error:
         warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
         print(f"warning: {warning}", file=sys.stderr)
@@ -63,21 +65,16 @@ def owner(run_dir: Path) -> str | None:
     """Return the process whose run is under way there; None if no run is, or if the run is this process's."""
     if run_dir.absolute() not in _held:
         with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
-            if not _is_free(file):
+            # A shared lock, so that two readers at the same time do not take each other for the run.
+            if not _locked(file, fcntl.LOCK_SH):
                 return file.read().strip() or "another process"
     return None
 
 
-def in_use(run_dir: Path, owner: str) -> ConfigError:
-    reason = f"is in use: {owner} trains there"
-    return ConfigError("output_dir", str(run_dir), reason, "wait until it has ended, or name another folder")
-
-
-def _is_free(file: IO[str]) -> bool:
-    """Return True if no process holds this lock. Raises `OSError` if the file system has no locks."""
+def _locked(file: IO[str], kind: int) -> bool:
+    """Lock the file, or return False if another process has it. Raises `OSError` if the file system has no locks."""
     try:
-        # A shared lock, so that two readers at the same time do not take each other for the run.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

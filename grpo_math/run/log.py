@@ -1,10 +1,12 @@
-"""Output of a run under way, as transformers callbacks: config.yaml, history.jsonl, a progress bar, the way to stop.
+"""Output of a run under way, as transformers callbacks: config.yaml, history.jsonl, a progress bar, the way to stop,
+the stacks of a run that hangs.
 
 Each line of the history is flushed when it is written: a run that is killed loses no step that it reported.
 
 Does not read a run directory: report/ does.
 """
 
+import faulthandler
 import json
 import shlex
 import sys
@@ -69,8 +71,9 @@ class History(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
-        if state.is_world_process_zero:
-            files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
+        if state.is_world_process_zero and self.path.exists():
+            kept = [line for line in self.lines() if line[metrics.STEP] <= state.global_step]
+            files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         evaluated = any(name.startswith(metrics.EVAL_PREFIX) for name in logs or ())
@@ -114,7 +117,7 @@ def trackers(trainer: Trainer) -> Tell:
 class Progress(TrainerCallback):
     """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
 
-    bar: Any = None
+    bar: Bar | None = None
     then = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -129,9 +132,8 @@ class Progress(TrainerCallback):
         # With the accuracy as the only reward, the two are the same number.
         if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
             del shown[metrics.ACCURACY]
-        self.bar.set_postfix(
-            {name: f"{value:.2f}" for name, value in shown.items() if value is not None}, refresh=False
-        )
+        texts = {name: f"{value:.2f}" for name, value in shown.items() if value is not None}
+        self.bar.set_postfix(texts, refresh=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -140,6 +142,31 @@ class Progress(TrainerCallback):
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+class Watchdog(TrainerCallback):
+    """If no step ends for some minutes, print the stacks of all threads once, on each rank. The run continues.
+
+    Watches from the entry of this context on. Each step restarts the timer. ``minutes`` 0: off. faulthandler prints
+    from a thread of C, so it works even if C code, such as a collective of NCCL, holds Python's lock.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self.seconds = 60 * minutes
+
+    def restart(self, *_: Any, **kwargs: Any) -> None:
+        if self.seconds:
+            # Not sys.stderr: faulthandler needs a file descriptor, and sys.stderr may be replaced.
+            faulthandler.dump_traceback_later(self.seconds, file=2)
+
+    on_train_begin = on_step_end = restart
+
+    def __enter__(self) -> "Watchdog":
+        self.restart()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Shortened(TrainerCallback):

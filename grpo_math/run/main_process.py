@@ -1,6 +1,6 @@
 """Calls that the main process makes for all processes, for example to ask a server. All processes get the result.
 
-Does not start processes (train/launcher.py) or notice that one has ended (collectives.py).
+Does not start processes (train/launcher.py) or notice that one has ended (failures.py).
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_math.errors import UserError, first_line
 
-PAUSE = 0.1  # most seconds between two checks if the main process is done
+PAUSE = 0.02  # seconds between two checks if the main process is done
 # A key in the store is never deleted, so each call has its own. Every process makes the same calls.
 _calls = count()
 
@@ -56,10 +56,9 @@ def _wait_for_main(state: Any, done: str) -> None:
     """Wait until the main process has set ``done`` in the store of the process group."""
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store, pause = _get_default_store(), 0.001
+    store = _get_default_store()
     if state.is_main_process:
         store.set(done, "1")
     # Not store.wait(), which raises after the store's timeout.
     while not store.check([done]):
-        time.sleep(pause)
-        pause = min(PAUSE, 1.5 * pause)
+        time.sleep(PAUSE)

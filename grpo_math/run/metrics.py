@@ -67,7 +67,6 @@ ENDED_MIN = "completions/min_terminated_length"
 ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
 CALLS = "tools/call_frequency"
-FAILURE_FREQUENCY = "tools/failure_frequency"
 TIMEOUT_FREQUENCY = "tools/timeout_frequency"
 ECHO_FREQUENCY = "tools/echo_frequency"
 CALLED = "tools/called"
@@ -149,7 +148,7 @@ METRICS: dict[str, Metric] = {
     ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
     TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
     CALLS: Metric("calls", "calls of tools for each completion of the step", "tools"),
-    FAILURE_FREQUENCY: Metric("share", "calls that raised", "tools"),
+    "tools/failure_frequency": Metric("share", "calls that raised", "tools"),
     TIMEOUT_FREQUENCY: Metric("share", "calls that ran out of time", "tools"),
     ECHO_FREQUENCY: Metric("share", "results that the model had written itself by then", "tools"),
     CALLED: Metric("share", "completions with a call", "tools"),

@@ -20,11 +20,12 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 GONE = 69  # EX_UNAVAILABLE: another rank was killed
 INTERRUPTED = 130
+UNFINISHED = b"error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
 # Python leaves SIGHUP as it was at the start, so the ranks, which inherit it, decide alike.
 HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, *HANGUP)
@@ -37,6 +38,27 @@ def leave_lost_terminal() -> None:
             # A terminal that hung up is still a character device, but isatty() returns False. Files and pipes stay.
             if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+@contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """End with exit code 1 and a line if something in this process, such as a reward, calls ``os._exit(0)``.
+
+    A script or a SLURM job would take exit code 0 for a finished run.
+    """
+    leave, pid = os._exit, os.getpid()
+
+    def leave_aloud(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == pid:  # a forked process may end like this
+            os.write(2, UNFINISHED)
+            status = 1
+        leave(status)
+
+    os._exit = leave_aloud
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 @contextmanager
@@ -73,25 +95,11 @@ def end_at_once(number: int, frame: Any) -> None:
 class Stopped(SystemExit):
     """A signal of `STOPPING` has come, and there was nothing to finish."""
 
-    def __init__(self) -> None:
-        super().__init__(AGAIN)
-
 
 class Stop:
-    """The request to stop this process. In this context signals are handled; afterwards the earlier handlers come back.
+    """The request to stop this process.
 
     ``code``: the exit code of the request, 0 without one; ``heeded``: the run has ended after a step because of it.
-
-    >>> with Stop() as stop:
-    ...     stop.begin()
-    ...     signal.raise_signal(signal.SIGTERM)
-    ...     stop.code
-    75
-    >>> with Stop():
-    ...     signal.raise_signal(signal.SIGUSR1)
-    Traceback (most recent call last):
-    ...
-    grpo_math.run.signals.Stopped: 75
     """
 
     def __init__(self) -> None:
@@ -99,33 +107,20 @@ class Stop:
         self.heeded = False
         self._finishes = False  # a step is under way
         self._pid = os.getpid()
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Stop:
-        for number in STOPPING:
-            self._before[number] = signal.signal(number, self._on_stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
 
     def begin(self) -> None:
         """Finish the current step on a signal from here on."""
         self._finishes = True
-        self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
 
     def end(self) -> None:
         """End the run on a signal from here on, also for one that came after the last step."""
         if self.heeded:
             return  # only the message is left to print
         self._finishes = False
-        if signal.SIGINT in self._before:
-            signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
         if self.code:
-            raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped
+            raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped(AGAIN)
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+    def on_stop(self, number: int, frame: FrameType | None) -> None:
         leave_lost_terminal()
         # A forked helper inherits this handler and has nothing to save.
         if os.getpid() != self._pid:
@@ -133,12 +128,12 @@ class Stop:
             signal.raise_signal(number)
         if not self._finishes:
             self.code = AGAIN
-            raise Stopped
+            raise Stopped(AGAIN)
         self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        # A second Ctrl-C meets the earlier handler, which raises at once.
-        signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
+    def on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._finishes or self.code == INTERRUPTED:
+            raise KeyboardInterrupt
         self._ask(INTERRUPTED, "Stopping after this step, with a checkpoint; Ctrl-C again stops at once.")
 
     def _ask(self, code: int, line: str) -> None:
@@ -146,3 +141,23 @@ class Stop:
             # Not print: the signal may have interrupted a print, and Python's buffer refuses a second one.
             os.write(2, f"\n{line}\n".encode())
         self.code = max(self.code, code)
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Handle signals in the block as requests to stop.
+
+    >>> with stopping() as stop:
+    ...     stop.begin()
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.code
+    75
+    >>> with stopping():
+    ...     signal.raise_signal(signal.SIGUSR1)
+    Traceback (most recent call last):
+    ...
+    grpo_math.run.signals.Stopped: 75
+    """
+    stop = Stop()
+    with handling(STOPPING, stop.on_stop), handling([signal.SIGINT], stop.on_interrupt):
+        yield stop

@@ -24,7 +24,6 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
-from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
@@ -34,7 +33,7 @@ from grpo_math.settings.groups import most_used
 from grpo_math.settings.recipe import read
 from grpo_math.train import here
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, starts_server
-from grpo_math.train.server import group_port, port_of, start_of
+from grpo_math.train.serve import group_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
 
@@ -66,16 +65,11 @@ def run(args: argparse.Namespace) -> int:
     recipe = parsed.sound().stated()
     gpus = gpus_of(recipe, args.gpus)
     serves = starts_server(recipe)
-    if not (gpus or serves or args.accelerate_config is not None):
-        return here.train(fields, parsed)
     layout, config = arrange(recipe, gpus, args.accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
-    if gpus:
-        # CUDA numbers the fastest GPU first by default. The layout has nvidia-smi's numbers.
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if config is None and not serves:
-        # torch is not imported yet, so CUDA will see these variables.
+        # torch is not imported yet, so CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
         return here.train(fields, parsed)
     return _launch(recipe, fields, layout, config, used)
@@ -104,10 +98,6 @@ def _launch(
         # A killed process prints nothing. For several processes ranks.py reports the end.
         if config is None and code == 128 + signal.SIGKILL:
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
-        # os._exit(0) in a reward ends a process without an error.
-        if code == 0 and not (run_dir / FINISHED).exists():
-            print(here.UNFINISHED, file=sys.stderr)
-            return 1
         return code
 
 

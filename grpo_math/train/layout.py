@@ -1,6 +1,6 @@
 """The layout of a run on this machine: the GPUs of training and of the vLLM server, and the accelerate config.
 
-Does not start anything (launcher.py and server.py do), and does not span several machines.
+Does not start anything (launcher.py and serve.py do), and does not span several machines.
 """
 
 import os
@@ -130,4 +130,6 @@ def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
         name, value = SLEEPING_THREADS
         # The user's own value wins.
         return {name: value, **os.environ}
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.number) for gpu in gpus)}
+    # CUDA numbers the fastest GPU first by default. The layout has nvidia-smi's numbers.
+    numbers = ",".join(str(gpu.number) for gpu in gpus)
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "CUDA_VISIBLE_DEVICES": numbers}

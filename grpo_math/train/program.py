@@ -20,7 +20,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
-from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
+from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, warning_lines
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
@@ -37,13 +37,11 @@ from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
-from grpo_math.run.collectives import LostRank, limit_waiting, unanswered
-from grpo_math.run.disk import failed_write
+from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, trackers, write_config
+from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, trackers, write_config
 from grpo_math.run.main_process import on_main
-from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
-from grpo_math.run.watchdog import Watchdog
+from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
 from grpo_math.settings.shipped import find
@@ -71,7 +69,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     # accelerate looks for the file only in the current folder.
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
-    with Stop() as stop:
+    with stopping() as stop, no_silent_exit():
         try:
             with warnings.catch_warnings():
                 # transformers warns about names that it changed itself.
@@ -98,7 +96,8 @@ def _settings_of(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
     # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
-    _refuse_unlaunched(read)
+    # A missing launcher is one line, before TRL's settings are made and torch reports it.
+    warning_lines(Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
     _lay_out_memory(read.stated())
     for note in read.notes:
         _say(f"warning: {note}")
@@ -106,13 +105,6 @@ def _settings_of(read: recipe.Recipe) -> Settings:
     _check_world()
     limit_waiting(settings.config.ddp_timeout)
     return settings
-
-
-def _refuse_unlaunched(read: recipe.Recipe) -> None:
-    """Report a missing launcher in one line, before TRL's settings are made and torch reports it."""
-    setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
-    for finding in preflight(setup, ["deepspeed"]):
-        raise refusal(finding)
 
 
 def _refuse_separate_processes() -> None:
@@ -159,7 +151,7 @@ def train(settings: Settings, stop: Stop) -> None:
         message = f"something that training calls has ended it by sys.exit({error.code!r})"
         raise UserError(f"{message}: raise an exception there instead") from error
     except Exception as error:
-        if reported := failed_write(error, run_dir) or unanswered(error, run_dir):
+        if reported := failure(error, run_dir):
             raise reported from error
         raise
 
@@ -219,9 +211,8 @@ class Run:
         self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
         self.resolved["push_to_hub"] = self.pushes
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
-        trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(RunFiles)
+        for replaced in (PrinterCallback, ProgressCallback, RunFiles):
+            trainer.remove_callback(replaced)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
         findings = Diagnosis(history, self.resolved, tell=tell)
         for callback in (history, self.progress, Shortened(), watchdog, findings):
@@ -256,7 +247,7 @@ class Run:
         # The weights of a checkpoint are no longer those before training.
         if name == "before" and self.config.resume_from_checkpoint and file.exists():
             return
-        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
+        _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()
         self.last_results = results = self.score_whole()
         # The evaluation after training takes about as long.
@@ -269,7 +260,8 @@ class Run:
     def train(self, stop: Stop) -> None:
         """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
-        self.announce("2 of 3: training")
+        if self.setup.problems.eval_n:
+            _say("2 of 3: training")
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
         except OutOfMemory as error:
@@ -340,11 +332,6 @@ class Run:
             values |= heldout.metrics_of(folder_of(one.data), results)
             values |= {} if self.arguments.heldout else heldout.of_default_set(results)
         return values
-
-    def announce(self, stage: str) -> None:
-        """Print the stage of a run that is evaluated before and after training."""
-        if self.setup.problems.eval_n:
-            _say(stage)
 
 
 def _lay_out_memory(stated: dict[str, Any]) -> None:

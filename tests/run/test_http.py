@@ -39,14 +39,18 @@ def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, mo
         Client("http://judge.invalid", timeout=5, proxies=False).ask("/x")
 
 
-def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeats_it(server, caplog):
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "URL wants a key: set K to the server's"), (400, "URL/x answers 400: no: ***")]
+)
+def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeats_it(status, message, server, caplog):
     caplog.set_level(logging.DEBUG)
-    server.queue = [(401, "no: secret-key-of-mine")]
+    server.queue = [(status, "no: secret-key-of-mine")]
     with pytest.raises(ServerError) as error:
         Client(server.url, timeout=5, key_variable="K", key="secret-key-of-mine\n").ask("/x", {})
     assert server.asked == [("/x", "Bearer secret-key-of-mine")]
-    assert "secret" not in str(error.value) + caplog.text
-    assert error.value.status == 401
+    assert (str(error.value), error.value.status) == (message.replace("URL", server.url), status)
+    assert "POST" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown():
@@ -73,7 +77,7 @@ def test_an_answer_that_is_not_json_is_its_text(text, server):
 
 
 def test_any_answer_means_that_a_server_can_be_reached(server):
-    server.queue = [(404, "")]
-    assert reachable(server.url, 5)
+    server.queue = [(200, ""), (404, "")]
+    assert reachable(server.url, 5) is reachable(server.url, 5) is True
     assert not reachable("http://127.0.0.1:9", 5)
     assert not reachable("no address", 5)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import adopting, alive, kill, until
+from waiting import adopting, alive, descendants, kill, until
 
 from grpo_math.run.keeper import Kept, send
 
@@ -60,12 +60,16 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
     assert kept.stop() == code
 
 
-def test_the_tree_ends_with_an_owner_that_is_killed(family):
+@pytest.mark.parametrize("ended", ["owner", "supervisor"])
+def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(ended, family):
     command, mark = family
     program = f"from grpo_math.run.keeper import Kept; Kept({command()!r}).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(mark)) == 4)
-    owner.kill()
+    if ended == "owner":
+        owner.kill()
+    else:
+        descendants(owner.pid)[0].terminate()
     owner.wait()
     until(lambda: not alive(mark))
 

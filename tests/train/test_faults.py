@@ -7,49 +7,20 @@ import json
 import math
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from launching import ROOT, accelerate, variables
-from small_runs import PATH, RUN, history
+from launching import ROOT, variables
+from small_runs import PATH, RUN, history, two
+from small_trainers import letters
 
 from grpo_math.run import metrics
 from grpo_math.run.log import History
 from grpo_math.run.signals import GONE
-from grpo_math.train.program import main
-
-MEASURED = {name for name, metric in metrics.METRICS.items() if metric.unit in ("seconds", "bytes", "tokens/s")}
-
-
-def letters(completions, **columns):
-    """Differs within a group, and needs no answer that is right."""
-    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
-
-
-@pytest.fixture
-def train(tiny, tmp_path, monkeypatch, capfd):
-    """``train(name, reward, *arguments)`` -> exit code, the run's folder, and its lines on stderr."""
-
-    def run(name, reward, *arguments):
-        module = ModuleType("mine")
-        module.reward = reward
-        monkeypatch.setitem(sys.modules, "mine", module)
-        folder = tmp_path / name
-        command = ["--model_name_or_path", tiny(), "--output_dir", folder, "--rewards", "mine:reward", *RUN, *arguments]
-        capfd.readouterr()
-        code = main([str(word) for word in command])
-        return code, folder, capfd.readouterr().err.splitlines()
-
-    return run
-
-
-def trained(folder: Path) -> tuple[bytes, list[dict]]:
-    """The weights, and the history without what is measured: seconds and bytes."""
-    lines = [{name: value for name, value in line.items() if name not in MEASURED} for line in history(folder)]
-    return (folder / "model/model.safetensors").read_bytes(), lines
 
 
 def only(lines: list[str], word: str) -> str:
@@ -76,7 +47,6 @@ def not_a_number(completions, trainer_state, **columns):
     return [math.nan if trainer_state.global_step == 2 else reward for reward in letters(completions)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "output"),
     [
@@ -86,41 +56,49 @@ def not_a_number(completions, trainer_state, **columns):
     ],
     ids=["raises", "exits", "not_a_number"],
 )
-def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(reward, output, train):
-    code, folder, lines = train("run", reward, "--save_strategy=no")
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(
+    reward, output, train, tmp_path
+):
+    code, lines = train("--save_strategy=no", reward=reward)
     assert code == 2
     line = only(lines, "error: ")
     assert line.startswith(f"error: reward function {reward.__name__} {output}")
     assert "(checkpoint-2 is saved: " in line
     assert not any("Traceback" in line for line in lines)
-    assert [step[metrics.STEP] for step in history(folder)] == [1, 2]
-    assert json.loads((folder / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
+    assert [step[metrics.STEP] for step in history(tmp_path / "run")] == [1, 2]
+    assert json.loads((tmp_path / "run/checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
 
 
 def ranks(tiny, folder: Path, reward: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of the training program in two processes."""
-    command = accelerate("multi_gpu", folder, "--num_processes", "2")
-    command[2] = "grpo_math.train.ranks"  # accelerate's launch, with the exit code of the process that failed
-    command += ["-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(folder / "run")]
-    return [*command, "--rewards", f"faulty:{reward}", *RUN, *arguments], variables(PYTHONPATH=PATH)
+    words = ["--model_name_or_path", tiny(), "--output_dir", str(folder / "run"), "--rewards", f"faulty:{reward}"]
+    return [*two(folder, "grpo_math.train.ranks"), *words, *RUN, *arguments], variables(PYTHONPATH=PATH)
 
 
 @pytest.mark.full
-def test_a_reward_that_raises_on_one_rank_ends_both_with_one_line_and_a_checkpoint(tiny, tmp_path):
-    command, environment = ranks(tiny, tmp_path, "raises_on_one_rank")
+@pytest.mark.parametrize(
+    ("reward", "code", "output"),
+    [
+        ("raises_on_one_rank", 2, "reward function raises_on_one_rank raised OSError: the judge is away at "),
+        (
+            "exits_on_one_rank",
+            1,
+            "training ended with exit code 0 before it was finished: look for os._exit in what it",
+        ),
+    ],
+)
+def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoint(reward, code, output, tiny, tmp_path):
+    command, environment = ranks(tiny, tmp_path, reward, "--save_steps=1")
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2, done.stderr
-    line = only(done.stderr.splitlines(), "error: ")
-    assert line.startswith("error: reward function raises_on_one_rank raised OSError: the judge is away at ")
-    assert "(checkpoint-1 is saved: " in line
-    assert {path.name for path in (tmp_path / "run/checkpoint-1").glob("rng_state_*")} == {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    }
+    assert done.returncode == code, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines[0].startswith(f"error: {output}")
+    assert all(line.startswith("error: another rank does not answer (") for line in lines[1:])
+    assert len(list((tmp_path / "run/checkpoint-1").glob("rng_state_*"))) == 2
+    assert not (tmp_path / "run/finished.json").exists()
 
 
-@pytest.mark.slow
-def test_an_advantage_function_that_calls_sys_exit_0_in_a_step_ends_the_run_with_an_error(train, monkeypatch):
+def test_an_advantage_function_that_calls_sys_exit_0_in_a_step_ends_the_run_with_an_error(train, tmp_path, monkeypatch):
     called = []
 
     def leaves(rewards):
@@ -132,21 +110,22 @@ def test_an_advantage_function_that_calls_sys_exit_0_in_a_step_ends_the_run_with
     module = ModuleType("own_advantage")
     module.leaves = leaves
     monkeypatch.setitem(sys.modules, "own_advantage", module)
-    code, folder, lines = train("run", letters, "--baseline", "own_advantage:leaves")
+    code, lines = train("--baseline", "own_advantage:leaves")
     assert code == 2
-    assert "SystemExit" in only(lines, "error: ") or "ended it by sys.exit(0)" in only(lines, "error: ")
-    assert not (folder / "finished.json").exists()
-
-
-@pytest.mark.full
-def test_a_reward_that_leaves_the_process_ends_the_other_rank_too_whatever_its_exit_code_said(tiny, tmp_path):
-    command, environment = ranks(tiny, tmp_path, "exits_on_one_rank", "--save_steps=1")
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == GONE, done.stderr
-    line = only(done.stderr.splitlines(), "error: ")
-    assert line.startswith("error: another rank does not answer (")
-    assert line.endswith("; the same command continues from checkpoint-1")
+    assert "something that training calls has ended it by sys.exit(0): raise" in only(lines, "error: ")
     assert not (tmp_path / "run/finished.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 75, "stopped: the same command starts again, and continues from its last checkpoint"),
+    ],
+)
+def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number, code, line, train, monkeypatch):
+    monkeypatch.setattr("grpo_math.train.program.check_weights", lambda _: signal.raise_signal(number))
+    assert train() == (code, [line])
 
 
 # The network
@@ -220,12 +199,12 @@ def limits():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "output"),
     [
         (full, "No space left on device; "),
-        (limited(1 << 20), "File too large"),  # in the weights
+        (limited(1 << 15), "File too large"),  # in the weights
     ],
     ids=["history", "weights"],
 )
@@ -240,7 +219,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
             fault(folder)
         return letters(completions)
 
-    code, _, lines = train("run", reward, "--save_steps=1", "--save_total_limit=2")
+    code, lines = train("--save_steps=1", "--save_total_limit=2", reward=reward)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2
     line = only(lines, "error: ")
@@ -254,7 +233,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
         with open(folder / "history.jsonl", "a") as file:
             file.write('{"step": 3, "lo')
     assert [line[metrics.STEP] for line in History(folder).lines()][:2] == [1, 2]
-    code, _, lines = train("run", reward, "--resume_from_checkpoint", folder / "checkpoint-2")
+    code, lines = train("--resume_from_checkpoint", folder / "checkpoint-2", reward=reward)
     assert code == 0, lines
     assert [line[metrics.STEP] for line in history(folder)] == [1, 2, 3, 4]
 
@@ -262,8 +241,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
 @pytest.mark.parametrize("name", ["file/run", "file"])
 def test_a_folder_that_cannot_be_written_is_refused_before_weights_load(name, train, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, lines = train(name, letters, "--model_name_or_path", "no/such/model")
-    line = only(lines, "error: ")
+    code, (line,) = train("--model_name_or_path", "no/such/model", output_dir=tmp_path / name)
     assert code == 2
-    assert line.startswith(f"error: output_dir='{tmp_path / name}' "), line
+    assert line.startswith(f"error: output_dir='{tmp_path / name}' ")
     assert line.endswith(": name another folder")

@@ -1,115 +1,241 @@
-"""The training program: what a run prints and leaves."""
+"""The training program: what a run prints and leaves, its best checkpoint, and what the other commands do with it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import launching
+import pandas
 import pytest
+import torch
 import yaml
-from small_runs import TINY, history, promised
+from peft import PeftModel
+from safetensors.torch import load_file
+from small_runs import history, promised
+from transformers import AutoModelForCausalLM, TrainerControl
 
+from grpo_math.cli import main as command
+from grpo_math.errors import UserError
+from grpo_math.evaluation import of_run
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict
+from grpo_math.report.hub import contents
+from grpo_math.run import metrics
 from grpo_math.run.metrics import VERDICT_PREFIX
-from grpo_math.train.program import _lay_out_memory, main
+from grpo_math.train.heldout import StopAt, best_and_last
+from grpo_math.train.program import _check_world, _lay_out_memory, main
 
 ROOT = Path(__file__).parents[2]
+PRODUCTS = "eval_generated_products_accuracy"
+BEST = [
+    "--keep_best",
+    "--eval_split=heldout",
+    "--save_steps=2",
+    "--save_total_limit=1",
+    "--heldout_every=1",
+    "--rewards=rewards:letters",
+]
 
 
-@pytest.fixture
-def train(tiny, tmp_path, capfd):
-    """``train(*arguments)`` -> what a run in ``tmp_path / "run"`` prints on stdout and stderr."""
+@pytest.fixture(scope="module")
+def outputs(letters_model, tmp_path_factory):
+    """``outputs(name, *words)`` -> the folder of a run of three steps, and what it printed; each is run once."""
+    done: dict[str, tuple[Path, str, str]] = {}
 
-    def run(*arguments, output_dir=tmp_path / "run"):
-        capfd.readouterr()
-        words = ["--model_name_or_path", tiny(), "--output_dir", output_dir, *TINY, *arguments]
-        assert main([str(word) for word in words]) == 0
-        return capfd.readouterr()
+    def run(name: str, *words: str) -> tuple[Path, str, str]:
+        if name not in done:
+            folder, out, err = tmp_path_factory.mktemp("runs") / name, io.StringIO(), io.StringIO()
+            fields = ["--model_name_or_path", letters_model, "--output_dir", str(folder), *launching.TINY]
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+            ):
+                patch.syspath_prepend(str(ROOT / "tests/processes"))
+                assert main([*fields, "--report_to=none", "--max_steps=3", *BEST, *words]) == 0
+            done[name] = folder, out.getvalue(), err.getvalue()
+        return done[name]
 
     return run
 
 
-def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(monkeypatch):
-    name = "PYTORCH_CUDA_ALLOC_CONF"
-    monkeypatch.setenv(name, "")  # so that it is restored
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    for stated, expected in (({"use_vllm": True}, None), ({}, "expandable_segments:True")):
-        monkeypatch.delenv(name)
-        _lay_out_memory(stated)
-        assert os.environ.get(name) == expected
-        monkeypatch.setenv(name, "backend:native")
-        _lay_out_memory(stated)
-        assert os.environ[name] == "backend:native"
+@pytest.fixture
+def best(outputs):
+    """A run with LoRA whose best checkpoint is its first: a random model is never right, so no later one is better."""
+    sets = '{"data": "generated:products", "n": 2}'
+    return outputs("best", "--use_peft", "--eval_n=4", "--heldout", sets)
 
 
-@pytest.mark.full
-def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
-    recipe = ROOT / "launch/configs/gsm8k_smoke_cpu.yaml"
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    command += ["-m", "grpo_math.train", "--config", str(recipe), "--output_dir", str(tmp_path / "run")]
-    launching.run([*command, "--model_name_or_path", tiny(), "--max_completion_length", "24"])
-    lines = history(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 2]
-    for line in lines:
-        assert {"loss", "reward", "reward_min", "reward_max", "accuracy", "grad_norm", "learning_rate"} <= set(line)
-        shares = [value for name, value in line.items() if name.startswith(VERDICT_PREFIX)]
-        assert sum(shares) == pytest.approx(1)
-    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert saved["distributed_type"] == "NO"
-    assert saved["num_processes"] == 1
-    assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
-    assert saved["versions"]["trl"].startswith("1.16")
-    import pandas
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(best, letters_model):
+    run_dir, out, err = best
+    lines = out.splitlines()
+    assert lines[0] == "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step"
+    output = (
+        "best     checkpoint-1: +0.0 points [+0.0, +0.0] against the last weights, on 4 problems that did not choose"
+    )
+    assert f"{output} it: they do not differ clearly" in lines
+    assert f"adapter  {run_dir / 'adapter'}" in lines
+    assert "95% paired interval" in out
+    stages = ["1 of 3: evaluating before training", "2 of 3: training", "3 of 3: evaluating after training"]
+    assert [line for line in err.splitlines() if " of 3: " in line] == stages
 
-    rows = pandas.read_parquet(next((tmp_path / "run/completions").glob("*.parquet")))
-    asked = [message["content"] for message in rows["prompt"][0] if message["role"] == "user"][-1]
-    known = {json.loads(line)["question"] for line in (data_dir / "gsm8k/train.jsonl").read_text().splitlines()}
-    assert asked in known
-    adapter = tmp_path / "run/adapter"
-    assert (adapter / "adapter_model.safetensors").exists()
+    names = "adapter after.json before.json best.json checkpoint-1 checkpoint-3 completions config.yaml finished.json"
+    more = ".lock history.jsonl plots problems.txt report.html training_history.json"
+    assert {path.name for path in run_dir.iterdir()} == {*names.split(), *more.split()}
+    read = {path.stem: json.loads(path.read_text()) for path in run_dir.glob("*.json")}
+    assert read["best"] == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
+    assert read["finished"] == {"step": 3, "weights": "adapter"}
+    assert read["training_history"] == history(run_dir)
+    before, after = read["before"], read["after"]
+    assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
+    assert sum(before["categories"].values()) == before["n"] == after["n"] == 4
+    assert {name: before.get(name) for name in SAME} == {name: after.get(name) for name in SAME}
+    assert (before.get("adapter"), after["adapter"]) == (None, str(run_dir / "adapter"))
+    assert (before["data"], before["split"], before["contamination"]["overlapping"]) == ("generated:sums", "heldout", 0)
+    assert len(set((run_dir / "problems.txt").read_text().split())) > 100
+    held_out = [line for line in history(run_dir) if PRODUCTS in line]
+    assert [(line["step"], line["eval_generated_products_n"]) for line in held_out] == [(n, 2) for n in (1, 2, 3)]
+    assert metrics.HELDOUT_ACCURACY not in held_out[0]
+
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert (config["distributed_type"], config["num_processes"], config["push_to_hub"]) == ("NO", 1, False)
+    assert config["model_name_or_path"] == config["stated"]["model_name_or_path"] == letters_model
+    assert (config["stated"]["max_steps"], "beta" in config["stated"]) == (3, False)
+    assert config["command"].startswith(f"grpo_math.train --model_name_or_path {letters_model} ")
+
+    state = {name: load_file(run_dir / name / "adapter_model.safetensors") for name in ("adapter", "checkpoint-3")}
+    first = load_file(run_dir / "checkpoint-1/adapter_model.safetensors")
+    assert all(torch.equal(state["checkpoint-3"][name], tensor) for name, tensor in state["adapter"].items())
+    assert not all(torch.equal(first[name], tensor) for name, tensor in state["adapter"].items())
 
 
-@pytest.mark.full
-def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a_line(train, tmp_path):
-    out, _ = train("--max_steps", "1")
-    (line,) = history(tmp_path / "run")
-    assert set(line) == promised({"rollout", "graded", "clip"}, ["accuracy"], map(str, Verdict))
-    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in out
-    # What is not said has a default that gives a verdict, and names its cost.
+def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(outputs):
+    run_dir, out, _ = outputs("plain")
     output = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
     assert re.search(output, out)
-    results = [json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after")]
-    assert [len(one["rows"]) for one in results] == [128, 128]
-    assert list((tmp_path / "run/completions").glob("*.parquet"))
+    assert len(json.loads((run_dir / "before.json").read_text())["rows"]) == 128
+    lines = [line for line in history(run_dir) if metrics.LOSS in line]
+    assert set(lines[0]) == promised({"rollout", "graded", "clip"}, ["letters"], map(str, Verdict))
+    of_default = promised({"heldout"}) - promised(set())
+    for line in (line for line in history(run_dir) if metrics.LOSS not in line):
+        assert set(line) == {
+            "step",
+            "epoch",
+            *of_default,
+            *(name for name in line if name.startswith("eval_generated_sums_")),
+        }
+    assert "against the last weights, on 128 problems that did not choose it" in out
+    assert (run_dir / "model/model.safetensors").exists()
+    assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
 
 
-def refused(capsys, *arguments) -> str:
-    """What a run that cannot work says, before it loads anything: one line."""
-    assert main(["--model_name_or_path", "no/such/model", *map(str, arguments)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+@pytest.mark.slow
+def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, letters_model, tmp_path, capsys):
+    run_dir, merged = best[0], tmp_path / "merged"
+    best_dir = run_dir / "checkpoint-1"
+
+    def answer(*words):
+        capsys.readouterr()
+        assert command([*words, "--checkpoint", "best", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    problems = ["--data", "generated:products", "--split", "heldout", "--n", "2"]
+    evaluated = answer("evaluate", "--run", str(run_dir), *problems)
+    assert evaluated["trained"]["adapter"] == str(best_dir)
+    assert evaluated["trained"]["results"] == str(run_dir / "evaluation-best/trained.json")
+    assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
+
+    answer("export", str(run_dir), "--merge", str(merged))
+    base = AutoModelForCausalLM.from_pretrained(letters_model, dtype="bfloat16")
+    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+    files = contents(run_dir, "me/x", checkpoint="best")
+    assert files["adapter_model.safetensors"] == best_dir / "adapter_model.safetensors"
+    assert "optimizer.pt" not in files
+    with pytest.raises(UserError, match="checkpoint='checkpoint-2' is not a checkpoint of"):
+        of_run.read(str(run_dir), checkpoint="checkpoint-2")
+
+
+def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
+    state, control = SimpleNamespace(log_history=[]), TrainerControl()
+    for step, value in enumerate((0.9, 0.5, 0.95, 0.9), start=1):
+        assert not control.should_training_stop
+        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, PRODUCTS: value}]
+        StopAt(PRODUCTS, 0.9).on_evaluate(None, state, control)
+    assert (control.should_training_stop, control.should_save) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("of_best", "of_last", "moved", "verdict"),
+    [(2, 0, "+5.0", "they do not differ clearly"), (30, 0, "+75.0", "they differ"), (0, 30, "-75.0", "they differ")],
+)
+def test_best_and_last_are_compared_in_pairs(of_best, of_last, moved, verdict):
+    def results(n):
+        rows = [{"id": i, "problem": "p", "gold": "1", "completion": "c"} for i in range(40)]
+        return {"rows": [{**row, "category": "correct" if row["id"] < n else "wrong_answer"} for row in rows]}
+
+    line = re.sub(r"\[.*\]", "[]", best_and_last(results(of_best), results(of_last), 7))
+    against = "points [] against the last weights, on 40 problems that did not choose it"
+    assert line == f"best     checkpoint-7: {moved} {against}: {verdict}"
+
+
+@pytest.mark.parametrize(
+    ("stated", "variables", "expected"),
     [
-        (["--per_device_train_batch_size=3"], "not a whole number of groups of 2: use 4, or gradient_acc"),
-        (["--dataset_limit=1"], "leaves 1 problem, and a step takes 2"),
+        ({}, {}, "expandable_segments:True"),
+        ({"use_vllm": True, "vllm_mode": "server"}, {}, "expandable_segments:True"),
+        ({"use_vllm": True}, {}, None),
+        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "backend:native"),
+        ({}, {"PYTORCH_ALLOC_CONF": "backend:native"}, None),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(arguments, message, tmp_path, capsys):
-    assert message in refused(capsys, *TINY, "--output_dir", tmp_path / "run", *arguments)
+def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(stated, variables, expected):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    _lay_out_memory(stated)
+    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == expected
 
 
-def test_an_evaluation_of_weights_that_accelerate_will_shard_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch does for fsdp2.yaml
-    assert main(["--output_dir", str(tmp_path / "run"), "--eval_n=4", *TINY]) == 2
-    assert "eval_n=4 needs the whole model on each process" in capsys.readouterr().err
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--per_device_train_batch_size=3"], {}, "not a whole number of groups of 2: use 4, or gradient_acc"),
+        (["--dataset_limit=1"], {}, "leaves 1 problem, and a step takes 2"),
+        (["--eval_n=4"], {"ACCELERATE_USE_FSDP": "true"}, "eval_n=4 needs the whole model on each process"),
+        (["--deepspeed=deepspeed/zero2.json"], {}, "error: deepspeed="),
+        (
+            [],
+            {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "10.0.0.1"},
+            "distributed_type='MULTI_CPU' makes accel",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments, environment, message, train, tmp_path):
+    os.environ.update(environment)
+    code, (line,) = train("--model_name_or_path=no/such/model", *arguments)
+    assert code == 2
+    assert message in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_fewer_processes_than_were_launched_are_refused(monkeypatch):
+    _check_world()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="1 of 2 processes found each other"):
+        _check_world()
 
 
 OWN_COLUMNS = """
@@ -119,56 +245,53 @@ def by_column(completions, solution, ease, steps, **columns):
 """
 
 
-@pytest.mark.slow
 def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(train, tmp_path, monkeypatch):
     (tmp_path / "own_columns.py").write_text(OWN_COLUMNS)
     monkeypatch.syspath_prepend(tmp_path)
     rows = [{"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1}]
     rows += [{"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--dataset", tmp_path / "mine.jsonl", "--max_steps=1", "--eval_n=0", "--report_to=none"]
+    words = ["--dataset", tmp_path / "mine.jsonl", "--max_steps=1", "--eval_n=0", "--save_strategy=no"]
     words += ["--prompt_template=boxed", "--rewards", "own_columns:by_column", "trl.rewards:accuracy_reward"]
-    train(*words)
+    assert train(*words)[0] == 0
     (line,) = history(tmp_path / "run")
     assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)
 
 
-def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(train, tmp_path):
-    out, err = train("--max_steps=2", "--eval_n=6", "--heldout_every=1")
-    before, after = (json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after"))
-    assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
-    assert before["n"] == after["n"] == 6
-    assert sum(before["categories"].values()) == 6
-    assert before["contamination"]["overlapping"] == 0
-    assert "contamination" not in err
-    assert {name: before.get(name) for name in SAME} == {name: after.get(name) for name in SAME}
-    assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
-    assert {path.name for path in (tmp_path / "run/plots").iterdir()} >= {"training.png"}
-    held_out = [line for line in history(tmp_path / "run") if "heldout/accuracy" in line]
-    assert [line["step"] for line in held_out] == [1, 2]
-    assert not (tmp_path / "run/README.md").exists(), "TRL's card, of a base that it calls None"
-    assert "95% paired interval" in out
-    assert (tmp_path / "run/model/model.safetensors").exists()
+# Real problems, and evaluations in between
 
 
 @pytest.mark.full
+def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command += ["-m", "grpo_math.train", "--config", "launch/configs/gsm8k_smoke_cpu.yaml"]
+    settings = ["--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"]
+    launching.run([*command, *settings])
+    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
+    for line in history(tmp_path / "run"):
+        assert sum(value for name, value in line.items() if name.startswith(VERDICT_PREFIX)) == pytest.approx(1)
+    rows = pandas.read_parquet(next((tmp_path / "run/completions").glob("*.parquet")))
+    asked = [message["content"] for message in rows["prompt"][0] if message["role"] == "user"][-1]
+    known = {json.loads(line)["question"] for line in (data_dir / "gsm8k/train.jsonl").read_text().splitlines()}
+    assert asked in known
+
+
+@pytest.mark.slow
 def test_evaluating_in_between_changes_nothing_in_what_is_trained(train, tmp_path):
     plain, evaluated = tmp_path / "plain", tmp_path / "evaluated"
-    train("--max_steps=3", "--eval_n=0", output_dir=plain)
-    between = ["--eval_n=4", "--heldout_every=1", "--eval_split=train", "--heldout"]
-    between += [
-        '{"data": "generated:sums", "n": 2}',
-        '{"data": "generated:products", "n": 3, "samples": 2, "temperature": 1}',
-    ]
-    _, err = train("--max_steps=3", *between, output_dir=evaluated)
+    train("--eval_n=0", output_dir=plain)
+    sets = ({"data": "generated:sums", "n": 2}, {"data": "generated:products", "n": 3, "samples": 2, "temperature": 1})
+    between = ["--eval_n=4", "--heldout_every=1", "--eval_split=train", "--heldout", *map(json.dumps, sets)]
+    _, err = train(*between, output_dir=evaluated)
     weights = [(folder / "model/model.safetensors").read_bytes() for folder in (plain, evaluated)]
     assert weights[0] == weights[1]
     lines = [line for line in history(evaluated) if "eval_generated_sums_accuracy" in line]
-    assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 3
+    assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 4
     for figure in ("pass@2", "maj@2"):
-        value, low, high = (
-            lines[0][f"eval_generated_products_{figure}{end}"] for end in ("", "_ci95_low", "_ci95_high")
-        )
-        assert low <= value <= high
-    assert "warning: contamination: 4 of 4 (100.0%) problems overlap" in err, "they are trained on"
+        name = f"eval_generated_products_{figure}"
+        assert lines[0][f"{name}_ci95_low"] <= lines[0][name] <= lines[0][f"{name}_ci95_high"]
+    assert any("warning: contamination: 4 of 4 (100.0%) problems overlap" in line for line in err), (
+        "they are trained on"
+    )
     assert json.loads((evaluated / "after.json").read_text())["contamination"]["equal"] == 4

@@ -1,5 +1,9 @@
 """Every shipped recipe parses with the classes that will read it, fits the hardware that it names, trains, and says how
-it is run. The files of accelerate and DeepSpeed: test_accelerate_configs.py."""
+it is run. Every accelerate and DeepSpeed file is read by the loader that will read it, and launched where a CPU can.
+
+accelerate runs something else without a word where it cannot run what a file says, so the test asks the processes
+themselves what they are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from launching import ROOT, accelerate, ranks, run
 
 from grpo_math import planner
 from grpo_math.checks.training import probe
@@ -18,7 +24,6 @@ from grpo_math.settings.rules import violations
 from grpo_math.train.program import main as train
 from grpo_math.trainer.from_recipe import build
 
-ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
 ON_GPUS = [path for path in RECIPES if not yaml.safe_load(path.read_text()).get("use_cpu")]
 # What a recipe's comment names besides: (recipe, settings after its command, GPUs, GB of one, accelerate config).
@@ -138,3 +143,80 @@ def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path)
     (step,) = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()][:1]
     assert step["step"] == 1
     assert (tmp_path / "run" / ("adapter" if recipe.get("use_peft") else "model")).is_dir()
+
+
+# accelerate and DeepSpeed
+
+PROGRAM = Path(__file__).parents[1] / "processes/train.py"
+FILES = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+DEEPSPEED = sorted((ROOT / "deepspeed").glob("*.json"))
+# file -> (distributed type, processes, [ZeRO's stage, optimizer offloaded to, parameters offloaded to])
+LAUNCHED = {"single_gpu": ("NO", 1, None), "zero3": ("DEEPSPEED", 2, [3, None, None])}
+ELSEWHERE = {
+    "cpu": "tests/trainer/test_reference.py",
+    "multi_gpu": "tests/trainer/test_processes.py",
+    "zero2": "tests/train/test_resume.py",
+    "zero2_offload": "tests/trainer/test_processes.py",
+    "zero3_offload": "tests/trainer/test_processes.py",
+    "fsdp2": "tests/trainer/test_processes.py",
+    "multi_node": "tests/train/test_launch_scripts.py",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_accelerate_reads_its_own_files(path):
+    config = load_config_from_file(str(path))
+    assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
+    assert path.read_text().startswith("#")
+    assert f"accelerate launch --config_file accelerate_configs/{path.name}" in path.read_text()
+    if config.deepspeed_config:
+        assert set(config.deepspeed_config) == {"deepspeed_config_file", "deepspeed_multinode_launcher"}
+        assert (ROOT / config.deepspeed_config["deepspeed_config_file"]).is_file()
+
+
+@pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
+def test_deepspeed_and_transformers_read_the_deepspeed_files(path, tmp_path, monkeypatch):
+    """With every auto filled in by transformers, as at the start of a run."""
+    deepspeed = pytest.importorskip("deepspeed.runtime.config")
+    from transformers import LlamaConfig, TrainingArguments
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
+
+    model = type("Model", (), {"config": LlamaConfig(hidden_size=64)})
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_grad_norm=0.5, per_device_train_batch_size=3)
+    filled = HfTrainerDeepSpeedConfig(str(path))
+    filled.trainer_config_process(args)
+    filled.trainer_config_finalize(args, model, 10)
+    unset_hf_deepspeed_config()
+    assert "auto" not in json.dumps(filled.config)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    loaded = deepspeed.DeepSpeedConfig(filled.config)
+    assert loaded.gradient_clipping == 0.5
+    assert loaded.train_micro_batch_size_per_gpu == 3
+    assert loaded.zero_config.contiguous_gradients
+    assert loaded.zero_config.overlap_comm
+    assert loaded.zero_config.reduce_bucket_size == 64 * 64
+    offload = loaded.zero_config.offload_optimizer
+    assert (offload is not None) == ("offload" in path.stem)
+    assert offload is None or offload.pin_memory
+
+
+def test_every_file_is_launched_in_a_test():
+    assert {path.stem for path in FILES} == {*LAUNCHED, *ELSEWHERE}
+    for name, test in ELSEWHERE.items():
+        assert name in (ROOT / test).read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_a_file_launches_the_processes_that_it_says(name, tiny, tmp_path):
+    """Three steps of all weights, and three of a LoRA."""
+    distributed_type, processes, zero = LAUNCHED[name]
+    if zero:
+        pytest.importorskip("deepspeed")
+    adam = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_grad_norm": 0.5, "logging_steps": 1}
+    runs = json.dumps({"full": adam, "lora": {**adam, "lora": True}})
+    start = accelerate(name, tmp_path, "--num_processes", str(processes))
+    run([*start, str(PROGRAM), "ours", tiny("llama"), str(tmp_path), runs])
+    for kind in ("full", "lora"):
+        seen = ranks(tmp_path, kind, distributed_type, processes, zero)
+        assert all(len(rank["losses"]) == 3 for rank in seen)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import launching
 import pandas
@@ -19,9 +18,10 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_vllm import SmallVLLM
 
-from grpo_math.errors import UserError
-from grpo_math.run import checkpoints, metrics, resume
-from grpo_math.train import program
+from grpo_math.errors import ConfigError
+from grpo_math.report import verdict
+from grpo_math.run import checkpoints, metrics
+from grpo_math.train import program, resuming
 
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
 TIMES = {metrics.SECONDS_STEP, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND, metrics.MEMORY_RESIDENT}
@@ -255,28 +255,29 @@ def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_not_by_three(tiny, tmp
 
 
 @pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory):
+def finished(letters_model, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each, on problems of its own."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"id": f"p{i}", "problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {**LORA, "max_steps": 2, "save_steps": 1, "dataset": folder / "problems.jsonl"}
+    settings = {**LORA, "max_steps": 2, "save_steps": 1, "dataset": folder / "problems.jsonl", "eval_n": 0}
     sys.path.insert(0, str(PROGRAM.parent))  # for the reward
-    assert program.main(arguments(tiny(), folder / "run", settings)) == 0
+    assert program.main(arguments(letters_model, folder / "run", settings)) == 0
     yield folder, settings
     sys.path.remove(str(PROGRAM.parent))
 
 
 @pytest.fixture
-def again(finished, tiny, tmp_path, capfd):
-    """Starts a copy of it again, with some settings changed: (exit code, what it says)."""
+def again(finished, letters_model, tmp_path, capfd, monkeypatch):
+    """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
     source, settings = finished
-    shutil.copytree(source / "run", tmp_path / "run")
+    monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)  # half of a short run's time
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
 
-    def start(**changed) -> tuple[int, str]:
+    def start(**changed) -> tuple[int, list[str]]:
         capfd.readouterr()
-        code = program.main(arguments(tiny(), tmp_path / "run", {**settings, **changed}))
-        return code, capfd.readouterr().err
+        code = program.main(arguments(letters_model, tmp_path / "run", {**settings, **changed}))
+        return code, capfd.readouterr().err.splitlines()
 
     return start
 
@@ -287,204 +288,158 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names if not name.startswith(("report", "plots"))}
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(again, tmp_path):
     before = contents(tmp_path / "run")
-    code, output = again()
-    assert code == 0
-    assert f"The run in {tmp_path / 'run'} is finished; name a new output_dir for another." in output
+    code, lines = again()
+    assert (code, lines[-1]) == (0, f"The run in {tmp_path}/run is finished; name a new output_dir for another.")
     assert contents(tmp_path / "run") == before
 
 
-def test_changed_settings_are_shown_and_refused(again, tmp_path):
-    before = contents(tmp_path / "run")
-    code, output = again(learning_rate=1e-3, epsilon=0.3)
-    assert code == 2
-    assert output.splitlines()[-1] == (
-        f"error: output_dir={str(tmp_path / 'run')!r} holds a run with other settings (epsilon: 0.2 -> 0.3; "
-        "learning_rate: 0.01 -> 0.001): name a new folder, give the settings that it had, or add --resume force to go "
-        "on with these"
-    )
-    assert contents(tmp_path / "run") == before
+def cut(run_dir: Path, *names: str) -> None:
+    for name in names:
+        (run_dir / name).write_bytes((run_dir / name).read_bytes()[:-1])
 
 
-@pytest.mark.full
-def test_force_goes_on_in_spite_of_them_and_not_with_other_weights(again, tmp_path):
-    code, output = again(lora_r=8, max_steps=3, resume="force")
+def edit(run_dir: Path, old: str = "", new: str = "") -> None:
+    (run_dir / "finished.json").unlink()
+    (run_dir / "config.yaml").write_text((run_dir / "config.yaml").read_text().replace(old, new))
+
+
+def without_a_whole_checkpoint(run_dir: Path) -> None:
+    edit(run_dir)
+    cut(run_dir, "checkpoint-1/trainer_state.json", "checkpoint-2/state_0.pt")
+
+
+def without_a_checkpoint(run_dir: Path) -> None:
+    for name in ("finished.json", "checkpoint-1", "checkpoint-2"):
+        (run_dir / name).rename(run_dir / f"other-{name}")
+
+
+def with_a_garbage_state(run_dir: Path) -> None:
+    (run_dir / "checkpoint-1/files.json").unlink()
+    (run_dir / "checkpoint-1/trainer_state.json").write_bytes(bytes(range(256)) * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "line"),
+    [
+        (
+            edit,
+            {"learning_rate": 1e-3, "epsilon": 0.3},
+            "output_dir='RUN' holds a run with other settings (epsilon: 0.2 -> 0.3; learning_rate: 0.01 -> 0.001): "
+            "name a new folder, give the settings that it had, or add --resume force to go on with these",
+        ),
+        (
+            edit,
+            {"lora_r": 8, "resume": "force"},
+            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new "
+            "folder, or give the settings that it had",
+        ),
+        (
+            lambda run_dir: edit(run_dir, "distributed_type: 'NO'", "distributed_type: DEEPSPEED"),
+            {"resume": "force"},
+            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (distributed_type: DEEPSPEED -> "
+            "NO): name a new folder, or give the settings that it had",
+        ),
+        (
+            lambda run_dir: edit(run_dir, "num_processes: 1", "num_processes: 2"),
+            {},
+            "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step, "
+            "and another number of processes would change it): start 2 processes",
+        ),
+        (
+            lambda run_dir: (run_dir / "config.yaml").write_text("learning_rate: 1.0\n"),
+            {},
+            "output_dir='RUN' holds a run that cannot be continued, since its config.yaml does not say what it was",
+        ),
+        (
+            lambda run_dir: (run_dir / "problems.txt").write_text("another\n"),
+            {},
+            "output_dir='RUN' holds a run with other settings (the dataset: 1 problems -> 8 problems, not all",
+        ),
+        (
+            without_a_whole_checkpoint,
+            {},
+            "RUN/checkpoint-2 is damaged (state_0.pt is not what was written); RUN/checkpoint-1 is damaged "
+            "(trainer_state.json is not what was written); no complete one is left: name a new output_dir",
+        ),
+        (
+            without_a_checkpoint,
+            {"resume_from_checkpoint": True},
+            "resume_from_checkpoint='True' finds no checkpoint in RUN: leave it out",
+        ),
+        (
+            lambda run_dir: cut(run_dir, "checkpoint-1/optimizer.pt"),
+            {"resume_from_checkpoint": "RUN/checkpoint-1"},
+            "resume_from_checkpoint='RUN/checkpoint-1' is damaged (optimizer.pt is not what was written): give another "
+            "checkpoint",
+        ),
+        (
+            with_a_garbage_state,
+            {"resume_from_checkpoint": "RUN/checkpoint-1", "output_dir": "RUN/../other"},
+            "resume_from_checkpoint='RUN/checkpoint-1' ",
+        ),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_in_one_line_and_nothing_is_changed(change, settings, line, again, tmp_path):
+    run_dir = tmp_path / "run"
+    change(run_dir)
+    before = contents(run_dir)
+    code, lines = again(**{name: str(value).replace("RUN", str(run_dir)) for name, value in settings.items()})
     assert code == 2
-    assert re.search(r"holds a run whose checkpoints do not fit these settings \(lora_r: 4 -> 8\): name", output)
-    code, output = again(max_steps=3, resume="force")
-    assert code == 0, output
-    assert "Going on from" in output
+    assert lines[-1].startswith(f"error: {line}".replace("RUN", str(run_dir)))
+    assert contents(run_dir) == before
+
+
+def test_force_goes_on_with_other_settings(again, tmp_path):
+    code, lines = again(max_steps=3, resume="force")
+    assert (code, lines[0]) == (0, f"Going on from {tmp_path}/run/checkpoint-2.")
     assert (tmp_path / "run/checkpoint-3").is_dir()
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
     assert [json.loads(line)["step"] for line in (tmp_path / "run/history.jsonl").open()] == [1, 2, 3]
 
 
-@pytest.mark.slow
-def test_a_changed_problem_is_refused(again, finished, tmp_path):
-    rows = (finished[0] / "problems.jsonl").read_text().replace('"4"', '"5"')
-    (tmp_path / "problems.jsonl").write_text(rows)
-    code, output = again(dataset=tmp_path / "problems.jsonl")
-    assert code == 2
-    assert re.search(r"dataset: .* -> ", output), "another file is another setting"
-    shutil.copy(finished[0] / "problems.jsonl", tmp_path / "kept.jsonl")
-    try:
-        (finished[0] / "problems.jsonl").write_text(rows)
-        code, output = again()
-    finally:
-        shutil.copy(tmp_path / "kept.jsonl", finished[0] / "problems.jsonl")
-    assert code == 2
-    assert "(the dataset: 8 problems -> 8 problems, not all the same)" in output
-
-
-@pytest.mark.slow
-def test_another_number_of_processes_and_another_kind_of_checkpoint_are_refused(again, tmp_path):
-    config = tmp_path / "run/config.yaml"
-    (tmp_path / "run/finished.json").unlink()
-    config.write_text(config.read_text().replace("num_processes: 1", "num_processes: 2"))
-    code, output = again()
-    assert code == 2
-    assert (
-        "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step"
-        in output
-    )
-    one = config.read_text().replace("num_processes: 2", "num_processes: 1")
-    config.write_text(one.replace("distributed_type: 'NO'", "distributed_type: DEEPSPEED"))
-    code, output = again(resume="force")
-    assert code == 2
-    assert "(distributed_type: DEEPSPEED -> NO)" in output
-
-
-@pytest.mark.full
-def test_a_damaged_checkpoint_is_passed_over(again, finished, tmp_path):
-    run_dir = tmp_path / "run"
-    (run_dir / checkpoints.FINISHED).unlink()
-    cut(run_dir / "checkpoint-2/optimizer.pt")
-    code, output = again()
-    assert code == 0, output
-    damaged = f"warning: {run_dir}/checkpoint-2 is damaged (optimizer.pt is not what was written)"
-    assert f"{damaged}: continuing from {run_dir}/checkpoint-1" in output
-    assert (run_dir / "old-checkpoint-2").is_dir()
-    name = "adapter/adapter_model.safetensors"
+@pytest.mark.parametrize("named", [False, True])
+def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(named, again, finished, tmp_path):
+    run_dir, name = tmp_path / "run", "adapter/adapter_model.safetensors"
+    if named:
+        code, lines = again(resume_from_checkpoint=run_dir / "checkpoint-1")
+    else:
+        (run_dir / checkpoints.FINISHED).unlink()
+        cut(run_dir, "checkpoint-2/optimizer.pt")
+        code, (warning, *lines) = again()
+        damaged = f"warning: {run_dir}/checkpoint-2 is damaged (optimizer.pt is not what was written)"
+        assert warning == f"{damaged}: continuing from {run_dir}/checkpoint-1"
+    assert (code, lines[0]) == (0, f"Going on from {run_dir}/checkpoint-1.")
+    assert {path.name for path in run_dir.glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
     assert (run_dir / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
 
 
-@pytest.mark.slow
-def test_without_a_whole_checkpoint_nothing_is_thrown_away(again, tmp_path):
-    (tmp_path / "run" / checkpoints.FINISHED).unlink()
-    cut(tmp_path / "run/checkpoint-1/trainer_state.json")
-    (tmp_path / "run/checkpoint-2/state_0.pt").unlink()
-    code, output = again()
-    assert code == 2
-    assert "checkpoint-2 is damaged (state_0.pt is not what was written)" in output
-    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); no complete one is left" in output
-    assert (tmp_path / "run/checkpoint-1").is_dir()
+# A step of 8 completions, which 2 processes wrote.
+HELD = {"num_generations": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 1}
+HELD |= {"generation_batch_size": 8, "num_processes": 2, "stated": {"prompts_per_step": 2}}
 
 
-@pytest.mark.full
-def test_one_checkpoint_may_be_named(again, tmp_path):
-    code, output = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
-    assert code == 0, output
-    assert f"Going on from {tmp_path / 'run/checkpoint-1'}." in output
-    assert {path.name for path in (tmp_path / "run").glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
-    cut(tmp_path / "run/checkpoint-1/optimizer.pt")
-    code, output = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
-    assert code == 2
-    assert "is damaged (optimizer.pt is not what was written): give another checkpoint" in output
-
-
-@pytest.mark.slow
-def test_a_checkpoint_whose_state_is_garbage_is_one_line(again, tmp_path):
-    checkpoint = tmp_path / "run/checkpoint-1"
-    (checkpoint / checkpoints.FILES).unlink()
-    (checkpoint / "trainer_state.json").write_bytes(bytes(range(256)) * 64)
-    code, output = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
-    assert code == 2
-    assert [line for line in output.splitlines() if line.startswith("error: resume_from_checkpoint=")]
-    assert "Traceback" not in output
-
-
-def test_a_folder_of_another_program_is_refused(again, tmp_path):
-    (tmp_path / "run/config.yaml").write_text("learning_rate: 1.0\n")
-    code, output = again()
-    assert code == 2
-    assert "holds a run that cannot be continued, since its config.yaml does not say what it was" in output
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-# The pieces
-
-
-class Alone:
-    """An accelerator of one process."""
-
-    is_main_process = True
-
-    def wait_for_everyone(self):
-        pass
-
-
-class OfAnotherMachine(Alone):
-    """An accelerator of the first process on the second machine."""
-
-    is_main_process = False
-
-
-def written(folder: Path, **files: str) -> None:
-    with checkpoints.sealed(folder, Alone()):
-        for name, text in files.items():
-            (folder / name).write_text(text)
-
-
-def test_a_checkpoint_counts_once_it_is_written_to_its_end(tmp_path):
-    folder = tmp_path / "checkpoint-2"
-    written(tmp_path / "checkpoint-1", **{"state_0.pt": "1"})
-    with contextlib.suppress(OSError), checkpoints.sealed(folder, Alone()):
-        (folder / "state_0.pt").write_text("half")
-        raise OSError("full")
-    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
-    assert checkpoints.damage(folder) == "it was not written to its end"
-    checkpoints.remove_unfinished(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-    written(folder, **{"state_0.pt": "2"})
-    assert checkpoints.newest_whole(tmp_path) == (folder, [])
-
-
-def test_another_machine_neither_seals_nor_deletes(tmp_path, monkeypatch):
-    """On NFS it sees what was there a minute ago. The main process may have sealed, replaced or deleted the folder."""
-    folder = tmp_path / "checkpoint-1"
-    written(folder, **{"state_0.pt": "1"})
-    before = contents(tmp_path)
-    with checkpoints.sealed(folder, OfAnotherMachine()):
-        assert contents(tmp_path) == before
-    assert contents(tmp_path) == before
-
-
-def test_a_checkpoint_of_an_earlier_run_is_replaced_whole(tmp_path):
-    folder = tmp_path / "checkpoint-1"
-    written(folder, **{"state_0.pt": "old", "state_1.pt": "old"})
-    written(folder, **{"state_0.pt": "new"})
-    assert {path.name for path in folder.iterdir()} == {"state_0.pt", checkpoints.FILES}
-    assert checkpoints.damage(folder) is None
-
-
-def test_a_checkpoint_of_weights_alone_is_none_to_go_on_from(tmp_path):
-    written(tmp_path / "checkpoint-1", **{"model.safetensors": ""})
-    with pytest.raises(UserError, match=r"checkpoint-1 is damaged \(it holds weights alone \(save_only_model\)\)"):
-        checkpoints.newest_whole(tmp_path)
-
-
-def test_a_secret_is_neither_kept_nor_compared():
-    kept = resume.stated({"hub_token": "hf_x", "seed": 1}, {"hub_token", "seed"})
-    assert kept == {"seed": 1}
-    assert resume.changed({"stated": kept}, {"hub_token": "hf_y", "seed": 1}, {"hub_token", "seed"}, {}) == []
-
-
-def test_a_setting_that_is_no_longer_stated_has_its_default_again():
-    was, defaults = {"stated": {"seed": 1, "beta": 0.1}}, {"seed": 42, "beta": 0.0}
-    assert resume.changed(was, {"seed": 1}, {"seed"}, defaults) == ["beta: 0.1 -> 0.0"]
-    assert resume.changed(was, {}, set(), defaults) == ["beta: 0.1 -> 0.0", "seed: 1 -> 42"]
+@pytest.mark.parametrize(
+    ("held", "now", "reason"),
+    [
+        ({}, {"world_size": 1, "gradient_accumulation_steps": 4}, ""),
+        ({"distributed_type": "MULTI_GPU"}, {"world_size": 4, "gradient_accumulation_steps": 1}, ""),
+        ({"num_processes": 4}, {"world_size": 4, "gradient_accumulation_steps": 9}, ""),
+        ({}, {"world_size": 1}, "a step of 8 completions is to be shared evenly, and 8 are generated at a time"),
+        ({"distributed_type": "FSDP"}, {"world_size": 1, "gradient_accumulation_steps": 4}, "its optimizer is divided"),
+        ({"num_iterations": 2}, {"world_size": 1, "gradient_accumulation_steps": 4}, "it lies within a rollout, of"),
+        ({"stated": {}}, {"world_size": 1, "gradient_accumulation_steps": 4}, "the recipe does not state prompts_per"),
+    ],
+)
+def test_another_number_of_processes_resumes_if_it_shares_the_same_completions(held, now, reason, capsys):
+    config, held = SimpleNamespace(**{**HELD, **now}), {**HELD, **held}
+    if reason:
+        with pytest.raises(ConfigError, match=f"cannot resume checkpoint-3, which 2 wrote .{reason}") as error:
+            resuming._refuse_processes(held, config, 3)
+        every = "1, 2, 4 or 8" if reason.startswith("a step") else "2"
+        assert str(error.value).endswith(f": start {every} processes")
+    else:
+        resuming._refuse_processes(held, config, 3)
+        line = f"{now['world_size']} in place of 2 processes: sampling draws other random numbers from here on.\n"
+        assert capsys.readouterr().err == ("" if held["num_processes"] == now["world_size"] else line)

@@ -1,0 +1,176 @@
+"""The machine of a run, its lock on a folder, a user's functions, and calls that the main process makes for all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from launching import variables
+from small_runs import RUN
+from torch.distributed import HashStore, distributed_c10d
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.run import lock, machine, main_process
+from grpo_math.run.main_process import on_main
+from grpo_math.run.user_functions import tried
+from grpo_math.train.program import main
+
+MINE = """
+import sys
+halve = lambda values, more: values / 2
+number = lambda values, more: 1.0
+flat = lambda values, more: values[0]
+fails = lambda values, more: {}["x"]
+leaves = lambda values, more: sys.exit(3)
+def function(): ...
+def _hidden(): ...
+"""
+
+
+def test_a_port_is_free_unless_somebody_listens_there():
+    with machine.socket.create_server(("", 0)) as taken:
+        assert not machine.port_is_free(taken.getsockname()[1])
+    port = machine.free_port()
+    assert port > 0
+    assert machine.port_is_free(port)
+
+
+def test_the_gpus_of_a_machine_are_written_down(monkeypatch):
+    cpu = machine.hardware()
+    assert set(cpu) == {"cpus", "memory_gb"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    card = [SimpleNamespace(name="A100", total_memory=40 * 2**30)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", card.__getitem__)
+    assert machine.hardware() == {**cpu, "gpu": "A100", "gpus": 2, "gpu_memory_gb": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine:number", "returned a float: return a tensor of shape (2, 3), as it was given"),
+        ("mine:flat", "returned a tensor of shape (3,): return a tensor of shape (2, 3), as it was given"),
+        ("mine:fails", "raised KeyError: 'x' on a small example: it is called with 2 tensors of shape (2, 3)"),
+        ("mine:leaves", "raised SystemExit: 3 on a small example: it is called with 2 tensors of shape (2, 3)"),
+        (
+            "mine:sys",
+            "names no function of mine: use one of its functions: halve, number, flat, fails, leaves, function",
+        ),
+        (
+            "exits:f",
+            "names a module that cannot be imported (SystemExit: 0): write module:function, module as in an import",
+        ),
+    ],
+)
+def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, message, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in machine.sys.path if path])
+    for module in ("mine", "exits"):
+        monkeypatch.delitem(machine.sys.modules, module, raising=False)
+    sample = torch.ones(2, 3)
+    assert torch.equal(tried("surrogate", "mine:halve", sample, sample, sample), sample / 2)
+    with pytest.raises(ConfigError) as error:
+        tried("surrogate", name, sample, sample, sample)
+    assert str(error.value) == f"surrogate={name!r} {message}"
+    assert machine.sys.path[-1] == str(tmp_path), "last, so that it hides no package"
+
+
+@pytest.mark.parametrize("error", [UserError("this cannot be"), KeyError("x")])
+def test_one_process_gets_its_own_result_and_its_own_error(error):
+    assert on_main(lambda: [1]) == [1]
+    with pytest.raises(type(error)) as raised:
+        on_main(lambda: (_ for _ in ()).throw(error))
+    assert raised.value is error
+
+
+def test_the_others_wait_until_the_main_process_is_done(monkeypatch):
+    store = HashStore()
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    main, other = (SimpleNamespace(is_main_process=is_main) for is_main in (True, False))
+    waiting = threading.Thread(target=main_process._wait_for_main, args=(other, "done"), daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    main_process._wait_for_main(main, "done")
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+# Two runs in one folder
+
+# Holds the lock, and has forked a helper, which outlives it.
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from grpo_math.run import lock
+lock.hold(Path(sys.argv[1]))
+if not os.fork():
+    print(os.getpid())  # it has let the lock go by now
+    time.sleep(600)
+input()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that trains in ``tmp_path / "run"``, and the helper that it has forked."""
+    command = [sys.executable, "-u", "-c", HOLDS, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables())
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    yield process
+    process.kill()
+    process.wait()
+    os.kill(child, signal.SIGKILL)
+
+
+def test_another_process_is_refused_until_the_first_is_killed(other, tmp_path, capsys):
+    run_dir, owner = tmp_path / "run", f"process {other.pid} on {socket.gethostname()}"
+    assert lock.owner(run_dir) == owner
+    with pytest.raises(ConfigError, match=f"output_dir='.*' is in use: {owner} trains there: wait until"):
+        lock.hold(run_dir)
+    other.kill()
+    other.wait()
+    assert lock.owner(run_dir) is None
+    lock.hold(run_dir)
+    assert lock.owner(run_dir) is None, "it is our own"
+    assert (run_dir / lock.NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock.hold(tmp_path)
+    assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
+
+
+def test_a_reader_that_asks_for_the_owner_delays_a_run_for_an_instant_and_does_not_refuse_it(tmp_path):
+    with open(tmp_path / lock.NAME, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert lock.owner(tmp_path) == "another process"
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert lock.owner(tmp_path) is None
+        threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        lock.hold(tmp_path)
+
+
+def test_training_refuses_a_folder_in_which_another_run_trains(other, letters_model, tmp_path, capsys):
+    command = ["--model_name_or_path", letters_model, "--output_dir", str(tmp_path / "run"), *RUN]
+    assert main(command) == 2
+    line = (
+        f"error: output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
+    )
+    assert capsys.readouterr().err.startswith(line)
