@@ -56,10 +56,11 @@ def evaluate(
     rows = rows_of(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
-        options: dict[str, Any] = {"tools": box, "grade_timeout": grade_timeout or 5.0}
         where = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(opened, rows, Sampling(**sampling), where, **options)
+            return results.evaluate(
+                opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout or 5.0
+            )
     trainer = model
     longest = getattr(trainer, "max_completion_length", None) or 512
     timeout = (
@@ -71,9 +72,6 @@ def evaluate(
     evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
-    adapter_dir = run_dir / "adapter"
-    if name == "after.json":
-        evaluated["adapter"] = str(adapter_dir) if (adapter_dir / "adapter_config.json").exists() else None
     if trainer.accelerator.is_main_process:
         write_json(run_dir / name, evaluated)
         for callback in trainer.callback_handler.callbacks:
@@ -94,11 +92,13 @@ def over_ranks(
 ) -> Results:
     """Return the results over all ranks, on every rank, by the program that samples in training."""
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
-    options: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout}
     with engine_of(trainer, tools) as model:
         sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
         parts = model.on_ranks(
-            rows, lambda local_rows: results.evaluate(model, local_rows, sampling, output, **options)
+            rows,
+            lambda local_rows: results.evaluate(
+                model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout
+            ),
         )
     evaluated = parts[0]
     if len(parts) > 1:

@@ -58,12 +58,15 @@ def push(
     >>> push("runs/nowhere", "ada/sums")
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: run_dir='runs/nowhere' contains no config.yaml: give the run directory ...
+    grpo_math.errors.ConfigError: run_dir='runs/nowhere' is not a run that has finished: give the run directory ...
     """
     run_dir = Path(run_dir)
     name = repo_id or run_dir.resolve().name
     check_repo_id("repo_id", name)
-    _refuse_unfinished(run_dir)
+    # Until a run has finished, its weights may be those of an earlier, shorter run.
+    if not (run_dir / FINISHED).exists():
+        remedy = "give the run directory of a training; if it was stopped, start it again to resume it"
+        raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", remedy)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     import huggingface_hub
@@ -99,16 +102,6 @@ def push_finished(
         again += " --private" * bool(private) + (f" --revision {revision}" if revision else "")
         message = f"the run is complete in {run_dir}, but not on the Hub ({str(error) or 'interrupted'}): {again}"
         raise PushError(message) from None
-
-
-def _refuse_unfinished(run_dir: Path) -> None:
-    # Until a run has finished, its weights may be those of an earlier, shorter run.
-    for name, reason, remedy in (
-        ("config.yaml", "contains no config.yaml", "give the run directory of a training"),
-        (FINISHED, "has not finished", "start the training again to resume it; then push"),
-    ):
-        if not (run_dir / name).exists():
-            raise ConfigError("run_dir", str(run_dir), reason, remedy)
 
 
 def contents(
