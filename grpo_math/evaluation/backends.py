@@ -93,9 +93,7 @@ class Model:
             self.weights, self.tokenizer = model, tokenizer
         if backend.name == "vllm":
             self.executable = executable()
-        # On a server an adapter may have a name that is not a folder.
-        on_server = backend.name == "vllm-server" and adapter is not None and not Path(adapter).exists()
-        if adapter is not None and not on_server and not (Path(adapter) / "adapter_config.json").exists():
+        if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 
     def __enter__(self) -> "Model":
@@ -121,8 +119,8 @@ class Model:
         base = client.models()[0]
         if base not in (self.name, model_path(self.name)):
             raise ConfigError("model", self.name, f"is not what the server has, {base!r}", f"give --model {base}")
-        if self.adapter is None or not Path(self.adapter).is_dir():
-            return client, self.adapter or base
+        if self.adapter is None:
+            return client, base
         # vLLM's prefix cache keys an adapter by its name, so that other weights need another name.
         name = f"evaluated-{weights_hash(self.adapter)}"
         # vLLM refuses to load a name twice, and an earlier evaluation leaves its adapter on the server.

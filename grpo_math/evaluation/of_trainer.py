@@ -62,11 +62,10 @@ def evaluate(
                 opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout or 5.0
             )
     trainer = model
-    longest = getattr(trainer, "max_completion_length", None) or 512
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    drawn = Sampling(**{"max_new_tokens": longest, **sampling})
+    drawn = Sampling(**{"max_new_tokens": trainer.max_completion_length or 512, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
     evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
@@ -121,9 +120,9 @@ def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
     for number, row in enumerate(problems):
         gold, prompt = gold_of(row), row.get("prompt")
         if gold is None or not prompt:
-            lacks, remedy = (f"no gold ({GOLDS})", f"a column {GOLDS}") if prompt else ("no prompt", "a column prompt")
-            reason = f"is a row with {lacks}; its columns: {', '.join(row)}"
-            raise ConfigError("problems", f"row {number}", reason, f"give each row {remedy}, as load_problems does")
+            reason = f"has no {'gold answer' if prompt else 'prompt'}; its columns: {', '.join(row)}"
+            remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
+            raise ConfigError("problems", f"row {number}", reason, remedy)
         made = {"id": f"row/{number}", "problem": text_of(prompt, "user")}
         rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
     return rows

@@ -130,8 +130,6 @@ def why(row: Row, text: str) -> str:
     verdict = row.get("verdict")
     if verdict in ("crash", "bad_gold"):
         return "not graded, so it is left out of its group"
-    if verdict == "uncheckable":
-        return "the answer is too large, or takes too long to compute"
     if verdict == "correct":
         return "correct, but outside the format" if row.get("in_format") is False else ""
     if row.get("truncated"):
@@ -140,7 +138,7 @@ def why(row: Row, text: str) -> str:
     gold = re.escape(str(row.get("gold"))[:200])
     if verdict and re.search(rf"(?<![\d.]){gold}(?!\d)", text):
         return "contains the gold answer, but another was extracted"
-    return "no answer was found" if verdict == "no_answer" else ""
+    return ""
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:
