@@ -75,11 +75,9 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
 
 def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
     heldout, training = page_of(run).split('<template class="source">')[1:]
-    assert words(heldout, "", "</article>").partition(" sort ")[0] == (
+    assert words(heldout, "", "</article>").partition(" after any ")[0] == (
         "change any correct to wrong correct twice wrong to correct wrong twice before any correct, in the format "
-        "answer right, format wrong wrong, and not in the format format right, answer wrong cut at the length limit after any "
-        "format right, answer wrong wrong, and not in the format correct, in the format answer right, format wrong cut "
-        "at the length limit"
+        "answer right, format wrong wrong, and not in the format format right, answer wrong cut at the length limit"
     )
     assert words(heldout, "<article", "</article>").partition("> ")[2] == (
         "sums-0, gold 3 What is 1 + 2? before correct, in the format answer 3, in format yes, tokens 14, truncated no "
