@@ -99,15 +99,13 @@ def over_ranks(
                 model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout
             ),
         )
-    evaluated = parts[0]
-    if len(parts) > 1:
-        # All processes of a tensor-parallel group return the same records.
-        # If there are fewer rows than ranks, several ranks evaluate the first row: it counts once.
-        all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
-        evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
-        # A rank has summed up and hashed its own rows only.
-        evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))
-    return evaluated
+    # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
+    # evaluate the first row: each counts once.
+    all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
+    records = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
+    # A rank has summed up and hashed its own rows only.
+    totals = {**summary(records, sampling.samples), "problems_hash": problems_hash(rows)}
+    return {**parts[0], **totals, "rows": records}
 
 
 def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:

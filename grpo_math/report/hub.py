@@ -126,7 +126,7 @@ def contents(
     if kind == "adapter":
         # peft writes the base's folder on this machine into the configuration.
         config = read_json(weights / "adapter_config.json")
-        config["base_model_name_or_path"] = base.hub or base.folder
+        config["base_model_name_or_path"] = base["hub"] or base["folder"]
         files["adapter_config.json"] = json.dumps(config, indent=2, sort_keys=True).encode()
     files["README.md"] = model_card(run, repo_id, base, kind).encode()
     return files
