@@ -119,10 +119,10 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
     assert main(asked) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "                n  mean@  accuracy   95% interval  in format     cut",
-        "aime2025        1     32      0.0%   0.0 to 79.3%       0.0%  100.0%",
-        "generated:sums  2      1      0.0%   0.0 to 65.8%       0.0%  100.0%",
-        "minerva         1      1      0.0%   0.0 to 79.3%       0.0%  100.0%",
+        "                n  mean@  accuracy  95% interval  in format     cut",
+        "aime2025        1     32      0.0%  0.0 to 79.3%       0.0%  100.0%",
+        "generated:sums  2      1      0.0%  0.0 to 65.8%       0.0%  100.0%",
+        "minerva         1      1      0.0%  0.0 to 79.3%       0.0%  100.0%",
         "mean of 3                     0.0%",
         *(f"results   {of['results']}" for of in results.values()),
     ]
@@ -140,7 +140,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
         (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is for one data set, and there are 2"),
         (["--data", "gsm8k,math500", "--columns", "id=x"], "columns='id=x' is for one data set, and there are 2"),
         (["--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
-        (["--data", "gsm8k", "--template", "boxed", "--tools", "python"], "prompt_template='boxed' "),
+        (["--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
         (["--run", "run"], "--model would be ignored by --run"),
     ],
 )

@@ -144,7 +144,6 @@ OTHER["rows"][0]["id"] = HOSTILE
                 "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems",
                 f"No problems found: {len(CHECKS)} checks of 5 steps.",
                 "Stopped at step 5 of 9.",
-                "This run has no completions.",
             ],
             ["Problems that changed", '<section class="notes">'],
             id="a run that was cut in the middle",
@@ -247,11 +246,11 @@ def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
 def test_the_terminal_table_lines_up():
     table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
     assert table[:5] == [
-        "                           before  after    difference  95% paired interval",
-        "accuracy                    36.7%  74.2%  +37.5 points       [+30.5, +44.5]",
-        "accuracy in format          33.6%  68.0%  +34.4 points       [+27.3, +41.4]",
-        "correct, in the format         86    174           +88",
-        "answer right, format wrong      8     16            +8",
+        "                              before  after    difference  95% paired interval",
+        "accuracy                       36.7%  74.2%  +37.5 points       [+30.5, +44.5]",
+        "accuracy in format             33.6%  68.0%  +34.4 points       [+27.3, +41.4]",
+        "correct, in the format            86    174           +88",
+        "answer right, format wrong         8     16            +8",
     ]
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
     before, after = (results(right, n=2) for right in ({0}, {0, 1}))
