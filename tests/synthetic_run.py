@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import re
+from html import unescape
 
 from grpo_math.evaluation.figures import summary
 from grpo_math.grading import GRADER
@@ -117,6 +119,12 @@ def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\
             "truncated": [False] * rows,
         }
         parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
+
+
+def words(page, after, before):
+    """The words of a page between two marks, without its markup."""
+    part = page[page.index(after) + len(after) :].partition(before)[0]
+    return " ".join(unescape(re.sub("<[^>]*>", " ", part)).split())
 
 
 RIGHT_BEFORE = set(range(94))

@@ -73,7 +73,7 @@ BAD = {
         "--model would be ignored by --run",
     ),
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
-    "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' contains no config.yaml"),
+    "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a run that has finished"),
     "a recipe whose name is misspelt": (
         ["train", "demo_cp"],
         "config='demo_cp' is not known: did you mean 'demo_cpu'?",

@@ -17,6 +17,7 @@ from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 
+Names = tuple[str, str | None]  # a model and its adapter
 PLAIN = "plain"  # the question without a template, as a chat message if the model has a chat template
 
 
@@ -39,13 +40,13 @@ class Asked:
     def __init__(
         self, target: str, only: str | None = None, template: str | None = None, max_new_tokens: int | None = None
     ) -> None:
-        base, trained, template_of_run, longest = _read(target)
+        models, template_of_run, longest = _read(target)
         named = template_of_run if template is None else template
         self.template, self.prompt_of = str(named), None if named == PLAIN else as_template(named).prompt
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
-        if only is not None and trained is None:
+        if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
-        self.sides = _sides(base, trained, [only] if only else ["base", "trained"])
+        self.sides = _sides({only: models[only]} if only else models)
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
         """Return the answer of each side as a stream of pieces. Earlier turns are part of a chat's prompt."""
@@ -56,9 +57,17 @@ class Asked:
         tokenizer, weights = side.model.tokenizer, side.model.weights
         (ids,) = token_ids(tokenizer, [prompt])
         stops = stop_ids(tokenizer, weights.generation_config)
-        limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "temperature": temperature, "seed": seed}
+        generated = tokens(
+            weights,
+            ids,
+            stops,
+            adapter=side.adapter,
+            max_new_tokens=self.max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
         text = ""
-        for piece in pieces(tokenizer, tokens(weights, ids, stops, adapter=side.adapter, **limits)):
+        for piece in pieces(tokenizer, generated):
             text += piece
             yield piece
         # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.
@@ -82,32 +91,28 @@ class Asked:
             side.messages = []
 
 
-def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
-    """Return the base, the trained model with its adapter (None if there is one model), the template and the length."""
+def _read(target: str) -> tuple[dict[str, Names], str | Template, int]:
+    """Return the models, the template and the length."""
     refuse_missing_folder("target", target)
     if config := config_of(Path(target)):
-        read = of_run.read(target)
-        if read.tools:
-            reason = f"was trained to call {', '.join(read.tools['tools'])}, and a question here is one turn"
+        run = of_run.read(target)
+        if run.tools:
+            reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script of the user has no template in its config.yaml.
-        template = read.template if config.get("prompt_template") else PLAIN
-        return read.base, read.trained, template, read.max_new_tokens
+        return run.models, run.template if config.get("prompt_template") else PLAIN, run.max_new_tokens
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := base_of_adapter(target):
-        return base, (base, target), PLAIN, 512
-    return target, None, PLAIN, 512
+        return {"base": (base, None), "trained": (base, target)}, PLAIN, 512
+    return {"model": (target, None)}, PLAIN, 512
 
 
-def _sides(base: str, trained: tuple[str, str | None] | None, names: list[str]) -> dict[str, Side]:
-    """Load the named sides. An adapter's base is the same weights without the adapter, and is loaded once."""
-    if trained is None:
-        return {"model": Side(_loaded(base), adapter=True)}
-    model, adapter = trained
-    if adapter is None:
-        return {name: Side(_loaded({"base": base, "trained": model}[name]), adapter=True) for name in names}
-    both = _loaded(model, adapter)
-    return {name: Side(both, adapter=name == "trained") for name in names}
+def _sides(models: dict[str, Names]) -> dict[str, Side]:
+    """Load the models. An adapter's base is the same weights without the adapter, and is loaded once."""
+    if len(models) == 2 and models["trained"][1] is not None:
+        both = _loaded(*models["trained"])
+        return {name: Side(both, adapter=name == "trained") for name in models}
+    return {name: Side(_loaded(*names), adapter=True) for name, names in models.items()}
 
 
 def _loaded(name: str, adapter: str | None = None) -> Model:

@@ -67,11 +67,9 @@ class Backend:
 
     def __post_init__(self) -> None:
         one_of("backend", self.name, BACKENDS)
-        if self.name == "vllm-server" and self.server is None:
-            raise ConfigError("server", None, "is needed by backend=vllm-server", "give its URL, http://127.0.0.1:8000")
-        if self.name != "vllm-server" and self.server is not None:
-            remedy = "add --backend vllm-server"
-            raise ConfigError("server", self.server, f"would be ignored by backend={self.name}", remedy)
+        if (self.name == "vllm-server") != (self.server is not None):
+            reason = f"does not go with backend={self.name}"
+            raise ConfigError("server", self.server, reason, "give --backend vllm-server and its URL, or neither")
 
 
 class Model:
@@ -81,6 +79,7 @@ class Model:
     """
 
     at_once = 1  # the least completions in a batch
+    together = 1  # the processes that compute the same completions together
 
     def __init__(
         self, model: Any, adapter: str | None = None, backend: Backend = Backend(), tokenizer: Any = None
@@ -94,9 +93,7 @@ class Model:
             self.weights, self.tokenizer = model, tokenizer
         if backend.name == "vllm":
             self.executable = executable()
-        # On a server an adapter may have a name that is not a folder.
-        on_server = backend.name == "vllm-server" and adapter is not None and not Path(adapter).exists()
-        if adapter is not None and not on_server and not (Path(adapter) / "adapter_config.json").exists():
+        if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 
     def __enter__(self) -> "Model":
@@ -122,8 +119,8 @@ class Model:
         base = client.models()[0]
         if base not in (self.name, model_path(self.name)):
             raise ConfigError("model", self.name, f"is not what the server has, {base!r}", f"give --model {base}")
-        if self.adapter is None or not Path(self.adapter).is_dir():
-            return client, self.adapter or base
+        if self.adapter is None:
+            return client, base
         # vLLM's prefix cache keys an adapter by its name, so that other weights need another name.
         name = f"evaluated-{weights_hash(self.adapter)}"
         # vLLM refuses to load a name twice, and an earlier evaluation leaves its adapter on the server.
@@ -140,9 +137,15 @@ class Model:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
         # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
-        options: dict[str, Any] = {"port": port, "lora_rank": rank, "fixed": True, "extra": extra}
         server.make_key()
-        command = server.command(loaded(self.name, model_path), executable=self.executable, **options)
+        command = server.command(
+            loaded(self.name, model_path),
+            port=port,
+            lora_rank=rank,
+            fixed=True,
+            extra=extra,
+            executable=self.executable,
+        )
         environment = {**os.environ, **server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
         process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
@@ -156,11 +159,9 @@ class Model:
     def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
         """Return what ``call`` returns for the rows of each rank. Every rank calls this, and gets the whole list."""
         state = PartialState()
-        return self.share(rows, call, state.process_index, state.num_processes)
-
-    def share(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any], number: int, shares: int) -> list[Any]:
-        """Share ``number`` has the rows r, r + n, r + 2n, ..., or the first row if there are fewer rows than shares."""
-        # A share without rows would not take part in the gathering, and the other ranks would wait.
+        number, shares = state.process_index // self.together, state.num_processes // self.together
+        # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
+        # gathering, and the other ranks would wait.
         return gather_object([call(rows[number::shares] or rows[:1])])
 
     def check(self, prompt: str | list[dict[str, str]]) -> None:
@@ -189,8 +190,9 @@ class Model:
             client, name = self.served
             stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config))
             return with_server(client, name, self.tokenizer, stops, sampling)
-        limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
-        return with_model(self.weights, self.tokenizer, **limits)
+        return with_model(
+            self.weights, self.tokenizer, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens
+        )
 
 
 def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
@@ -240,12 +242,8 @@ def load_weights(model: str, adapter: str | None) -> Any:
     if adapter is not None:
         from peft import PeftModel
 
-        try:
+        with naming({"model_name_or_path": "adapter"}), loading(adapter, f"weights for {model}"):
             weights = PeftModel.from_pretrained(weights, adapter)
-        except Exception as error:
-            # peft raises many kinds for a folder that it cannot use.
-            message = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError("adapter", adapter, f"does not fit {model}", message) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 

@@ -10,17 +10,19 @@ Does not evaluate, and does not draw: `evaluate` writes the results, and report/
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import UserError
-from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
+from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
 from grpo_math.reading import read_json
-from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
+from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
 Row = dict[str, Any]
 
 FORMAT = 1  # of a results file
+
+OF_EACH = ("model", "adapter", ACCURACY, "ci95", ACCURACY_IN_FORMAT, "categories")  # in a comparison
 
 # The settings that two results must share, besides the problems, and the remedy if they differ.
 SAME = {
@@ -39,16 +41,6 @@ class ResultsError(UserError, ValueError):
     """Results files that cannot be read, or that cannot be compared with each other."""
 
 
-class Change(NamedTuple):
-    """A problem whose verdict differs between two runs."""
-
-    id: Any
-    problem: str
-    gold: str
-    before: str
-    after: str
-
-
 def read_results(path: str | Path) -> Results:
     """Return the results in a file that `evaluate` wrote; ``results`` is the file's path. Raises `UserError`."""
     results = read_json(path)
@@ -63,7 +55,7 @@ def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> Pa
     return paired_bootstrap([_score(old, right) for old, _ in both], [_score(new, right) for _, new in both])
 
 
-def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
+def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[dict[str, Any]]:
     """Return the first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
 
     With several samples, these are the problems that are right more often, each with a completion that was wrong before
@@ -75,7 +67,8 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
             # Both exist: if the share of right answers rose, one was wrong before and one is right after.
             was = next(row for row in old if (row["category"] in RIGHT) == lost)
             now = next(row for row in new if (row["category"] in RIGHT) != lost)
-            changes.append(Change(was["id"], now["problem"], now["gold"], was["completion"], now["completion"]))
+            problem = {name: now[name] for name in ("id", "problem", "gold")}
+            changes.append({**problem, "before": was["completion"], "after": now["completion"]})
     return changes[:limit]
 
 
@@ -90,8 +83,8 @@ def comparison(before: Results, after: Results, examples: int | None = 3) -> dic
     in_format = compare(before, after, IN_FORMAT)
     return {
         "n": paired.n,
-        "before": _side(before, 0, before, after),
-        "after": _side(after, 1, before, after),
+        "before": {name: before.get(name) for name in OF_EACH},
+        "after": {name: after.get(name) for name in OF_EACH},
         "difference": paired.difference,
         "ci95": [paired.lo, paired.hi],
         "difference_in_format": in_format.difference,
@@ -100,40 +93,35 @@ def comparison(before: Results, after: Results, examples: int | None = 3) -> dic
         "lost": paired.lost,
         "test": "sign" if several else "mcnemar",
         "p": mcnemar(paired.gained, paired.lost),
-        "improvements": [change._asdict() for change in changed(before, after, examples)],
-        "regressions": [change._asdict() for change in changed(before, after, examples, lost=True)],
+        "improvements": changed(before, after, examples),
+        "regressions": changed(before, after, examples, lost=True),
     }
 
 
-def _side(results: Results, which: int, before: Results, after: Results) -> dict[str, Any]:
-    means = [_score(pair[which]) for pair in _by_problem(before, after)]
-    return {
-        "model": results.get("model"),
-        "adapter": results.get("adapter"),
-        "accuracy": share(results),
-        "ci95": list(wilson_of_means(means, len(results["rows"]))),
-        "accuracy_in_format": share(results, IN_FORMAT),
-        "categories": {name: count(results, name) for name in CATEGORIES},
-    }
+def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
+    """Return the rows of each problem, before and after, in the same order of samples.
 
-
-def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
-    """Pair the rows of the same problem and sample. Raises `ResultsError` that names what differs."""
+    Raises `ResultsError` that names what differs.
+    """
     for name, remedy in SAME.items():
         was, now = (_shared(results, name) for results in (before, after))
         if was != now:
             raise ResultsError(f"{name} differs (before {was!r}, after {now!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
-    if alone := sorted(old.keys() ^ new.keys(), key=str):
+    if alone := sorted(old.keys() ^ new.keys()):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
         raise ResultsError(
             f"the problems differ ({counts}): evaluate both on the same data, n and seed to compare them"
         )
+    problems: dict[str, tuple[list[Row], list[Row]]] = {}
     for key, row in old.items():
         for name in ("problem", "gold"):
             if row.get(name) != new[key].get(name):
                 raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
-    return [(row, new[key]) for key, row in old.items()]
+        both = problems.setdefault(key[0], ([], []))
+        both[0].append(row)
+        both[1].append(new[key])
+    return list(problems.values())
 
 
 def _shared(results: Results, name: str) -> Any:
@@ -142,22 +130,5 @@ def _shared(results: Results, name: str) -> Any:
     return "vllm" if value == "vllm-server" else value
 
 
-def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
-    problems: dict[str, tuple[list[Row], list[Row]]] = {}
-    for old, new in pairs(before, after):
-        both = problems.setdefault(str(old["id"]), ([], []))
-        both[0].append(old)
-        both[1].append(new)
-    return list(problems.values())
-
-
 def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:
     return fmean(row["category"] in right for row in rows)
-
-
-def count(results: Results, *categories: str) -> int:
-    return sum(row["category"] in categories for row in results["rows"])
-
-
-def share(results: Results, categories: Sequence[str] = RIGHT) -> float:
-    return count(results, *categories) / len(results["rows"])

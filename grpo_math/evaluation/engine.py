@@ -31,14 +31,13 @@ class Engine(Model):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
-        self.backend, self.generation, self.accelerator = Backend("vllm"), trainer.vllm_generation, trainer.accelerator
+        self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
 
     def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
         if self.generation.mode == "server":
             return [on_main(lambda: call(rows))]
-        # The processes of a tensor-parallel group compute the same completions together.
-        size = self.generation.tensor_parallel_size
-        return self.share(rows, call, self.accelerator.process_index // size, self.accelerator.num_processes // size)
+        self.together = self.generation.tensor_parallel_size
+        return super().on_ranks(rows, call)
 
     def generator(self, sampling: Sampling) -> Generate:
         stops = stop_ids(self.tokenizer, self.weights.generation_config)
@@ -54,15 +53,28 @@ class Engine(Model):
         return generate
 
     def _with_adapter(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
-        settings: Any = {"temperature": sampling.temperature, "logprobs": False, "extra": {"stop_token_ids": stops}}
-        sample = self.generation.sampling(prompts, seed, sampling.max_new_tokens, **settings)
+        sample = self.generation.sampling(
+            prompts,
+            seed,
+            sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            logprobs=False,
+            extra={"stop_token_ids": stops},
+        )
         return [completion.tokens for completion in sample()]
 
     def _colocated(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
         from vllm import SamplingParams
 
-        settings = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stops}
-        params = [SamplingParams(seed=batch_seed(seed, i), **settings) for i in range(len(prompts))]
+        params = [
+            SamplingParams(
+                seed=batch_seed(seed, i),
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_new_tokens,
+                stop_token_ids=stops,
+            )
+            for i in range(len(prompts))
+        ]
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():

@@ -19,13 +19,12 @@ from grpo_math.run.files import replace_text
 Line = dict[str, Any]
 
 
-def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[Line]:
+def resume(path: Path, conditions: Mapping[str, Any], field: str) -> list[Line]:
     """Return the complete lines after the first, and remove an incomplete last line. A new file gets its first line.
 
     Raises `Unreadable` if the file is not a journal, and `ConfigError` for the setting ``field`` if it has other
     ``conditions``.
     """
-    path = Path(path)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps({"measured": dict(conditions)}, ensure_ascii=False) + "\n")
@@ -46,7 +45,7 @@ def resume(path: str | Path, conditions: Mapping[str, Any], field: str) -> list[
     return lines
 
 
-def append(path: str | Path, lines: Iterable[Line]) -> None:
+def append(path: Path, lines: Iterable[Line]) -> None:
     """Add the lines in one write, so that a killed process can cut only the last line."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     with open(path, "a", encoding="utf-8") as file:

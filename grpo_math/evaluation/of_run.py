@@ -18,19 +18,13 @@ TOOLS = ("tools", "python", "max_tool_calling_iterations")
 
 
 class OfRun(NamedTuple):
-    """The models and settings of a run. ``trained`` is a model and its adapter; ``folder`` is for the results files."""
+    """The models and settings of a run. ``folder`` is for the results files."""
 
-    base: str
-    trained: tuple[str, str | None]
+    models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
     template: Template
     max_new_tokens: int
     folder: Path
     tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
-
-    def models(self) -> dict[str, tuple[str, str | None, str]]:
-        """Return model, adapter and results file of each side."""
-        sides = {"base": (self.base, None), "trained": self.trained}
-        return {name: (*side, str(self.folder / f"{name}.json")) for name, side in sides.items()}
 
 
 def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> OfRun:
@@ -51,11 +45,14 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
-    tools = {name: config[name] for name in TOOLS if config.get(name)}
     default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
-    folder = run / default if output is None else Path(output)
-    longest = config.get("max_completion_length") or 512
-    return OfRun(base, trained, template_of(config), longest, folder, tools)
+    return OfRun(
+        models={"base": (base, None), "trained": trained},
+        template=template_of(config),
+        max_new_tokens=config.get("max_completion_length") or 512,
+        folder=run / default if output is None else Path(output),
+        tools={name: config[name] for name in TOOLS if config.get(name)},
+    )
 
 
 def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -56,24 +56,21 @@ def evaluate(
     rows = rows_of(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
-        options: dict[str, Any] = {"tools": box, "grade_timeout": grade_timeout or 5.0}
         where = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(opened, rows, Sampling(**sampling), where, **options)
+            return results.evaluate(
+                opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout or 5.0
+            )
     trainer = model
-    longest = getattr(trainer, "max_completion_length", None) or 512
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    drawn = Sampling(**{"max_new_tokens": longest, **sampling})
+    drawn = Sampling(**{"max_new_tokens": trainer.max_completion_length or 512, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
     evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
-    adapter_dir = run_dir / "adapter"
-    if name == "after.json":
-        evaluated["adapter"] = str(adapter_dir) if (adapter_dir / "adapter_config.json").exists() else None
     if trainer.accelerator.is_main_process:
         write_json(run_dir / name, evaluated)
         for callback in trainer.callback_handler.callbacks:
@@ -94,21 +91,21 @@ def over_ranks(
 ) -> Results:
     """Return the results over all ranks, on every rank, by the program that samples in training."""
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
-    options: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout}
     with engine_of(trainer, tools) as model:
         sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
         parts = model.on_ranks(
-            rows, lambda local_rows: results.evaluate(model, local_rows, sampling, output, **options)
+            rows,
+            lambda local_rows: results.evaluate(
+                model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout
+            ),
         )
-    evaluated = parts[0]
-    if len(parts) > 1:
-        # All processes of a tensor-parallel group return the same records.
-        # If there are fewer rows than ranks, several ranks evaluate the first row: it counts once.
-        all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
-        evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
-        # A rank has summed up and hashed its own rows only.
-        evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))
-    return evaluated
+    # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
+    # evaluate the first row: each counts once.
+    all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
+    records = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
+    # A rank has summed up and hashed its own rows only.
+    totals = {**summary(records, sampling.samples), "problems_hash": problems_hash(rows)}
+    return {**parts[0], **totals, "rows": records}
 
 
 def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
@@ -121,9 +118,9 @@ def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
     for number, row in enumerate(problems):
         gold, prompt = gold_of(row), row.get("prompt")
         if gold is None or not prompt:
-            lacks, remedy = (f"no gold ({GOLDS})", f"a column {GOLDS}") if prompt else ("no prompt", "a column prompt")
-            reason = f"is a row with {lacks}; its columns: {', '.join(row)}"
-            raise ConfigError("problems", f"row {number}", reason, f"give each row {remedy}, as load_problems does")
+            reason = f"has no {'gold answer' if prompt else 'prompt'}; its columns: {', '.join(row)}"
+            remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
+            raise ConfigError("problems", f"row {number}", reason, remedy)
         made = {"id": f"row/{number}", "problem": text_of(prompt, "user")}
         rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
     return rows

@@ -52,14 +52,11 @@ class Output:
     progress: bool = True
 
 
-GREEDY, NO_FILE = Sampling(), Output()
-
-
 def evaluate(
     model: Model,
     rows: Sequence[Row],
-    sampling: Sampling = GREEDY,
-    output: Output = NO_FILE,
+    sampling: Sampling,
+    output: Output,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
@@ -98,8 +95,9 @@ def evaluate(
         if model.named:
             known = _known(file, settings)
     journal_file = answers_file(file) if file and model.named else None
-    options: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout, "progress": output.progress}
-    records = _answer(model, rows, sampling, known, journal_file, **options)
+    records = _answer(
+        model, rows, sampling, known, journal_file, tools=tools, grade_timeout=grade_timeout, progress=output.progress
+    )
     results = {
         "format": FORMAT,
         **settings,
@@ -150,8 +148,9 @@ def _answer(
     generate = model.generator(sampling)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
-    done = len(records) // samples
-    with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=not progress) as bar:
+    with Bar(
+        total=len(rows), initial=len(records) // samples, desc="evaluating", unit="problem", disable=not progress
+    ) as bar:
         for number, batch in missing:
             completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
             grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
@@ -174,7 +173,7 @@ def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
     # A model in memory has no files to check, and a training run has checked its tools.
     if not model.named:
         return
-    if tools and tools.limits:
+    if tools and "python" in tools.stated:
         require_layers()
     model.check(rows[0]["prompt"])
 

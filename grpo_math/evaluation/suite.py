@@ -66,7 +66,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     if len(results) > 1:
         mean = fmean(result["accuracy"] for result in results.values())
         rows.append([f"mean of {len(results)}", "", "", f"{mean:.1%}", "", "", ""])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def table_of_pairs(
@@ -79,10 +79,11 @@ def table_of_pairs(
         low, high = pair["ci95"]
         moved = [f"{100 * pair['difference']:+.1f} points", f"[{100 * low:+.1f}, {100 * high:+.1f}]"]
         rows.append([name, str(pair["n"]), str(before[name]["samples"]), *shares, *moved])
-    return _aligned(rows)
+    return aligned(rows)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for the terminal: the first column begins on the left, the others end on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = max(widths[0], 12)
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

@@ -16,7 +16,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
 from grpo_math.rewards.columns import text_of
-from grpo_math.tools import PythonLimits, limits_of, read_limits, read_tools
+from grpo_math.tools import limits_of, read_limits, read_tools
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Toolbox:
     functions: Sequence[Tool]
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
-    limits: PythonLimits | None = None  # the limits of the Python tool
 
     def conversation(self, tokenizer: Any) -> Conversation:
         return Conversation(tokenizer, self.functions, self.rounds)
@@ -56,10 +55,9 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:
     stated: dict[str, Any] = {"names": [tool.__name__ for tool in functions], "max_tool_calling_iterations": rounds}
-    limits = next(filter(None, map(limits_of, functions)), None)
-    if limits:
+    for limits in filter(None, map(limits_of, functions)):
         stated["python"] = asdict(limits)
-    return Toolbox(functions, rounds, stated, limits)
+    return Toolbox(functions, rounds, stated)
 
 
 def conversing(generate: Generate, conversation: Conversation, longest: int, context: int | None) -> Generate:

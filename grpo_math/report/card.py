@@ -5,8 +5,9 @@ card.md is the template; all values come from the run directory. The same run al
 Does not write to the network, and does not show text that a model wrote.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from yaml import YAMLError
 
@@ -40,21 +41,19 @@ RESULTS = {
 QUESTION = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
-class Base(NamedTuple):
-    """The model that was trained. ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path,
-    ``card_data`` its licence and its own base, from the metadata of its card."""
-
-    hub: str | None
-    folder: str
-    revision: str
-    card_data: dict[str, Any]
+Base = Mapping[str, Any]
 
 
 def base_of(run: Run, stated: str | None = None, api: Any = None) -> Base:
-    """Return the base of a run. ``stated`` is its name on the Hub, if the run names a folder."""
+    """Return the model that was trained. ``stated`` is its name on the Hub, if the run names a folder.
+
+    ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
+    its own base, from the metadata of its card.
+    """
     name = str(run.config.get("model_name_or_path") or "unknown")
     hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
-    return Base(hub, Path(name).name, revision, _card_data(name, hub, revision, api))
+    card_data = _card_data(name, hub, revision, api)
+    return {"hub": hub, "folder": Path(name).name, "revision": revision, "card_data": card_data}
 
 
 def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str, Any]:
@@ -130,8 +129,8 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
         )
         results.append(result)
     data = ModelCardData(
-        base_model=base.hub,
-        base_model_relation=("adapter" if lora else "finetune") if base.hub else None,
+        base_model=base["hub"],
+        base_model_relation=("adapter" if lora else "finetune") if base["hub"] else None,
         datasets=sorted({name for name in map(hub_id, (dataset, evaluated)) if name}) or None,
         eval_results=results or None,
         library_name="peft" if lora else "transformers",
@@ -140,7 +139,7 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
         pipeline_tag="text-generation",
         tags=["grpo", "math", "reinforcement-learning", "trl", "grpo_math", *(["lora"] if lora else [])],
         # The base's own base_model would replace the base of this run.
-        **{key: value for key, value in base.card_data.items() if key != "base_model"},
+        **{key: value for key, value in base["card_data"].items() if key != "base_model"},
     )
     return data.to_yaml()
 

@@ -51,9 +51,20 @@ def run(args: argparse.Namespace) -> Answer | int:
 
 
 def answer(streams: Streams) -> None:
-    """Print the answer of each model as it comes."""
-    for piece in shown(streams):
-        print(piece, end="", flush=True)
+    """Print the answer of each model as it comes.
+
+    >>> answer({"base": iter(["It is ", "54."]), "trained": iter(["#### 55"])})
+    base:
+    It is 54.
+    trained:
+    #### 55
+    """
+    for name, pieces in streams.items():
+        if len(streams) > 1:
+            print(f"{name}:")
+        for piece in pieces:
+            print(escaped(piece, keep="\n\t"), end="", flush=True)
+        print()
 
 
 def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
@@ -73,17 +84,3 @@ def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
                 answer(ask(question))
             except KeyboardInterrupt:
                 print("\n(cut)")
-
-
-def shown(streams: Streams) -> Iterator[str]:
-    """Yield what to print, piece by piece.
-
-    >>> "".join(shown({"base": iter(["It is ", "54."]), "trained": iter(["#### 55"])}))
-    'base:\\nIt is 54.\\ntrained:\\n#### 55\\n'
-    """
-    for name, stream in streams.items():
-        if len(streams) > 1:
-            yield f"{name}:\n"
-        for piece in stream:
-            yield escaped(piece, keep="\n\t")
-        yield "\n"

@@ -6,8 +6,7 @@ Does not generate, grade or compare: evaluation/ does.
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,50 +92,52 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
             raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
-    # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
-    problems = {name: _problems(args, name, run) for name in names}
-    from grpo_math.evaluation.backends import Backend, Model
-    from grpo_math.evaluation.results import evaluate
-
-    backend = Backend(args.backend, args.server)
-    models = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
-    sides: dict[str, dict[str, Results]] = {side: {} for side in models}
-    for side, (model, adapter, path) in models.items():
-        # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend) as opened:
-            for name, (rows, sampling, output, tools) in problems.items():
-                file = Path(path)
-                # A run names its results files base.json and trained.json: each set needs its own folder.
-                if run and len(names) > 1:
-                    file = file.parent / folder_of(name) / file.name
-                output = replace(output, path=str(file))
-                sides[side][name] = evaluate(opened, rows, sampling, output, tools=tools)
-    return sides
-
-
-def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any, Any, Any, Any]:
-    """Return the problems of a data set, and its sampling, output and tools, as `evaluate` takes them."""
-    template = args.template or (run.template if run else None)
-    how = suite.asked(name, template, args.samples, args.temperature)
-    only = {"limit": args.n, "seed": args.seed, "columns": args.columns, "skip_bad_rows": args.skip_bad_rows}
-    rows = load_problems(name, args.split, template=how.template, **only)
-    if run and (n := of_run.trained_on(args.run, rows)):
-        message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
-        print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
-    overlap = contamination.against(rows, args.contamination) if args.contamination else None
     tools = dict(run.tools) if run else {}
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
-    names = tools.get("tools", ())
-    prompts.refuse_without_call(str(how.template), names)
-    from grpo_math.evaluation.backends import Sampling
-    from grpo_math.evaluation.results import Output
+    # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
+    problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
+    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
+    from grpo_math.evaluation.backends import Backend, Model, Sampling
+    from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
-    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
-    sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
-    output = Output(extra={"data": name, "split": args.split}, contamination=overlap)
-    return rows, sampling, output, toolbox(names, tools.get("python"), tools.get("max_tool_calling_iterations"))
+    box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
+    backend = Backend(args.backend, args.server)
+    models = run.models if run else {"": (args.model, args.adapter)}
+    sides: dict[str, dict[str, Results]] = {side: {} for side in models}
+    for side, (model, adapter) in models.items():
+        # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
+        with Model(model, adapter, backend) as opened:
+            for name, (rows, how, overlap) in problems.items():
+                sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
+                path = Path(args.output or "evaluations")
+                if run:
+                    # The files of a run have the same names for each set, so that each set needs its own folder.
+                    path = run.folder / (folder_of(name) if len(names) > 1 else "") / f"{side}.json"
+                output = Output(path, {"data": name, "split": args.split}, overlap)
+                sides[side][name] = evaluate(opened, rows, sampling, output, tools=box)
+    return sides
+
+
+def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Sequence[str]) -> tuple[Any, Any, Any]:
+    """Return the problems of a data set, its sampling, and its overlap with a training set."""
+    template = args.template or (run.template if run else None)
+    how = suite.asked(name, template, args.samples, args.temperature)
+    rows = load_problems(
+        name,
+        args.split,
+        template=how.template,
+        limit=args.n,
+        seed=args.seed,
+        columns=args.columns,
+        skip_bad_rows=args.skip_bad_rows,
+    )
+    if run and (n := of_run.trained_on(args.run, rows)):
+        message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
+        print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
+    prompts.refuse_without_call(str(how.template), tools)
+    return rows, how, contamination.against(rows, args.contamination) if args.contamination else None
 
 
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:

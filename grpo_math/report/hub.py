@@ -58,12 +58,15 @@ def push(
     >>> push("runs/nowhere", "ada/sums")
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: run_dir='runs/nowhere' contains no config.yaml: give the run directory ...
+    grpo_math.errors.ConfigError: run_dir='runs/nowhere' is not a run that has finished: give the run directory ...
     """
     run_dir = Path(run_dir)
     name = repo_id or run_dir.resolve().name
     check_repo_id("repo_id", name)
-    _refuse_unfinished(run_dir)
+    # Until a run has finished, its weights may be those of an earlier, shorter run.
+    if not (run_dir / FINISHED).exists():
+        remedy = "give the run directory of a training; if it was stopped, start it again to resume it"
+        raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", remedy)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     import huggingface_hub
@@ -101,16 +104,6 @@ def push_finished(
         raise PushError(message) from None
 
 
-def _refuse_unfinished(run_dir: Path) -> None:
-    # Until a run has finished, its weights may be those of an earlier, shorter run.
-    for name, reason, remedy in (
-        ("config.yaml", "contains no config.yaml", "give the run directory of a training"),
-        (FINISHED, "has not finished", "start the training again to resume it; then push"),
-    ):
-        if not (run_dir / name).exists():
-            raise ConfigError("run_dir", str(run_dir), reason, remedy)
-
-
 def contents(
     run_dir: Path, repo_id: str, checkpoint: str | None = None, base_model: str | None = None, api: Any = None
 ) -> dict[str, Path | bytes]:
@@ -133,7 +126,7 @@ def contents(
     if kind == "adapter":
         # peft writes the base's folder on this machine into the configuration.
         config = read_json(weights / "adapter_config.json")
-        config["base_model_name_or_path"] = base.hub or base.folder
+        config["base_model_name_or_path"] = base["hub"] or base["folder"]
         files["adapter_config.json"] = json.dumps(config, indent=2, sort_keys=True).encode()
     files["README.md"] = model_card(run, repo_id, base, kind).encode()
     return files

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Write the merged model, in bfloat16, with its tokenizer."""
-    base, adapter = of_run.read(args.run_dir, checkpoint=args.checkpoint).trained
+    base, adapter = of_run.read(args.run_dir, checkpoint=args.checkpoint).models["trained"]
     if adapter is None:
         reason = "has nothing to merge: all weights were trained"
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")

@@ -37,6 +37,29 @@ CSS_COLOURS = {
 }
 COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
+STYLE = {
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "axes.labelsize": 10,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.labelcolor": MUTED,
+    **{f"{axis}tick.color": MUTED for axis in "xy"},
+    **{f"{axis}tick.labelsize": 9.5 for axis in "xy"},
+    **{f"{axis}tick.major.size": 0 for axis in "xy"},
+    **{f"{axis}tick.major.pad": 5 for axis in "xy"},
+}
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
 MOST_TITLES = 200  # points of a curve that show their step and value to the pointer
 SMOOTHED = 20  # fewest points for which a moving average is drawn
@@ -145,7 +168,7 @@ def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
             axes.plot(line.steps, line.values, color=colour, linewidth=0.8, alpha=0.35)
         drawn = smoothed(line.values) if smooth else line.values
         marker = "o" if few and not smooth else ""
-        axes.plot(line.steps, drawn, color=colour, linewidth=1.8, marker=marker, markersize=4, label=line.label)
+        axes.plot(line.steps, drawn, color=colour, marker=marker, label=line.label)
         if smooth:
             axes.set_xlabel("optimizer step; thick: moving average")
 
@@ -156,16 +179,10 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
     axes.set_xlabel("optimizer step")
     _draw_lines(axes, lines)
     # The legend is between title and plot, where it covers nothing.
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, ncols=3, fontsize=9.5, labelcolor=MUTED)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     rows = -(-len(lines) // 3)
-    axes.set_title(plot.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10 + 16 * rows)
+    axes.set_title(plot.title, pad=10 + 16 * rows)
     axes.set_ylabel(plot.unit)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(fontsize=10, color=MUTED)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
     # The axis starts at zero, or a small change would look like a large one.
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
@@ -177,13 +194,15 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
 
 def _figure(drawn: Sequence[tuple[Plot, Sequence[Curve]]], size: tuple[float, float], dpi: int) -> Figure:
     """Return the plots as one figure, two in a row."""
+    import matplotlib
     from matplotlib.figure import Figure
 
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=dpi, layout="constrained")
-    for position, (plot, lines) in enumerate(drawn, start=1):
-        _draw(figure.add_subplot(rows, columns, position), plot, lines)
+    with matplotlib.rc_context(STYLE):
+        for position, (plot, lines) in enumerate(drawn, start=1):
+            _draw(figure.add_subplot(rows, columns, position), plot, lines)
     return figure
 
 

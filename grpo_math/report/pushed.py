@@ -19,6 +19,12 @@ def run(args: argparse.Namespace) -> Answer:
     """Push the run."""
     from grpo_math.report.hub import push
 
-    settings = {name: getattr(args, name) for name in ("repo_id", "base_model", "revision", "checkpoint")}
-    pushed = push(args.run_dir, private=args.private or None, **settings)
+    pushed = push(
+        args.run_dir,
+        args.repo_id,
+        private=args.private or None,
+        base_model=args.base_model,
+        revision=args.revision,
+        checkpoint=args.checkpoint,
+    )
     return Answer(pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")

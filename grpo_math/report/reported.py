@@ -22,8 +22,8 @@ def run(args: Namespace) -> Answer:
         from grpo_math.report.several import report_several
 
         compared = report_several(args.run_dir, args.output)
-        print_notes(compared.notes)
-        return Answer({**compared._asdict(), "html": str(compared.html)}, f"report   {compared.html}")
+        print_notes(compared["notes"])
+        return Answer(compared, f"report   {compared['html']}")
     if args.output:
         raise UserError("--output would be ignored with one run: leave it out")
     from grpo_math.report import report

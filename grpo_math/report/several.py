@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import ResultsError, compare
@@ -29,17 +29,11 @@ FIGURES = ("accuracy", "accuracy_in_format", "ci95", "n")  # of an evaluation
 APART = ("output_dir", "logging_dir", "run_name", "command", "stated", "hub_model_id", "versions", "hardware")
 
 
-class Compared(NamedTuple):
-    """The page of `report_several`, the figures of each run as in the table, and the settings that differ, by name."""
+def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> dict[str, Any]:
+    """Write one page on several runs: ``output``, or comparison.html in the folder that contains all of them.
 
-    html: Path
-    runs: list[dict[str, Any]]
-    settings: dict[str, list[str | None]]
-    notes: list[str]
-
-
-def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Compared:
-    """Write one page on several runs: ``output``, or comparison.html in the folder that contains all of them."""
+    Return its path as ``html``, the figures of each run as in the table, the settings that differ, and the notes.
+    """
     if len(run_dirs) > len(COLOURS):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", f"give at most {len(COLOURS)}")
     runs = [read_run(name) for name in run_dirs]
@@ -58,7 +52,7 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
         first=len(CURVES),
     )
     replace_text(target, text)
-    return Compared(target, rows, settings, notes)
+    return {"html": str(target), "runs": rows, "settings": settings, "notes": notes}
 
 
 def _row(run: Run, first: Run) -> dict[str, Any]:

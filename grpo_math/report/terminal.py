@@ -6,15 +6,13 @@ Does not compare: evaluation/compare.py does.
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_math.evaluation.suite import aligned
 from grpo_math.run.metrics import CATEGORIES
 
 
 def terminal_table(comparison: Mapping[str, Any]) -> str:
     """Return the table that ends a run: before, after, and the difference with its 95% paired interval."""
-    lines = table(comparison)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
-    return "\n".join([*text, moved(comparison)])
+    return f"{aligned(table(comparison))}\n{moved(comparison)}"
 
 
 def table(comparison: Mapping[str, Any]) -> list[list[str]]:

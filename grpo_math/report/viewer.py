@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
@@ -23,44 +23,28 @@ APART = ("step", "group", "prompt", "completion", "problem_id", "gold", "verdict
 Row = Mapping[str, Any]
 
 
-class Side(NamedTuple):
-    """A completion. ``turns`` are (kind, text) with the kind said, code or output, or "" for a single turn."""
-
-    label: str
-    badge: str
-    facts: dict[str, Any]
-    note: str
-    turns: list[tuple[str, str]]
-
-
-class Item(NamedTuple):
-    """A problem with its completions. ``fields`` are the values for the filters, ``keys`` for sorting."""
-
-    title: dict[str, Any]
-    question: str
-    prompt: str
-    sides: list[Side]
-    fields: dict[str, list[str]]
-    keys: dict[str, Any]
-
-
 class Source(NamedTuple):
-    """Rows of one kind. ``labels`` are words for values of the fields."""
+    """Rows of one kind, and the words for values of their fields.
+
+    A row is a problem: its ``title``, ``question``, whole ``prompt`` and ``completions``, the values for the filters
+    (``fields``) and for sorting (``keys``). A completion has a ``label``, ``badge``, ``facts`` and ``note``, and its
+    ``turns``: (kind, text) with the kind said, code or output, or "" for a single turn.
+    """
 
     name: str
-    rows: list[Item]
+    rows: list[dict[str, Any]]
     labels: dict[str, str]
 
 
 def sources(run: Run) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
-    known = [Source("Held-out problems", _heldout(run), CATEGORIES)]
+    heldout = Source("Held-out problems", _heldout(run), CATEGORIES)
     # groupby joins neighbours only. A group's completions are neighbours, because TRL's sampler repeats each prompt.
     groups = groupby(run.completions, key=itemgetter("step", "group"))
-    known.append(Source("Training completions", [_training(list(rows)) for _, rows in groups], {}))
+    training = Source("Training completions", [_training(list(rows)) for _, rows in groups], {})
     shown = []
-    for source in filter(lambda source: source.rows, known):
-        size = sum(len(text) for row in source.rows for side in row.sides for _, text in side.turns)
+    for source in filter(attrgetter("rows"), (heldout, training)):
+        size = sum(len(text) for row in source.rows for one in row["completions"] for _, text in one["turns"])
         stride = -(-size // MOST_TEXT) or 1
         if stride > 1:
             run.notes.append(f"{source.name}: one row in {stride} is shown; all rows are in the files")
@@ -68,7 +52,7 @@ def sources(run: Run) -> list[Source]:
     return shown
 
 
-def _heldout(run: Run) -> list[Item]:
+def _heldout(run: Run) -> list[dict[str, Any]]:
     """Return a row per problem and sample. Evaluations that are not comparable do not share rows."""
     problems: dict[Any, dict[str, Row]] = {}
     for name, results in run.sides.items():
@@ -82,19 +66,23 @@ def _heldout(run: Run) -> list[Item]:
         if len(sides) == 2:
             was, now = (int(side["category"] in RIGHT) for side in sides.values())
             fields = {"change": [CHANGES[was, now]], **fields}
-        keys = {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side}
-        completions = [_side(name, str(side["category"]), side) for name, side in sides.items()]
-        title = {"": row["id"], "gold": row.get("gold")}
-        items.append(Item(title, str(row.get("problem")), "", completions, fields, keys))
+        item = {
+            "title": {"": row["id"], "gold": row.get("gold")},
+            "question": str(row.get("problem")),
+            "completions": [_completion(name, str(side["category"]), side) for name, side in sides.items()],
+            "fields": fields,
+            "keys": {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side},
+        }
+        items.append(item)
     return items
 
 
-def _training(rows: list[Row]) -> Item:
+def _training(rows: list[Row]) -> dict[str, Any]:
     """Return the row of a group: a problem's completions in one step."""
     first, prompt = rows[0], rows[0]["prompt"]
     badges = [row["verdict"] or "" for row in rows]
-    sides = [
-        _side(f"completion {number}", badge, row)
+    completions = [
+        _completion(f"completion {number}", badge, row)
         for number, (badge, row) in enumerate(zip(badges, rows, strict=True), 1)
     ]
     title = {"step": first["step"], "problem": first["problem_id"], "gold": first["gold"]}
@@ -105,17 +93,28 @@ def _training(rows: list[Row]) -> Item:
         # A group without spread has no gradient.
         keys |= {"spread of rewards": pstdev(rewards), "mean reward": fmean(rewards)}
         title["rewards"] = f"{min(rewards):.3g} to {max(rewards):.3g}"
-    fields = {"step": [str(first["step"])], "verdict": badges, "note": [side.note for side in sides]}
+    notes = [completion["note"] for completion in completions]
     whole = "" if isinstance(prompt, str) else "\n\n".join(f"{m['role']}: {text_of([m], m['role'])}" for m in prompt)
-    return Item(title, text_of(prompt, "user"), whole, sides, fields, keys)
+    return {
+        "title": title,
+        "question": text_of(prompt, "user"),
+        "prompt": whole,
+        "completions": completions,
+        "fields": {"step": [str(first["step"])], "verdict": badges, "note": notes},
+        "keys": keys,
+    }
 
 
-def _side(label: str, badge: str, row: Row) -> Side:
+def _completion(label: str, badge: str, row: Row) -> dict[str, Any]:
     """Return a completion with the facts about it: the extracted answer, each reward, the length."""
-    turns = turns_of(row.get("turns") or row["completion"])
     text = text_of(row["completion"])
-    facts = {name: value for name, value in row.items() if name not in APART}
-    return Side(label, badge, facts, why(row, text), turns or [("", text)])
+    return {
+        "label": label,
+        "badge": badge,
+        "facts": {name: value for name, value in row.items() if name not in APART},
+        "note": why(row, text),
+        "turns": turns_of(row.get("turns") or row["completion"]) or [("", text)],
+    }
 
 
 def why(row: Row, text: str) -> str:
@@ -131,8 +130,6 @@ def why(row: Row, text: str) -> str:
     verdict = row.get("verdict")
     if verdict in ("crash", "bad_gold"):
         return "not graded, so it is left out of its group"
-    if verdict == "uncheckable":
-        return "the answer is too large, or takes too long to compute"
     if verdict == "correct":
         return "correct, but outside the format" if row.get("in_format") is False else ""
     if row.get("truncated"):
@@ -141,7 +138,7 @@ def why(row: Row, text: str) -> str:
     gold = re.escape(str(row.get("gold"))[:200])
     if verdict and re.search(rf"(?<![\d.]){gold}(?!\d)", text):
         return "contains the gold answer, but another was extracted"
-    return "no answer was found" if verdict == "no_answer" else ""
+    return ""
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:

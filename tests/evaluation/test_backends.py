@@ -1,45 +1,50 @@
-"""What a vLLM server is asked, how one is started, and what is refused before weights load."""
+"""What generates: transformers, a vLLM server, or the engine of a training; and what is refused before weights load."""
 
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
+import torch
+from datasets import Dataset
 from small_http import SmallHTTP, body_of, send
+from small_model import byte_tokenizer
+from small_runs import write_adapter_run
 
-from grpo_math import evaluate
+from grpo_math import MathGRPOConfig, evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends
+from grpo_math.evaluation import backends, engine
+from grpo_math.evaluation.backends import Model
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import batch_seed
 from grpo_math.problems.datasets import load_problems
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
-
-@pytest.fixture(scope="module")
-def rows():
-    return load_problems("generated:sums", "heldout", limit=3)
+TOKENIZER = byte_tokenizer()
+STOPS = [TOKENIZER.eos_token_id]
+SUMS = load_problems("generated:sums", "heldout", limit=3)
+ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
 
 @pytest.fixture
-def adapter(tmp_path):
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 12}))
-    (folder / "adapter_model.safetensors").write_bytes(b"1")
-    return str(folder)
+def adapter(small, tmp_path):
+    return write_adapter_run(tmp_path / "run", small) / "adapter"
 
 
-def reply(tokenizer, prompt: list[int], seed: int, sample: int, length: int) -> list[int]:
-    """A made-up model: it adds rightly, but one sample in three goes on until the limit."""
-    problem = tokenizer.decode(prompt).split("What is ")[-1].split("?")[0]
-    text = f"#### {eval(problem)}" if (seed + sample) % 3 else "and so on" * length
-    ids = tokenizer(text)["input_ids"][:length]
-    return ids if len(ids) == length else [*ids, tokenizer.eos_token_id]
+def reply(prompt: list[int], seed: int, length: int) -> list[int]:
+    """A made-up model: it adds rightly, but one seed in three goes on until the limit."""
+    problem = TOKENIZER.decode(prompt).split("What is ")[-1].split("?")[0]
+    return TOKENIZER.encode(f"#### {eval(problem)}<|im_end|>" if seed % 3 else "and so on" * length)[:length]
 
 
 class VLLM(SmallHTTP):
     """A server with vLLM's paths."""
 
-    def __init__(self, model, tokenizer):
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model):
+        self.model = model
         self.asked: list[tuple[str, dict]] = []
         super().__init__()
 
@@ -50,79 +55,178 @@ class VLLM(SmallHTTP):
         self.asked.append((request.path, body))
         if request.path == "/v1/unload_lora_adapter":
             return send(request, 404, b'{"error": {"message": "no such adapter"}}')
-        if request.path != "/v1/completions":
-            return send(request, 200, b"{}")
-        ids = [reply(self.tokenizer, body["prompt"][0], body["seed"], i, body["max_tokens"]) for i in range(body["n"])]
-        choices = [{"index": i, "token_ids": tokens} for i, tokens in enumerate(ids)]
-        return send(request, 200, json.dumps({"choices": choices}).encode())
+        ids = reply(body["prompt"][0], body["seed"], body["max_tokens"]) if "prompt" in body else []
+        return send(request, 200, json.dumps({"choices": [{"index": 0, "token_ids": ids}]}).encode())
 
 
 @pytest.fixture
-def server(tokenizer, smollm):
-    """The URL of a server, and the requests that it got."""
-    vllm = VLLM(smollm, tokenizer)
-    yield vllm.url, vllm.asked
-    vllm.stop()
+def server(small):
+    server = VLLM(small)
+    yield server
+    server.stop()
 
 
-def test_a_running_server_is_asked_for_one_completion_at_a_time(server, smollm, rows, tokenizer):
-    url, asked = server
+def test_a_running_server_is_asked_for_one_completion_at_a_time(server, small):
     sampled = {"samples": 4, "temperature": 0.8, "max_new_tokens": 12, "batch_size": 6}
-    results = evaluate(smollm, rows, backend="vllm-server", server=url, progress=False, **sampled)
-    requests = [body for path, body in asked if path == "/v1/completions"]
-    assert [body["n"] for body in requests] == [1] * 12
-    assert len({body["seed"] for body in requests}) == 12, "vLLM would give all prompts of a seed the same draws"
-    for body in requests:
-        assert (body["temperature"], body["top_p"], body["top_k"], body["max_tokens"]) == (0.8, 1.0, 0, 12)
-        assert tokenizer.eos_token_id in body["stop_token_ids"]
-    for row in results["rows"]:
-        assert row["category"] == ("truncated" if row["truncated"] else "correct")
-    assert 0 < results["accuracy"] < 1
+    results = evaluate(small, SUMS, backend="vllm-server", server=server.url, progress=False, **sampled)
+    seeds = {batch_seed(batch_seed(0, number), i) for number in (0, 1) for i in range(6)}
+    assert sorted(body["seed"] for _, body in server.asked) == sorted(seeds), "vLLM repeats its draws for a seed"
+    sent = {"n": 1, "temperature": 0.8, "top_p": 1.0, "top_k": 0, "max_tokens": 12, "stop_token_ids": STOPS}
+    for path, body in server.asked:
+        assert (path, len(body["prompt"])) == ("/v1/completions", 1)
+        assert ({"model": small} | sent).items() <= body.items()
+    assert {(row["category"], row["truncated"]) for row in results["rows"]} == {("truncated", True), ("correct", False)}
+
+
+def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, small, adapter, monkeypatch):
+    """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
+    process = Mock(url=server.url, stop=lambda: stopped.append(len(server.asked)))
+    monkeypatch.setattr(backends, "ServerProcess", starting := Mock(return_value=process))
+    monkeypatch.setattr(backends, "executable", lambda: "vllm")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setattr(backends.tempfile, "tempdir", str(adapter))
+    stopped = []
+    results = evaluate(small, SUMS, adapter=str(adapter), max_new_tokens=12, backend="vllm", progress=False)
+    (start, _), _ = starting.call_args
+    assert process.mock_calls == [call.wait(backends.STARTUP)]
+    assert stopped == [len(server.asked)], "after the last request"
+    assert start.command[:3] == ["vllm", "serve", small]
+    assert start.command[start.command.index("--max-lora-rank") + 1] == "8"
+    assert "--weight-transfer-config" not in start.command
+    assert start.environment["VLLM_API_KEY"]
+    assert list(adapter.glob("grpo_math-*")) == [], "the log of a server that started is deleted"
+    (unload, old), (load, new), *asked = server.asked
+    assert (unload, load) == ("/v1/unload_lora_adapter", "/v1/load_lora_adapter")
+    assert new == {"lora_name": old["lora_name"], "lora_path": str(adapter)}
+    assert {body["model"] for _, body in asked} == {new["lora_name"]}
+    assert results["backend"] == "vllm"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"backend": "vlm"}, "did you mean 'vllm'"),
-        ({"backend": "vllm-server"}, "server=None is needed by backend=vllm-server"),
-        ({"server": "http://127.0.0.1:1"}, "would be ignored by backend=hf"),
+        ({"backend": "vllm-server"}, "server=None does not go with backend=vllm-server: give --backend vllm-server"),
+        ({"server": "http://127.0.0.1:1"}, "server='http://127.0.0.1:1' does not go with backend=hf"),
         ({"adapter": "nowhere"}, "adapter='nowhere' holds no adapter_config.json"),
+        ({}, "model='no/model' has no "),
     ],
 )
-def test_what_cannot_work_is_refused_before_weights_load(arguments, words, rows):
-    with pytest.raises(ConfigError, match=words) as refused:
-        evaluate("no/model", rows, progress=False, **arguments)
+def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
+    with pytest.raises(ConfigError) as refused:
+        evaluate("no/model", SUMS, progress=False, **arguments)
+    assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smollm, rows, adapter, monkeypatch):
-    """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
-    url, asked = server
-    started, stopped = [], []
+def test_a_model_that_does_not_fit_is_named(server, small, adapter):
+    with pytest.raises(ConfigError, match=r"model='other' is not what the server has, '.*small': give --model "):
+        Model("other", backend=backends.Backend("vllm-server", server.url)).served  # noqa: B018
+    (adapter / "adapter_model.safetensors").write_bytes(b"1")
+    with pytest.raises(ConfigError, match=r"adapter='.*/adapter' has no weights for .*small that can be loaded"):
+        evaluate(small, SUMS, adapter=str(adapter), progress=False)
+    TOKENIZER.chat_template, kept = None, TOKENIZER.chat_template
+    with pytest.raises(ConfigError, match="model='m' has no chat template that takes this prompt"):
+        backends.check_chat("m", TOKENIZER, SUMS[0]["prompt"])
+    TOKENIZER.chat_template = kept
 
-    class Process:
-        def __init__(self, start, log):
-            started.append(start)
-            self.url = url
 
-        def wait(self, seconds):
-            assert not stopped
+@pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
+def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
+    state = SimpleNamespace(process_index=rank, num_processes=ranks)
+    monkeypatch.setattr(backends, "PartialState", lambda: state)
+    monkeypatch.setattr(backends, "gather_object", lambda own: own)
+    model = Model("any")
+    model.together = together
+    assert model.on_ranks(range(5), list) == [local]
+    assert model.on_ranks([7], list) == [[7]], "a rank without rows would not take part"
 
-        def stop(self):
-            stopped.append(len(asked))
 
-    monkeypatch.setattr(backends, "ServerProcess", Process)
-    monkeypatch.setattr(backends, "executable", lambda: "vllm")
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    matches = evaluate(smollm, rows, adapter=adapter, max_new_tokens=12, backend="vllm", progress=False)
-    (start,) = started
-    assert start.command[:3] == ["vllm", "serve", smollm]
-    assert start.command[start.command.index("--max-lora-rank") + 1] == "16", "the adapter's rank is 12"
-    assert "--weight-transfer-config" not in start.command
-    assert start.environment["VLLM_API_KEY"]
-    assert stopped == [len(asked)], "after the last request"
-    (loaded,) = [body for path, body in asked if path == "/v1/load_lora_adapter"]
-    assert loaded["lora_path"] == adapter
-    assert loaded["lora_name"].startswith("evaluated-")
-    assert {body["model"] for path, body in asked if path == "/v1/completions"} == {loaded["lora_name"]}
-    assert matches["backend"] == "vllm"
+# The engine of a training
+
+
+@pytest.fixture
+def trainer(small, tmp_path):
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
+    config = MathGRPOConfig(str(tmp_path), num_generations=2, max_completion_length=12, **settings)
+    return MathGRPOTrainer(small, "accuracy", config, Dataset.from_list(ROWS), processing_class=byte_tokenizer())
+
+
+def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeypatch, tmp_path):
+    script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
+    trainer.callback_handler.callbacks.append(noted := SimpleNamespace(evaluated=set()))
+    monkeypatch.setattr(Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1]) for i in range(6)])
+    before = evaluate(trainer, ROWS, extra={"split": "mine"}, progress=False)
+    assert [row["id"] for row in before["rows"]] == [f"row/{i}" for i in range(5)]
+    assert (before["n"], before["accuracy"], before["max_new_tokens"], before["split"]) == (5, 0.6, 12, "mine")
+    alone = evaluate(trainer.model, ROWS, tokenizer=byte_tokenizer(), max_new_tokens=12, progress=False)
+    assert alone["problems_hash"] == before["problems_hash"]
+    trainer.state.global_step = 1
+    after = evaluate(trainer, ROWS, max_new_tokens=9, progress=False)
+    for name, results in (("before.json", before), ("after.json", after)):
+        assert json.loads((tmp_path / name).read_text())["max_new_tokens"] == results["max_new_tokens"]
+    assert noted.evaluated == {"before.json", "after.json"}
+
+
+def vllm_of(trainer, mode: str) -> Mock:
+    """A stand-in for TRL's VLLMGeneration, in this process or on a server, as the trainer's engine."""
+    vllm = Mock(mode=mode, tensor_parallel_size=1, enable_sleep_mode=True, _llm_weights_sleeping=True)
+    trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, vllm, 0
+    return vllm
+
+
+def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(trainer, monkeypatch):
+    def generate(asked, sampling_params, use_tqdm):
+        torch.rand(1)  # vLLM in this process draws from torch's generator
+        ids = [reply(one["prompt_token_ids"], 1, 12) for one in asked]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(tokens))]) for tokens in ids]
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    vllm, of_training = vllm_of(trainer, "colocate"), trainer._metrics
+    vllm.llm.generate.side_effect = generate
+    before = torch.get_rng_state()
+    results = evaluate(trainer, ROWS, temperature=0.5, max_new_tokens=12, seed=3, progress=False)
+    assert (results["accuracy"], results["backend"]) == (1.0, "vllm")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert trainer._metrics is of_training
+    assert vllm._llm_weights_sleeping
+    names = [name for name, *_ in vllm.mock_calls]
+    assert names == ["sync_weights", "llm.wake_up", "llm.generate", "llm.sleep"], "a sleep discards the weights"
+    _, wake, generated, sleep = vllm.mock_calls
+    assert (wake.kwargs, sleep.kwargs) == ({"tags": ["kv_cache"]}, {"level": 2})
+    one = {"temperature": 0.5, "max_tokens": 12, "stop_token_ids": STOPS}
+    assert generated.kwargs["sampling_params"] == [{"seed": batch_seed(batch_seed(3, 0), i), **one} for i in range(5)]
+    for size, tools, ours in ((2, ["python"], False), (1, ["python"], True), (2, None, True)):
+        vllm.tensor_parallel_size = size
+        with engine.engine_of(trainer, tools) as model:
+            assert isinstance(model, engine.Engine) == ours, "turns of several processes may differ"
+
+
+def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
+    monkeypatch.setattr(engine, "on_main", lambda call: call())
+    vllm = vllm_of(trainer, "server")
+    vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
+        lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
+    )
+    for step in (0, 4, 4):
+        trainer.state.global_step = step
+        assert evaluate(trainer, ROWS, temperature=0.5, max_new_tokens=12, seed=3, progress=False)["accuracy"] == 1
+    settings = {"temperature": 0.5, "logprobs": False, "extra": {"stop_token_ids": STOPS}}
+    for asked in vllm.sampling.call_args_list:
+        assert (asked.args[1:], asked.kwargs) == ((batch_seed(3, 0), 12), settings), "one batch"
+    assert vllm.sync_weights.call_count == 1
+
+
+def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):
+    vllm = trainer.vllm_generation = Mock(spec=["mode", "vllm_client"], mode="server")
+    vllm.vllm_client.base_url = server.url
+    generate = engine.Engine(trainer).generator(backends.Sampling(max_new_tokens=12))
+    (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
+    assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
+    assert server.asked[0][1]["model"] == small
+
+
+def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):
+    monkeypatch.setattr(engine, "split_by", lambda accelerator: "ZeRO-3")
+    with pytest.raises(ConfigError, match=r"trainer='MathGRPOTrainer' has its weights split .*\(ZeRO-3\)"):
+        evaluate(trainer, ROWS)

@@ -1,11 +1,16 @@
-"""The file that grows: cut at every byte it reads back whole lines, and what is not one is refused untouched."""
+"""The file that grows during an evaluation, and the hashes that must be equal for it to continue."""
 
 from __future__ import annotations
+
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import journal
+from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
+from grpo_math.problems.datasets import load_problems
 from grpo_math.reading import Unreadable
 
 ABOUT = {"model": "m", "seed": 0}
@@ -26,15 +31,16 @@ def test_a_file_that_was_cut_at_any_byte_goes_on(tmp_path):
         assert path.read_bytes() == whole
 
 
-def test_another_way_of_measuring_is_named(tmp_path):
-    journal.resume(tmp_path / "a", ABOUT, "output")
-    with pytest.raises(
-        ConfigError, match=r"output='.*a' was measured with seed=0, not 1: name another file"
-    ) as refused:
-        journal.resume(tmp_path / "a", {**ABOUT, "seed": 1}, "output")
-    with pytest.raises(ConfigError, match=r"was measured with template=None, not 'gsm8k'"):
-        journal.resume(tmp_path / "a", {**ABOUT, "template": "gsm8k"}, "output")
-    assert "\n" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("change", "words"), [({"seed": 1}, "seed=0, not 1"), ({"template": "gsm8k"}, "template=None, not 'gsm8k'")]
+)
+def test_another_way_of_measuring_is_named_and_the_file_stays(change, words, tmp_path):
+    path = tmp_path / "a"
+    journal.resume(path, ABOUT, "output")
+    path.write_text(path.read_text() + "half a li")
+    with pytest.raises(ConfigError, match=f"output='.*a' was measured with {words}: name another file"):
+        journal.resume(path, {**ABOUT, **change}, "output")
+    assert path.read_text().endswith("half a li")
 
 
 @pytest.mark.parametrize("text", ["", "[]\n", "notes", '{"measured": 3}\n'])
@@ -43,3 +49,24 @@ def test_something_else_is_refused_and_left_alone(tmp_path, text):
     with pytest.raises(Unreadable, match="a cannot be read"):
         journal.resume(tmp_path / "a", ABOUT, "output")
     assert (tmp_path / "a").read_text() == text
+
+
+def test_the_prompt_is_the_template_and_the_chat_template_and_not_the_problems():
+    rows, others = (load_problems("generated", "heldout", limit=3, seed=seed) for seed in (0, 1))
+    chatty, other = SimpleNamespace(chat_template="{{ messages }}"), SimpleNamespace(chat_template="<s>{{ messages }}")
+    assert prompt_hash(rows, chatty) == prompt_hash(others, chatty) != prompt_hash(rows, other)
+    assert problems_hash(rows) != problems_hash(others)
+    assert problems_hash(rows) != problems_hash([*rows[:2], {**rows[2], "answer": "0"}])
+    plain = load_problems("generated", "heldout", limit=3, template="r1_zero")
+    assert prompt_hash(plain, chatty) == prompt_hash(plain, other), "a plain text goes through no chat template"
+    assert prompt_hash(plain, chatty) != prompt_hash(rows, chatty)
+
+
+def test_weights_that_were_written_again_are_others_and_a_file_beside_them_is_not(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"1")
+    first = weights_hash("some/model", str(tmp_path))
+    (tmp_path / "results.json").write_text("{}")
+    assert weights_hash("some/model", str(tmp_path)) == first
+    os.utime(tmp_path / "adapter_model.safetensors", ns=(1, 1))
+    others = [weights_hash("some/model", str(tmp_path)), weights_hash("some/model", None), weights_hash("a/b", None)]
+    assert len({first, *others}) == 4

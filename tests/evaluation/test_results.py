@@ -1,4 +1,4 @@
-"""Evaluation: figures by hand, answers that go on where they were cut, and real answers of the real model."""
+"""An evaluation: its results by hand, and answers that continue where they were cut."""
 
 from __future__ import annotations
 
@@ -6,223 +6,218 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from statistics import fmean
+from unittest.mock import MagicMock, call
 
 import pytest
 
+from grpo_math import evaluate
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends
-from grpo_math.evaluation.figures import category, summary, text_of
-from grpo_math.evaluation.of_trainer import evaluate
+from grpo_math.evaluation import backends, results
+from grpo_math.evaluation.figures import summary
+from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
-from grpo_math.evaluation.stats import wilson, wilson_of_means
-from grpo_math.grading import grade_batch
+from grpo_math.generation.completions import batch_seed
+from grpo_math.grading import GRADER
 from grpo_math.problems.datasets import load_problems
-from grpo_math.rewards import accuracy, gsm8k
-from grpo_math.run.metrics import CATEGORIES
-from grpo_math.trainer.meter import shares
 
 
-def record(problem: str, category: str, answer: str | None = "1") -> dict:
-    right = category in ("correct", "correct_answer_bad_format")
-    return {"id": problem, "category": category, "verdict": "correct" if right else "wrong", "answer": answer}
+def problem(name: str, text: str, gold: str, **more) -> dict:
+    return {"id": name, "problem": text, "prompt": f"{text}\n", "answer": gold, "answer_format": "gsm8k", **more}
 
 
-def test_figures_of_several_samples_a_problem():
-    # problem a: 1 of 2 right; problem b: 2 of 2, both answering 7
+ROWS = [problem("a", "2 + 2?", "4", level=1), problem("b", "What is 3 + 4?", "7", level=2, tolerance=0.5)]
+TEXTS = {"2 + 2?": ["#### 4", "#### 5"], "3 + 4?": ["It is 7.", "#### 7.25", "so", "and so on"]}
+
+
+def test_the_results_by_hand(small, script, monkeypatch):
+    batches = script(TEXTS)
+    monkeypatch.setattr(results, "Bar", opened := MagicMock())
+    bar = opened.return_value.__enter__.return_value
+    bar.n = 0
+    asked = {"samples": 2, "temperature": 0.5, "max_new_tokens": 10, "batch_size": 3, "seed": 5}
+    answer = evaluate(small, ROWS, extra={"data": "sums"}, **asked)
+    assert batches == [(["2 + 2?", "2 + 2?", "3 + 4?"], batch_seed(5, 0)), (["3 + 4?"], batch_seed(5, 1))]
+    assert opened.call_args == call(total=2, initial=0, desc="evaluating", unit="problem", disable=False)
+    assert [words.args[0] for words in bar.set_postfix_str.mock_calls] == ["accuracy 66.7%", "accuracy 75.0%"]
+    assert [done.args for done in bar.update.mock_calls] == [(1,), (2,)]
+    a = {"id": "a", "problem": "2 + 2?", "gold": "4", "level": 1, "in_format": True, "tokens": 7, "truncated": False}
+    b = {"id": "b", "problem": "What is 3 + 4?", "gold": "7", "level": 2, "tolerance": 0.5}
+    late = {"completion": "#### 7.25", "answer": "7.25", "in_format": True, "tokens": 10, "truncated": False}
     rows = [
-        record("a", "correct", "7"),
-        record("a", "wrong_answer", "8"),
-        record("b", "correct", "7"),
-        record("b", "correct", "7"),
+        a | {"sample": 0, "completion": "#### 4", "verdict": "correct", "answer": "4", "category": "correct"},
+        a | {"sample": 1, "completion": "#### 5", "verdict": "wrong", "answer": "5", "category": "wrong_answer"},
+        b
+        | {"sample": 0, "completion": "It is 7.", "verdict": "correct", "answer": "7", "in_format": False}
+        | {"category": "correct_answer_bad_format", "tokens": 9, "truncated": False},
+        b | late | {"sample": 1, "verdict": "correct", "category": "correct"},  # within the tolerance
     ]
-    figures = summary(rows, samples=2)
-    assert figures["n"] == 2
-    assert figures["accuracy"] == 0.75
-    assert figures["pass@k"] == {"1": 0.75, "2": 1.0}
-    assert figures["pass@k_ci95"]["2"] == list(wilson(2, 2))
-    assert figures["maj@k"] == {"1": 0.75, "2": 0.75}  # problem a is a tie: one half
-    assert figures["maj@k_ci95"]["2"] == list(wilson_of_means([0.5, 1.0], 4))
+    assert answer["rows"] == rows
+    for name in ("versions", "prompt_hash", "problems_hash"):
+        assert answer.pop(name)
+    assert 0 <= answer.pop("seconds") < 60
+    settings = {"model": small, "adapter": None, "backend": "hf", "template": "gsm8k", "grader": GRADER, "data": "sums"}
+    expected = {"format": 1, **settings, **asked, **summary(rows, 2), "prompt_of_first_row": "2 + 2?\n", "rows": rows}
+    assert answer == expected
 
 
-def test_figures_by_subject_and_level():
-    parts = [("algebra", 1), ("algebra", 2), ("geometry", 2), (None, 1)]
-    rows = [
-        {**record(str(i), category), "subject": subject, "level": level}
-        for i, (subject, level) in enumerate(parts)
-        for category in ("correct", "correct" if i == 0 else "wrong_answer")
-    ]
-    figures = summary(rows, samples=2)
-    # Problems have 1, 1/2, 1/2, 1/2: mean 5/8, variance 1/16, error 1/8.
-    assert figures["mean@n"] == {"n": 2, "mean": 0.625, "ci95": figures["ci95"]}
-    assert {name: (part["n"], part["accuracy"]) for name, part in figures["by_subject"].items()} == {
-        "algebra": (2, 0.75),
-        "geometry": (1, 0.5),
-        "none": (1, 0.5),
-    }
-    assert {name: (part["n"], part["accuracy"]) for name, part in figures["by_level"].items()} == {
-        "1": (2, 0.75),
-        "2": (2, 0.5),
-    }
-    assert figures["by_subject"]["geometry"]["ci95"] == list(wilson(0.5, 1))
-    text = text_of({"samples": 2, "temperature": 0.7, **figures})
-    assert "2 samples each at temperature 0.7" in text
-    for name, label in CATEGORIES.items():
-        assert (label in text) == bool(figures["categories"][name])
-    assert all(label in text for label in ("algebra", "geometry", "level 1"))
-    assert "pass@2              100.0%  95% interval 51.0% to 100.0%" in text
-    assert "pass@1" not in text  # it is the accuracy
-    assert not summary([record("a", "correct")]).keys() & {"by_subject", "by_level"}
-    for samples, ks in ((6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):  # each power of two, and the number of samples
-        figures = summary([record("a", "correct")] * samples, samples)
-        assert [*figures["pass@k"]] == [*figures["maj@k"]] == list(map(str, ks))
+def test_a_completion_at_the_limit_is_cut(small, script):
+    script(TEXTS)
+    (row,) = evaluate(small, ROWS[:1], max_new_tokens=6, progress=False)["rows"]
+    assert (row["completion"], row["truncated"], row["tokens"], row["category"]) == ("#### 4", True, 6, "correct")
 
 
-TEXTS = ["3 + 4 = 7\n#### 7", "It is 7.", r"so \boxed{7}", "#### 8", "I do not know.", "7 #### 7 and on"]
-GOLDS = ["7"] * len(TEXTS)
+# Going on where it was cut: 6 problems x 4 completions in 5 batches
 
-
-def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
-    grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
-    trained = shares([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
-    records = [{"category": category(g, truncated=False), "answer": g.answer} for g in grades]
-    evaluated = summary(records)
-    columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
-    paid = [fmean(reward(TEXTS, TEXTS, **columns)) for reward in (accuracy, gsm8k)]
-    for name, share in zip(("accuracy", "accuracy_in_format"), paid, strict=True):
-        assert trained[name] == pytest.approx(evaluated[name])
-        assert trained[name] == pytest.approx(share)
-    assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0
+SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 8, "batch_size": 5, "seed": 3, "progress": False}
 
 
 @pytest.fixture(scope="module")
-def rows():
-    return load_problems("generated:sums", "heldout", limit=12)
-
-
-# Going on where it was cut: a tiny random model, sampled, 6 problems x 4 completions in 5 batches.
-
-SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 24, "batch_size": 5, "seed": 3, "grade_timeout": 120.0}
-KILLED = """
-import json, os, signal, sys
-from grpo_math import evaluate
-from grpo_math.evaluation import journal
-model, data, output, settings = sys.argv[1:]
-calls = []
-
-def append(path, lines):
-    calls.append(1)
-    if len(calls) < 3:
-        return plain(path, lines)
-    text = "".join(json.dumps(line, ensure_ascii=False) + chr(10) for line in lines)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(text[: len(text) // 2])
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-plain, journal.append = journal.append, append
-rows = json.loads(open(data).read())
-evaluate(model, rows, output=output, progress=False, **json.loads(settings))
-"""
+def six():
+    return load_problems("generated:sums", "heldout", limit=6)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny, rows, tmp_path_factory):
-    output = tmp_path_factory.mktemp("whole") / "results.json"
-    return evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED)
+def whole(small, six, tmp_path_factory):
+    """The results of an evaluation that was not interrupted."""
+    return evaluate(small, six, output=tmp_path_factory.mktemp("whole") / "results.json", **SAMPLED)
 
 
-def same_answers(a, b):
-    return json.dumps(a["rows"]) == json.dumps(b["rows"])
-
-
-@pytest.mark.slow
-def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(
-    tiny, rows, tmp_path, uninterrupted, monkeypatch
+def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_what_it_lacks(
+    small, six, whole, tmp_path, monkeypatch
 ):
-    output, data = tmp_path / "results.json", tmp_path / "rows.json"
-    data.write_text(json.dumps(rows[:6]))
-    killed = subprocess.run([sys.executable, "-c", KILLED, tiny(), data, output, json.dumps(SAMPLED)])
-    assert killed.returncode == -signal.SIGKILL
-    assert not output.exists()
-    left = answers_file(output).read_text()
-    assert 10 < left.count("\n") - 1 < 15, "two batches whole and a part of the third"
-    assert not left.endswith("\n")
-    results = evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED)
-    assert same_answers(results, uninterrupted)
-    assert results["accuracy"] == uninterrupted["accuracy"]
-    assert answers_file(output).read_text().startswith(left[: left.rfind("\n") + 1]), "what was there has stayed"
-    with monkeypatch.context() as patched:  # a call that was finished needs no weights
-        patched.setattr(backends.Model, "generator", None)
-        assert same_answers(evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED), uninterrupted)
-    before = output.read_text()
-    for change, words in (
-        ({"seed": 0}, "seed=3, not 0"),
-        ({"batch_size": 6}, "batch_size=5, not 6"),
-        ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
-    ):
-        with pytest.raises(ConfigError, match=f"was measured with {words}"):
-            evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED | change)
-    with pytest.raises(ConfigError, match="problems_hash="):
-        evaluate(tiny(), rows[1:7], output=output, progress=False, **SAMPLED)
-    assert output.read_text() == before
+    file, asked = Path(whole["results"]), []
+    lines = answers_file(file).read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 24
+    assert json.loads(lines[0])["measured"]["weights_hash"] == weights_hash(small, None)
+    generator = backends.Model.generator
 
+    def counting(model, sampling):
+        generate = generator(model, sampling)
+        return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
 
-@pytest.mark.slow
-def test_a_folder_gets_one_file_for_each_way_of_evaluating(tiny, rows, tmp_path):
-    files = [
-        evaluate(tiny(), rows[:1], output=tmp_path, max_new_tokens=tokens, progress=False, extra={"data": "a:b"})
-        for tokens in (2, 3, 2)
-    ]
-    first, second, third = (Path(results["results"]) for results in files)
-    assert first == third != second
-    assert first.parent == tmp_path
-    assert first.name.startswith("llama-a_b-")
-
-
-def test_results_of_which_the_answers_are_gone_are_not_written_over(tiny, rows, tmp_path):
-    (tmp_path / "before.json").write_text("mine")
-    with pytest.raises(ConfigError, match="holds results without their answers"):
-        evaluate(tiny(), rows[:1], output=tmp_path / "before.json", progress=False)
-    assert (tmp_path / "before.json").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["evaluate", "--model", tiny(), "--data", "generated:sums", "--n", "4", "--max_new_tokens", "8"]
-    assert main([*arguments, "--samples", "2", "--temperature", "1", "--contamination", "generated:sums:heldout"]) == 0
-    text = capsys.readouterr().out
-    assert "contamination: 4 of 4 (100.0%) problems overlap" in text
-    assert "pass@2" in text
-    assert main([*arguments, "--samples", "2", "--temperature", "1", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    saved = json.loads(Path(answer["results"]).read_text())
-    assert answer.keys() >= {"n", "accuracy", "ci95", "pass@k", "maj@k", "mean@n", "categories", "results"}
-    assert all(saved[name] == value for name, value in answer.items() if name not in ("results", "seconds"))
-    assert sum(answer["categories"].values()) == 8
-    assert f"{answer['accuracy']:6.1%}" in text
-    assert saved.keys() >= {"template", "prompt_hash", "problems_hash", "grader", "max_new_tokens", "temperature"}
-    assert "contamination" not in saved, "it is not a setting: the second call went on with the first one's answers"
+    monkeypatch.setattr(backends.Model, "generator", counting)
+    monkeypatch.setattr(results, "Bar", bar := MagicMock())
+    for complete, batches, done in ((24, [], []), (19, [5, 4], [3]), (11, [5, 5, 4], [2]), (0, [5, 5, 5, 5, 4], [0])):
+        part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
+        answers_file(tmp_path / f"{complete}.json").write_bytes(part)
+        again = evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)
+        assert again["rows"] == whole["rows"]
+        begun = [opened.kwargs["initial"] for opened in bar.call_args_list]
+        assert (asked, begun) == (batches, done)
+        assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
+        stored = answers_file(tmp_path / f"{complete}.json").read_bytes()
+        assert stored.startswith(b"".join(lines[: complete + 1]))
+        asked.clear()
+        bar.reset_mock()
 
 
 @pytest.mark.parametrize(
-    ("problems", "settings", "words"),
+    ("changes", "words"),
     [
-        (slice(12), {"samples": 4}, "samples=4 cannot be drawn at temperature 0"),
-        (slice(0), {}, "nothing to evaluate"),
-        (slice(12), {"temperature": -1}, "temperature=-1 is out of range"),
-        (slice(12), {"batch_size": 0}, "batch_size=0 evaluates nothing"),
+        ({"seed": 0}, "seed=3, not 0"),
+        ({"batch_size": 6}, "batch_size=5, not 6"),
+        ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
+        ({"problems": slice(5)}, "problems_hash="),
     ],
 )
-def test_bad_arguments_are_one_line(problems, settings, words, smollm, rows):
-    with pytest.raises(ConfigError, match=words):
-        evaluate(smollm, rows[problems], **settings)
+def test_answers_of_another_evaluation_are_refused(changes, words, small, six, whole):
+    asked = {"problems": slice(6), **SAMPLED, **changes}
+    before = Path(whole["results"]).read_bytes()
+    with pytest.raises(ConfigError, match=f"was measured with {words}"):
+        evaluate(small, six[asked.pop("problems")], output=whole["results"], **asked)
+    assert Path(whole["results"]).read_bytes() == before
 
 
-def test_a_prompt_that_is_longer_than_the_context_is_refused_before_the_first_answer(smollm, rows):
-    long = {**rows[0], "id": "long", "prompt": "7 + " * 5000}
-    with pytest.raises(ConfigError, match=r"max_position_embeddings=8192, and the longest prompt 15000 tokens: leave"):
-        evaluate(smollm, [*rows, long])
+def test_results_whose_answers_are_gone_are_not_written_over(small, tmp_path):
+    (tmp_path / "before.json").write_text("mine")
+    with pytest.raises(ConfigError, match="holds results without their answers"):
+        evaluate(small, ROWS, output=tmp_path / "before.json", progress=False)
+    assert (tmp_path / "before.json").read_text() == "mine"
+
+
+def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path):
+    script(TEXTS)
+    asked = {"output": tmp_path, "progress": False, "extra": {"data": "a:b"}}
+    files = [Path(evaluate(small, ROWS, max_new_tokens=n, **asked)["results"]) for n in (20, 30, 20)]
+    assert files[0] == files[2] != files[1]
+    assert sorted(tmp_path.glob("small-a_b-????????.json")) == sorted(set(files))
+
+
+KILLED = """
+import os, signal, sys
+from grpo_math.cli import main
+from grpo_math.evaluation import journal
+plain, calls = journal.append, []
+
+def append(path, lines):
+    plain(path, lines)
+    calls.append(path)
+    if len(calls) == 3:
+        os.truncate(path, os.path.getsize(path) - 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+journal.append = append
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
+    words = ["evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"]
+    words += ["--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"]
+    cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
+    assert killed.returncode == -signal.SIGKILL
+    assert answers_file(cut[1]).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
+    rows = []
+    for output in (cut, at_once):
+        assert main([*words, *output]) == 0
+        rows.append(json.loads(Path(output[1]).read_text())["rows"])
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        (ROWS, {"samples": 4}, "samples=4 cannot be drawn at temperature 0: give 1, or a temperature above 0"),
+        (ROWS, {"samples": 0}, "samples=0 evaluates nothing: give 1 or more"),
+        (ROWS, {"temperature": -1}, "temperature=-1 is out of range"),
+        (ROWS, {"temperature": float("inf")}, "temperature=inf is out of range"),
+        (ROWS, {"batch_size": 0}, "batch_size=0 evaluates nothing"),
+        ([], {}, "rows=0 leaves nothing to evaluate on"),
+        ([*ROWS, ROWS[0]], {}, "rows=3 share an id"),
+        ([problem("long", "7 + " * 512, "7")], {}, "max_position_embeddings=2048, and the longest prompt 2049 tokens"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(rows, settings, words, small, monkeypatch):
+    monkeypatch.setattr(backends.Model, "generator", None)
+    with pytest.raises(ConfigError) as refused:
+        evaluate(small, rows, progress=False, **settings)
+    assert words in str(refused.value)
+
+
+def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(
+    small, script, tmp_path, capsys, monkeypatch
+):
+    rows = load_problems("generated:sums", "test", limit=4)
+    script({row["problem"]: [f"#### {row['answer']}", "no"] for row in rows})
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "--model", small, "--data", "generated:sums", "--n", "4", "--max_new_tokens", "8"]
+    words += ["--samples", "2", "--temperature", "1"]
+    assert main([*words, "--contamination", "generated:sums:heldout"]) == 0
+    text = capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    saved = json.loads(Path(answer["results"]).read_text())
+    # The overlap is no setting: the second call had the first one's answers.
+    assert saved.keys() - answer.keys() == {"rows"}
+    assert {name for name in answer if saved.get(name) != answer[name]} <= {"results", "seconds"}
+    assert (answer["accuracy"], answer["pass@k"]) == (0.5, {"1": 0.5, "2": 1.0})
+    assert Counter(row["category"] for row in saved["rows"]) == {"correct": 4, "bad_format": 4}
+    first, *_, overlap, path = text.splitlines()
+    assert first.startswith("accuracy             50.0%  95% interval ")
+    assert overlap.startswith("generated:sums: contamination: 4 of 4 (100.0%) problems overlap")
+    assert path == f"results   {answer['results']}"

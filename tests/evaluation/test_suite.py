@@ -1,97 +1,91 @@
-"""`grpo-math evaluate --data a,b,c`: several data sets, each as its authors score it, and one table."""
+"""What is evaluated and how: the models of a run, and data sets as their authors score them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from grpo_math.cli import main
-from grpo_math.errors import UserError
-from grpo_math.evaluation import backends, suite
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import of_run, suite
+from grpo_math.evaluation.of_run import OfRun
+from grpo_math.evaluation.scoring import as_published
+from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.problems.prompts import as_template
 from grpo_math.problems.sources import SOURCES
-
-LESS = ["--n", "2", "--max_completion_length", "4", "--batch_size", "4"]
-
-
-def folder(path: Path, row: dict, split: str = "test") -> None:
-    path.mkdir(parents=True)
-    (path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A data folder with a problem each of AIME 2025 and Minerva."""
-    cached = pytest.importorskip("datasets").config
-    monkeypatch.setattr(cached, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    folder(tmp_path / "data" / "aime2025", {"id": "0", "problem": "What is 3 + 4?", "answer": "7"})
-    folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
+def run(tmp_path):
+    """A run directory with the marks of an adapter."""
+    for name in ("adapter", "checkpoint-7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+        (tmp_path / name / "adapter.safetensors").write_bytes(b"")
+    (tmp_path / "config.yaml").write_text(
+        "model_name_or_path: base\nprompt_template: boxed\nmax_completion_length: 6\n"
+    )
+    return tmp_path
 
 
-@pytest.mark.slow
-def test_several_sets_give_one_table_and_load_the_model_once(data, tiny, capsys, monkeypatch):
-    loads = []
-    weights = backends.load_weights
-    monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
-    asked = ["evaluate", "--model", tiny(), "--dataset", "aime2025,generated:sums,minerva", *LESS]
-    assert main([*asked, "--json"]) == 0
-    results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
-    assert list(results) == ["aime2025", "generated:sums", "minerva"]
-    assert [of["mean@n"]["n"] for of in results.values()] == [32, 1, 1]
-    assert len(loads) == 1
-    kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
-    assert [(one["template"], one["temperature"]) for one in kept] == [("boxed", 0.6), ("gsm8k", 0.0), ("boxed", 0.0)]
-    assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
-    monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
-    assert main(asked) == 0
-    text = capsys.readouterr().out.splitlines()
-    assert text[0].split() == ["n", "mean@", "accuracy", "95%", "interval", "in", "format", "cut"]
-    assert [line.split()[:3] for line in text[1:5]] == [
-        *(["aime2025", "1", "32"], ["generated:sums", "2", "1"], ["minerva", "1", "1"]),
-        ["mean", "of", "3"],
-    ]
-
-
-def test_a_number_within_the_authors_tolerance_is_right():
-    from grpo_math.evaluation.scoring import as_published
-    from grpo_math.grading import Grade, Verdict, grade_batch
-
-    late = Grade(Verdict.UNCHECKABLE, "2.5")
-    assert as_published(late, "2.5", {"tolerance": 0.1}) == late
-    rows = [{"answer": "2.5", "tolerance": 0.1}, {"answer": "2.5", "tolerance": 1e-8}, {"answer": "2.5"}]
-    grades = grade_batch([row["answer"] for row in rows], [r"\boxed{2.45}"] * 3)
-    assert [str(as_published(g, row["answer"], row).verdict) for g, row in zip(grades, rows, strict=True)] == [
-        *("correct", "wrong", "wrong")
-    ]
+def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatch):
+    models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
+    assert of_run.read(str(run)) == OfRun(models, as_template("boxed"), 6, run / "evaluation", {})
+    models["trained"] = ("base", str(run / "checkpoint-7"))
+    of_checkpoint = of_run.read(str(run), checkpoint="checkpoint-7")
+    assert of_checkpoint == OfRun(models, as_template("boxed"), 6, run / "evaluation-checkpoint-7", {})
+    tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
+    settings = {"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    (run / "adapter").rename(run / "model")
+    (run / "model/adapter_config.json").rename(run / "model/config.json")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, revision: f"/cache/{name}/{revision}")
+    models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
+    assert of_run.read(str(run), str(run / "mine")) == OfRun(models, as_template("boxed"), 512, run / "mine", tools)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "output", "message"),
     [
-        (["--data", "gsm8k", "--suite", "math"], "--suite would be ignored by --data"),
-        (["--suite", "maths"], "suite='maths' is not known: did you mean 'math'?"),
-        (["--data", "gsm8k,gsm8k"], "data='gsm8k,gsm8k' names nothing, or one set twice"),
-        (["--data", "gsm8k,,math500"], "names nothing, or one set twice"),
-        (["--data", "generated,gsm9k"], "dataset='gsm9k' is not known: did you mean 'gsm8k'?"),
-        (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is for one data set, and there are 2"),
-        (["--data", "gsm8k,math500", "--columns", "id=x"], "columns='id=x' is for one data set, and there are 2"),
+        ("adapter", None, "has neither adapter/ nor model/, so it has not finished: repeat the command"),
+        ("config.yaml", None, "holds no config.yaml that names a model"),
+        ("", "one.json", "output='one.json' is one file, and --run writes two: give a folder"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
-    folder(tmp_path / "gsm8k", {"question": "What is 3 + 4?", "answer": "#### 7"})
-    monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
-    assert main(["evaluate", "--model", "embedded", *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+def test_a_run_that_cannot_be_evaluated_is_one_line(name, output, message, run):
+    if name:
+        (run / name).rename(run / "gone")
+    with pytest.raises(ConfigError, match=message):
+        of_run.read(str(run), output)
 
 
-def test_the_suite_is_what_it_says_and_each_set_has_its_way():
+def test_a_number_within_the_authors_tolerance_is_right():
+    late = Grade(Verdict.UNCHECKABLE, "2.5")
+    assert as_published(late, "2.5", {"tolerance": 0.1}) == late
+    rows = [{"answer": "2.5", "tolerance": 0.0625}, {"answer": "2.5", "tolerance": 0.0624}, {"answer": "2.5"}]
+    grades = grade_batch(["2.5"] * 3, [r"\boxed{2.4375}"] * 3)
+    grades = [as_published(grade, "2.5", row) for grade, row in zip(grades, rows, strict=True)]
+    assert [str(grade.verdict) for grade in grades] == ["correct", "wrong", "wrong"]
+    for answer, gold in (("x", "2.5"), ("2.5", "x"), (None, "2.5")):
+        assert as_published(Grade(Verdict.WRONG, answer), gold, rows[0]).verdict is Verdict.WRONG
+
+
+def test_each_set_is_evaluated_as_its_authors_do():
     names = suite.sets(None, "math")
     assert [suite.asked(name, None, None, None).samples for name in names] == [1, 1, 1, 1, 32, 32, 32]
     assert suite.asked("owner/name", None, None, None) == ("gsm8k", 1, 0.0)
+    assert suite.asked("aime2025", "gsm8k", None, 0.0) == ("gsm8k", 1, 0.0), "greedy samples would all be equal"
     assert suite.asked(SOURCES["aime2025"].hub, None, 4, None) == ("boxed", 4, 0.6)
-    with pytest.raises(UserError, match="--data is missing"):
-        suite.sets(None, None)
+
+
+def test_a_table_has_a_line_for_each_set():
+    one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
+    after = {"aime2024": {**one, "accuracy": 0.5}}
+    pair = {"n": 30, "difference": 0.25, "ci95": [0.1, 0.375]}
+    assert suite.table_of_pairs({"aime2024": pair}, {"aime2024": one}, after).splitlines() == [
+        "               n  mean@   base  trained    difference  95% paired interval",
+        "aime2024      30     32  25.0%    50.0%  +25.0 points       [+10.0, +37.5]",
+    ]
+    one["categories"] = {"truncated": 96}
+    table = suite.table({"a": one, "b": {**one, "accuracy": 0.5}})
+    assert table.splitlines()[-1] == "mean of 2                   37.5%"

@@ -3,7 +3,10 @@
 import json
 
 import pytest
+from small_model import script, small
 from synthetic_run import RIGHT_AFTER, RIGHT_BEFORE, history, results, write_completions
+
+__all__ = ["script", "small"]
 
 
 @pytest.fixture

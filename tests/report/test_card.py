@@ -56,7 +56,7 @@ def run(tmp_path):
 
 
 def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
-    return model_card(run, repo_id, base_of(run)._replace(**base), kind)
+    return model_card(run, repo_id, {**base_of(run), **base}, kind)
 
 
 def test_its_metadata_is_what_the_hub_takes_and_shows(run):
@@ -76,7 +76,7 @@ def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base/README.md").write_text("---\nlicense: [\n---\n")
     run.config["model_name_or_path"] = str(tmp_path / "base")
-    assert base_of(run).card_data == {}
+    assert base_of(run)["card_data"] == {}
 
 
 @pytest.mark.parametrize(

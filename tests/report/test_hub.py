@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-import yaml
 from hub_server import TOKENS, HubServer, Repository
 from launching import TINY
 from peft import PeftModel
+from small_model import byte_tokenizer
 from small_runs import write_adapter_run
 from synthetic_run import results
 from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
-from grpo_math.generation.models import load_tokenizer
+from grpo_math.errors import PushError, UserError
+from grpo_math.report import hub as hub_module
+from grpo_math.report.verdict import conclude
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.files import write_json
 from grpo_math.run.log import write_config
@@ -63,38 +67,29 @@ def push(capsys):
     return pushed
 
 
-def write_run(folder: Path, base: str, kind: str) -> Path:
-    """What training leaves: weights with what transformers adds to them, an evaluation before and after, a report."""
-    write_adapter_run(folder, base)
+@pytest.fixture(scope="module")
+def adapter_run(tmp_path_factory, small):
+    """What training leaves: weights with what transformers adds to them, and an evaluation before and after."""
+    folder = write_adapter_run(tmp_path_factory.mktemp("runs") / "sums", small)
     write_json(folder / "before.json", results({0}, n=4, data="generated:sums"))
     write_json(folder / "after.json", results({0, 1, 2}, n=4, data="generated:sums"))
-    if kind == "model":
-        shutil.rmtree(folder / "adapter")
-        AutoModelForCausalLM.from_pretrained(base).save_pretrained(folder / kind)
-    load_tokenizer(base).save_pretrained(folder / kind)
-    for name in (f"{kind}/training_args.bin", f"{kind}/optimizer.pt", f"{kind}/README.md", "checkpoint-2.safetensors"):
+    byte_tokenizer().save_pretrained(folder / "adapter")
+    for name in ("adapter/training_args.bin", "adapter/optimizer.pt", "adapter/README.md", "checkpoint-2.safetensors"):
         (folder / name).write_bytes(b"not to be pushed")
     lines = [{"step": step, "loss": 0.0, "reward": step / 4, "accuracy": step / 4} for step in (1, 2)]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_json(folder / FINISHED, {"step": 2, "weights": kind})
-    settings = {"model_name_or_path": base, "dataset": "generated:sums", "prompt_template": "gsm8k", "hub_token": TOKEN}
+    write_json(folder / FINISHED, {"step": 2, "weights": "adapter"})
+    settings = {"model_name_or_path": small, "dataset": "generated:sums", "prompt_template": "gsm8k"}
+    settings["hub_token"] = TOKEN
     write_config(folder / "config.yaml", settings, ["grpo_math.train", "--seed", "1"], "NO", 1)
     return folder
 
 
-@pytest.fixture(scope="module")
-def adapter_run(tmp_path_factory, tiny):
-    return write_run(tmp_path_factory.mktemp("runs") / "sums", tiny(), "adapter")
-
-
-@pytest.fixture(scope="module")
-def model_run(tmp_path_factory, tiny):
-    """All weights trained: 13 MB, LFS by size."""
-    return write_run(tmp_path_factory.mktemp("runs") / "whole", tiny(), "model")
-
-
-def holds(hub: HubServer, name: str, branch: str = "main") -> set[str]:
-    return set(hub.repositories[name].branches[branch])
+@pytest.fixture
+def model_run(adapter_run, small, tmp_path):
+    """All weights trained."""
+    run = shutil.copytree(adapter_run, tmp_path / "whole", ignore=shutil.ignore_patterns("adapter"))
+    return shutil.copytree(small, run / "model").parent
 
 
 def content(hub: HubServer, name: str, path: str, branch: str = "main") -> bytes:
@@ -104,14 +99,12 @@ def content(hub: HubServer, name: str, path: str, branch: str = "main") -> bytes
 # What is pushed
 
 
-@pytest.mark.slow
-def test_what_is_pushed_is_named_and_nothing_else_is_and_peft_loads_it_back(hub, push, adapter_run, tiny, tmp_path):
+def test_what_is_pushed_is_named_and_nothing_else_is_and_peft_loads_it_back(hub, push, adapter_run, small, tmp_path):
     answer, _ = push(adapter_run)
     assert answer["url"] == f"{hub.url}/ada/sums", "the default: the token's user, and the folder's name"
-    pushed = holds(hub, "ada/sums")
-    assert set(answer["files"]) == pushed
-    assert pushed >= RESULTS | PLOTS | ADAPTER | TOKENIZER
-    assert json.loads(content(hub, "ada/sums", "adapter_config.json"))["base_model_name_or_path"] == Path(tiny()).name
+    pushed = ADAPTER | TOKENIZER | RESULTS | PLOTS
+    assert set(answer["files"]) == hub.repositories["ada/sums"].branches["main"].keys() == pushed
+    assert json.loads(content(hub, "ada/sums", "adapter_config.json"))["base_model_name_or_path"] == "small"
     assert b"not to be pushed" not in b"".join(hub.objects.values())
     assert TOKEN.encode() not in b"".join(hub.bodies)
     assert not hub.repositories["ada/sums"].private
@@ -120,28 +113,25 @@ def test_what_is_pushed_is_named_and_nothing_else_is_and_peft_loads_it_back(hub,
     assert push(adapter_run, "--repo_id", "sums")[0] == answer
     assert hub.times("PUT") == uploads
     assert len(hub.repositories["ada/sums"].commits) == 1
+    assert main(["push", str(adapter_run)]) == 0
     # The logits are those of the adapter, and not those of the base.
-    base = AutoModelForCausalLM.from_pretrained(tiny())
-    ids = torch.tensor([[5, 6, 7, 300, 11]])
+    base, ids = AutoModelForCausalLM.from_pretrained(small), torch.tensor([[5, 6, 7, 100, 11]])
     before = base(ids).logits
     loaded = PeftModel.from_pretrained(base, "ada/sums", cache_dir=str(tmp_path / "cache")).eval()(ids).logits
-    local = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), adapter_run / "adapter").eval()
+    local = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small), adapter_run / "adapter").eval()
     assert torch.equal(loaded, local(ids).logits)
     assert not torch.equal(loaded, before)
 
 
-@pytest.mark.slow
-def test_a_full_model_of_lfs_size_goes_to_a_private_repository_and_to_a_branch(hub, push, model_run):
+def test_a_full_model_goes_to_a_private_repository_and_to_a_branch(hub, push, model_run):
     answer, _ = push(model_run, "--repo_id", "ada/whole", "--private", "--revision", "step-2")
     assert answer["url"].endswith("/ada/whole/tree/step-2")
-    assert hub.repositories["ada/whole"].private
-    assert holds(hub, "ada/whole") == set()
-    pushed = holds(hub, "ada/whole", "step-2")
-    assert {"config.json", "model.safetensors"} | RESULTS <= pushed
-    assert hub.repositories["ada/whole"].branches["step-2"]["model.safetensors"] in hub.lfs
+    repository = hub.repositories["ada/whole"]
+    assert (repository.private, repository.branches["main"]) == (True, {})
+    assert {"config.json", "model.safetensors"} | RESULTS <= repository.branches["step-2"].keys()
+    assert repository.branches["step-2"]["model.safetensors"] in hub.lfs
 
 
-@pytest.mark.slow
 def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, adapter_run):
     licence = "license: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n"
     hub.objects["card"] = f"---\n{licence}---\n# Base\n".encode()
@@ -151,67 +141,87 @@ def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, a
     assert "base_model: lovelace/base" in card
     assert licence in card
     assert "[qwen-research](https://x.y/z)" in card
+    assert "from 25.0%" not in card
+    push(adapter_run, "--repo_id", "ada/secret", "--base_model", "lovelace/secret")
+    assert b"The licence of the base model is not known" in content(hub, "ada/secret", "README.md")
+
+
+def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, push, adapter_run):
+    (adapter_run / "adapter").rename(adapter_run / "checkpoint-2")
+    try:
+        push(adapter_run, "--repo_id", "ada/best", "--checkpoint", "checkpoint-2")
+    finally:
+        (adapter_run / "checkpoint-2").rename(adapter_run / "adapter")
+    assert b"25.0% before training" in content(hub, "ada/best", "README.md")
 
 
 # What is refused
 
 
 @pytest.mark.parametrize(
-    ("variables", "repo_id", "output"),
+    ("variables", "changes", "repo_id", "message"),
     [
-        ({"HF_TOKEN": READER}, "ada/sums", "may only read"),
-        ({"HF_TOKEN": "hf_unknown_unknown"}, "ada/sums", "does not take this token (401)"),
-        ({"HF_TOKEN": ""}, "ada/sums", "the Hub wants a token: run hf auth login, or set HF_TOKEN"),
-        ({}, "datasets/ada/sums", "repo_id='datasets/ada/sums' is not a name for a model repository"),
-        ({}, "ada/sums--2", "is not a name for a model repository"),
-        ({"HF_HUB_OFFLINE": "1"}, "ada/sums", "cannot be pushed to while HF_HUB_OFFLINE is set: unset it"),
+        ({"HF_TOKEN": READER}, {}, "ada/sums", "may only read"),
+        ({"HF_TOKEN": "hf_unknown_unknown"}, {}, "ada/sums", "does not take this token (401)"),
+        ({"HF_TOKEN": ""}, {}, "ada/sums", "the Hub wants a token: run hf auth login, or set HF_TOKEN"),
+        ({}, {}, "datasets/ada/sums", "repo_id='datasets/ada/sums' is not a name for a model repository"),
+        ({}, {}, "ada/sums--2", "is not a name for a model repository"),
+        ({"HF_HUB_OFFLINE": "1"}, {}, "ada/sums", "cannot be pushed to while HF_HUB_OFFLINE is set: unset it"),
+        ({}, {"config.yaml": f"run_name: with {TOKEN}"}, "ada/sums", "config.yaml of the run contains a token or key"),
+        ({"MY_API_KEY": "key0123456789"}, {"config.yaml": "a: key0123456789"}, "ada/sums", "contains a token or key"),
+        ({}, {FINISHED: None}, "ada/sums", "is not a run that has finished: give the run directory of a training"),
+        ({}, {"adapter/adapter_config.json": None}, "ada/sums", "contains no adapter/ or model/ with *.safetensors"),
     ],
 )
-def test_what_the_hub_would_not_take_is_one_line(variables, repo_id, output, hub, push, adapter_run, monkeypatch):
+def test_what_cannot_be_pushed_is_one_line(
+    variables, changes, repo_id, message, hub, push, adapter_run, tmp_path, monkeypatch
+):
+    run = Path(shutil.copytree(adapter_run, tmp_path / "run"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    _, lines = push(adapter_run, "--repo_id", repo_id, code=2)
-    assert output in lines[-1]
+    for name, text in changes.items():
+        (run / name).write_text(text) if text else (run / name).unlink()
+    assert message in push(run, "--repo_id", repo_id, code=2)[1][-1]
     assert hub.repositories == {}
 
 
-@pytest.mark.slow
 def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, adapter_run, model_run):
     push(adapter_run, "--repo_id", "lovelace/sums")  # an organisation of ada's
-    _, lines = push(adapter_run, "--repo_id", "lovelace/sums", "--private", code=2)
-    assert "'lovelace/sums' is a public repository already: make it private in its settings" in lines[-1]
-    _, lines = push(model_run, "--repo_id", "lovelace/sums", code=2)
-    assert "contains adapter_config.json, which would be loaded with what is pushed" in lines[-1]
-    _, lines = push(adapter_run, "--repo_id", "babbage/sums", code=1)  # another's
-    assert "babbage/sums is not pushed (403 Forbidden" in lines[-1]
+    refused = {
+        "'lovelace/sums' is a public repository already: make it private": (adapter_run, "lovelace/sums", "--private"),
+        "contains adapter_config.json, which would be loaded with what is pushed": (model_run, "lovelace/sums"),
+        "babbage/sums is not pushed (403 Forbidden": (adapter_run, "babbage/sums"),  # another's
+    }
+    for message, (run, *words) in refused.items():
+        assert message in push(run, "--repo_id", *words, code=1 if "babbage" in message else 2)[1][-1]
     assert len(hub.repositories["lovelace/sums"].commits) == 1
 
 
+# At the end of a training
+
+
 @pytest.mark.parametrize(
-    ("changes", "removed", "output"),
-    [
-        ({"run_name": f"with {TOKEN}"}, None, "config.yaml of the run contains a token or key"),
-        ({"run_name": "with wandb0123456789"}, None, "config.yaml of the run contains a token or key"),
-        ({}, FINISHED, "has not finished: start the training again to resume it; then push"),
-        ({}, "adapter", "contains no adapter/ or model/ with *.safetensors"),
-        ({}, "config.yaml", "contains no config.yaml"),
-    ],
+    ("private", "revision", "words"), [(True, None, " --private"), (None, "v2", " --revision v2"), (False, None, "")]
 )
-def test_a_run_that_cannot_be_pushed_is_one_line(
-    changes, removed, output, hub, push, adapter_run, tmp_path, monkeypatch
+def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
+    private, revision, words, adapter_run, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setenv("WANDB_API_KEY", "wandb0123456789")
-    run = Path(shutil.copytree(adapter_run, tmp_path / "run"))
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | changes))
-    if removed:
-        (run / removed).rename(tmp_path / "removed")
-    _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert output in lines[-1]
-    assert hub.repositories == {}
-
-
-# In training
+    run = Path(shutil.copytree(adapter_run, tmp_path / "my run"))
+    config = SimpleNamespace(output_dir=run, hub_model_id=None, hub_private_repo=private, hub_revision=revision)
+    monkeypatch.setattr(hub_module, "push", pushing := Mock(return_value={"url": "http://hub/ada/sums"}))
+    conclude(config, run / "adapter", pushes=True)
+    pushing.assert_called_once_with(run, None, private=private, revision=revision)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
+    assert out[-3:] == [f"report   {run}/report.html", f"adapter  {run}/adapter", "pushed   http://hub/ada/sums"]
+    card = run / "adapter/README.md"
+    assert json.loads((run / "adapter/files.json").read_text())["README.md"] == card.stat().st_size
+    for error, reason in ((KeyboardInterrupt(), "interrupted"), (UserError("no token"), "no token")):
+        pushing.side_effect = error
+        with pytest.raises(PushError) as failed:
+            conclude(config, run / "adapter", pushes=True)
+        again = f"grpo-math push '{run}' --repo_id my run{words}"
+        assert str(failed.value) == f"the run is complete in {run}, but not on the Hub ({reason}): {again}"
 
 
 @pytest.mark.full
@@ -239,5 +249,5 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
     repository = hub.repositories["ada/sums"]
     assert repository.private
     assert len(repository.commits) == 1, "transformers' own push stays off"
-    assert holds(hub, "ada/sums") >= RESULTS | PLOTS | ADAPTER | TOKENIZER
+    assert repository.branches["main"].keys() >= RESULTS | PLOTS | ADAPTER | TOKENIZER
     assert TOKEN.encode() not in b"".join(hub.bodies)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from peft import PeftModel
+from small_model import byte_tokenizer
 from small_runs import write_adapter_run
 from transformers import AutoModelForCausalLM
 
@@ -15,29 +16,34 @@ from grpo_math.generation.models import load_tokenizer
 
 
 @pytest.fixture
-def run(tiny, tmp_path):
-    return write_adapter_run(tmp_path / "run", tiny(), "prompt_template: gsm8k\n")
+def run(small, tmp_path):
+    return write_adapter_run(tmp_path / "run", small, "prompt_template: gsm8k\n")
 
 
-@pytest.mark.slow
-def test_the_merged_model_gives_the_adapters_log_probs(run, tiny, tmp_path, capsys):
+def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, capsys):
     target = tmp_path / "Whole"
-    assert main(["export", str(run), "--merge", str(target)]) == 0
-    assert capsys.readouterr().out == f"merged   {target}\n"
+    byte_tokenizer().save_pretrained(run / "adapter")
+    (run / "adapter/chat_template.jinja").write_text("of the adapter")
+    assert main(["export", str(run), "--merge", str(target), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(target)}
     assert not (target / "adapter_config.json").exists()
-    base = AutoModelForCausalLM.from_pretrained(tiny())
-    tokenizer, prompt = load_tokenizer(str(target)), [{"role": "user", "content": "2 + 2?"}]
-    ids = tokenizer.apply_chat_template(prompt, return_tensors="pt", return_dict=True)["input_ids"]
+    assert load_tokenizer(str(target)).chat_template == "of the adapter"
+    base, ids = AutoModelForCausalLM.from_pretrained(small), torch.arange(40)[None]
 
     def logps(model):
         with torch.no_grad():
-            return model(ids).logits.log_softmax(-1).gather(2, ids[..., None])
+            return model(ids).logits.log_softmax(-1)
 
     before = logps(base)
     both = logps(PeftModel.from_pretrained(base, run / "adapter"))
-    whole = logps(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
-    apart, moved = (whole - both).abs().mean(), (before - both).abs().mean()
-    assert apart < min(0.2, moved / 4)  # the weights were rounded to bfloat16
+    merged = AutoModelForCausalLM.from_pretrained(target)
+    assert merged.dtype == torch.bfloat16
+    apart, moved = (logps(merged.float()) - both).abs().mean(), (before - both).abs().mean()
+    assert apart < moved / 4  # the weights were rounded to bfloat16
+    (run / "adapter/tokenizer_config.json").unlink()  # a script may not have saved it
+    assert main(["export", str(run), "--merge", str(tmp_path / "second")]) == 0
+    assert capsys.readouterr().out == f"merged   {tmp_path / 'second'}\n"
+    assert load_tokenizer(str(tmp_path / "second")).chat_template == byte_tokenizer().chat_template
 
 
 @pytest.mark.parametrize(

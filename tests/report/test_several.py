@@ -6,12 +6,13 @@ import json
 
 import pytest
 import yaml
+from synthetic_run import words
 
 from grpo_math.cli import main
-from grpo_math.evaluation.compare import compare, read_results
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.compare import compare
 from grpo_math.evaluation.figures import summary
-from grpo_math.report.run_dir import read_run
-from grpo_math.report.several import differing, report_several
+from grpo_math.report.several import report_several
 
 
 def results(right, in_format=None, ids=range(40)):
@@ -30,7 +31,7 @@ def a_run(folder, after, **config):
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
     (folder / "before.json").write_text(json.dumps(results(10)))
     (folder / "after.json").write_text(json.dumps(after))
-    settings = {"seed": 1, "max_steps": 20, "hub_token": "hf_secret", "output_dir": str(folder)}
+    settings = {"seed": 1, "max_steps": 30, "hub_token": "hf_secret", "output_dir": str(folder)}
     (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **config}))
     return folder
 
@@ -44,26 +45,40 @@ def three(tmp_path):
     ]
 
 
-def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three):
-    matches = report_several(three)
-    first, second, third = matches.runs
-    low, high = (read_results(three[i] / "after.json") for i in (0, 1))
-    assert (first["before"]["accuracy"], first["after"]["accuracy"]) == (0.25, 0.5)
-    assert (first["difference"]["difference"], first["after"]["accuracy_in_format"]) == (0.25, 0.375)
-    assert (first["steps"], first["seconds"]) == (20, 160.0)
-    assert first["against_first"] is None
-    paired = compare(low, high)
+def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three, tmp_path):
+    answer = report_several(three)
+    first, second, third = answer["runs"]
+    after, gained = results(20, 15), compare(results(10), results(20, 15))
+    figures = ("accuracy", "accuracy_in_format", "ci95", "n")
+    assert first == {
+        "run_dir": str(three[0]),
+        "model": "tiny",
+        "step": 20,
+        "steps": 30,
+        "n": 40,
+        "before": {name: results(10)[name] for name in figures},
+        "after": {name: after[name] for name in figures},
+        "difference": {"difference": 0.25, "ci95": [gained.lo, gained.hi]},
+        "against_first": None,
+        "seconds": 20 * 5.0 + 2 * 30.0,
+    }
+    paired = compare(results(20), results(30))
     assert second["against_first"] == {"difference": 0.25, "ci95": [paired.lo, paired.hi]}
-    assert third["difference"] is None  # other problems after than before
-    assert any("the problems differ" in note for note in matches.notes)
-    page = matches.html.read_text()
-    for words in ("50.0%<br><small>", f"{100 * paired.lo:+.1f} to {100 * paired.hi:+.1f}", "25.0% → 37.5%"):
-        assert words in page
+    assert third["difference"] is None
+    reason = "the problems differ (before 40, after 40, in one only 2, such as '0')"
+    assert [note.partition(": evaluate")[0] for note in answer["notes"]] == [
+        f"<b>other: not compared with low: {reason}",
+        f"<b>other: accuracy 25.0% before and 60.0% after training are not compared: {reason}",
+    ]
+    page = (tmp_path / "comparison.html").read_text()
+    assert words(page, "<tbody>", "</tbody>") == (
+        "A low tiny 20 of 30 25.0% 14.2% to 40.2% 50.0% 35.2% to 64.8% +25.0 +12.5 to +37.5 25.0% → 37.5% – 3 min "
+        "B high tiny 20 of 30 25.0% 14.2% to 40.2% 75.0% 59.8% to 85.8% +50.0 +35.0 to +65.0 25.0% → 75.0% +25.0 +12.5 "
+        "to +37.5 3 min C <b>other tiny 20 of 30 25.0% 14.2% to 40.2% 60.0% 44.6% to 73.7% – 25.0% → 60.0% – 3 min"
+    )
     assert page.count("<svg ") == 3  # reward, accuracy, held-out accuracy; no lengths were logged
-    assert "&lt;b&gt;other" in page
-    assert "<b>other" not in page
-    assert "hf_secret" not in page
-    assert differing([read_run(folder) for folder in three]) == {
+    assert ("&lt;b&gt;other" in page, "<b>other" in page, "hf_secret" in page) == (True, False, False)
+    assert answer["settings"] == {
         "learning_rate": ["1e-05", "0.0001", "0.0001"],
         "rewards": ['["gsm8k"]', '["gsm8k"]', '["accuracy"]'],
     }
@@ -73,6 +88,10 @@ def test_the_command_writes_one_page_beside_the_runs_or_where_it_is_told(three, 
     assert main(["report", *map(str, three[:2])]) == 0
     assert capsys.readouterr().out == f"report   {tmp_path / 'comparison.html'}\n"
     assert main(["report", *map(str, three), "--output", str(tmp_path / "own.html"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["html"] == str(tmp_path / "own.html")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["html"] == str(tmp_path / "own.html")
+    assert err.startswith("note: <b>other: not compared with low: ")
     assert main(["report", str(three[0]), "--output", "x.html"]) == 2
     assert "--output would be ignored with one run" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="run_dir=7 are too many runs for a page: give at most 6"):
+        report_several(three[:1] * 7)

@@ -29,11 +29,11 @@ TABLE = [
 
 def test_a_group_is_a_row_that_says_what_came_of_each_completion():
     [shown] = sources(Run(Path("run"), completions=TABLE))[0].rows
-    assert shown.title == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
-    assert [side.badge for side in shown.sides][:4] == ["correct", "correct", "wrong", "no_answer"]
+    assert shown["title"] == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
+    assert [one["badge"] for one in shown["completions"]][:4] == ["correct", "correct", "wrong", "no_answer"]
     details = {"answer_length": 0.5, "reward": 0.5, "gsm8k": 0.0, "advantage": 0.0, "extracted": "17"}
-    assert shown.sides[1].facts == {**details, "in_format": False, "tokens": 9, "truncated": False}
-    assert [side.note for side in shown.sides] == [
+    assert shown["completions"][1]["facts"] == {**details, "in_format": False, "tokens": 9, "truncated": False}
+    assert [one["note"] for one in shown["completions"]] == [
         "",
         "correct, but outside the format",
         "contains the gold answer, but another was extracted",

@@ -1,0 +1,108 @@
+"""The metrics of graded completions, by hand, and equal in training, in its rewards and in an evaluation."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from grpo_math.evaluation.figures import category, summary, text_of
+from grpo_math.evaluation.stats import wilson_of_means
+from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.rewards import accuracy, gsm8k
+from grpo_math.trainer.meter import shares
+
+
+def problem(subject: str | None, level: int, *samples: tuple[str, str | None]) -> list[dict]:
+    return [{"id": "p", "subject": subject, "level": level, "category": c, "answer": a} for c, a in samples]
+
+
+# The share of right answers of each problem: 1, 1/2, 1/2, 0.
+ROWS = [
+    *problem("algebra", 1, ("correct", "7"), ("correct", "7")),
+    *problem("algebra", 2, ("correct", "7"), ("wrong_answer", "8")),
+    *problem("geometry", 2, ("correct_answer_bad_format", "7"), ("truncated", None)),
+    *problem(None, 1, ("bad_format", None), ("bad_format", "8")),
+]
+
+
+def interval(*values: float) -> list[float]:
+    return list(wilson_of_means(values, 2 * len(values)))
+
+
+def part(*values: float) -> dict:
+    return {"n": len(values), "accuracy": fmean(values), "ci95": interval(*values)}
+
+
+def test_all_figures_of_several_samples_a_problem():
+    each = interval(1, 0.5, 0.5, 0)
+    counts = {"correct": 3, "correct_answer_bad_format": 1, "wrong_answer": 1, "bad_format": 2, "truncated": 1}
+    assert summary(ROWS, samples=2) == {
+        "n": 4,
+        "accuracy": 0.5,
+        "ci95": each,
+        "accuracy_in_format": 3 / 8,
+        "mean@n": {"n": 2, "mean": 0.5, "ci95": each},
+        "categories": {**counts, "ungradable": 0},
+        "pass@k": {"1": 0.5, "2": 0.75},
+        "pass@k_ci95": {"1": each, "2": interval(1, 1, 1, 0)},
+        # Of two votes, 7 against 8 is a tie, and 7 against no answer is won.
+        "maj@k": {"1": 0.5, "2": (1 + 0.5 + 1 + 0) / 4},
+        "maj@k_ci95": {"1": each, "2": interval(1, 0.5, 1, 0)},
+        "by_subject": {"algebra": part(1, 0.5), "geometry": part(0.5), "none": part(0)},
+        "by_level": {"1": part(1, 0), "2": part(0.5, 0.5)},
+    }
+    for samples, ks in ((6, "1246"), (8, "1248")):  # each power of two, and the number of samples
+        figures = summary([{"category": "correct"}] * samples, samples)
+        assert "".join(figures["pass@k"]) == "".join(figures["maj@k"]) == ks
+        assert not figures.keys() & {"by_subject", "by_level"}
+
+
+def test_the_table_of_several_samples():
+    text = text_of({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)})
+    assert text.splitlines() == [
+        "accuracy             50.0%  95% interval 18.8% to 81.2%; 4 problems, 2 samples each at temperature 0.7",
+        "accuracy in format   37.5%",
+        "pass@2               75.0%  95% interval 30.1% to 95.4%",
+        "maj@2                62.5%  95% interval 22.2% to 90.7%",
+        "",
+        "correct, in the format       3   37.5%",
+        "answer right, format wrong   1   12.5%",
+        "format right, answer wrong   1   12.5%",
+        "wrong, and not in the format 2   25.0%",
+        "cut at the length limit      1   12.5%",
+        "",
+        "algebra                      2   75.0%  25.6% to 96.3%",
+        "geometry                     1   50.0%  5.5% to 94.5%",
+        "none                         1    0.0%  0.0% to 79.3%",
+        "level 1                      2   50.0%  9.5% to 90.5%",
+        "level 2                      2   50.0%  9.5% to 90.5%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "in_format", "truncated", "expected"),
+    [
+        (Verdict.BAD_GOLD, True, False, "ungradable"),
+        (Verdict.CORRECT, True, True, "correct"),
+        (Verdict.WRONG, True, False, "wrong_answer"),
+        (Verdict.NO_ANSWER, False, False, "bad_format"),
+    ],
+)
+def test_the_category_of_a_completion(verdict, in_format, truncated, expected):
+    assert category(Grade(verdict, "7", in_format=in_format), truncated) == expected
+
+
+TEXTS = ["3 + 4 = 7\n#### 7", "It is 7.", r"so \boxed{7}", "#### 8", "I do not know.", "7 #### 7 and on"]
+GOLDS = ["7"] * len(TEXTS)
+
+
+def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
+    grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
+    trained = shares([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
+    evaluated = summary([{"category": category(g, truncated=False), "answer": g.answer} for g in grades])
+    columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
+    for name, reward in (("accuracy", accuracy), ("accuracy_in_format", gsm8k)):
+        paid = fmean(reward(TEXTS, TEXTS, **columns))
+        assert trained[name] == pytest.approx(evaluated[name]) == pytest.approx(paid)
+    assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0

@@ -1,0 +1,152 @@
+"""`grpo-math evaluate` of a run, whose base and trained model are compared, and of several data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_model import byte_tokenizer
+from small_runs import write_adapter_run
+from transformers import AutoModelForCausalLM
+
+from grpo_math.cli import main
+from grpo_math.evaluation import backends
+from grpo_math.problems.datasets import load_problems
+from grpo_math.run.resume import write_problems
+
+ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_size", "4"]
+
+
+@pytest.fixture
+def trained(small, tmp_path):
+    return write_adapter_run(tmp_path / "run", small, 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\n')
+
+
+def files_of(trained):
+    return [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
+
+
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_base_and_trained_are_asked_the_same_and_compared(kind, trained, small, capsys, monkeypatch):
+    if kind == "model":
+        (trained / "adapter").rename(trained / "checkpoint-1")
+        model = AutoModelForCausalLM.from_pretrained(small)
+        model.lm_head.weight.data.mul_(-1)
+        for part in (model, byte_tokenizer()):
+            part.save_pretrained(trained / "model")
+    write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
+    assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
+    text, err = capsys.readouterr()
+    assert f"warning: 3 of the 4 problems of generated:sums are training problems of {trained}: " in err
+    *table, first, second = text.splitlines()
+    assert [first, second] == [f"results   {file}" for file in files_of(trained)]
+    assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
+    base, after = (json.loads(file.read_text()) for file in files_of(trained))
+    assert {name for name in base if base[name] != after[name]} >= {"weights_hash", "rows"}
+    for name in ("data", "split", "template", "max_new_tokens", "prompt_hash", "problems_hash", "samples"):
+        assert base[name] == after[name]
+    assert (base["template"], base["max_new_tokens"], base["n"]) == ("boxed", 6, 4)
+    assert (base["model"], base["adapter"]) == (small, None)
+    names = (small, str(trained / "adapter")) if kind == "adapter" else (str(trained / "model"), None)
+    assert (after["model"], after["adapter"]) == names
+    monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
+    assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"base", "trained", "comparison"}
+    assert answer["trained"] == {name: after[name] for name in after if name != "rows"} | {
+        "results": str(files_of(trained)[1]),
+        "seconds": answer["trained"]["seconds"],
+    }
+    assert answer["comparison"]["n"] == 4
+
+
+def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trained, script, capsys):
+    script({"What is": ["1"]})
+    (trained / "adapter").rename(trained / "checkpoint-7")
+    words = ["--data", "generated:sums,generated:long_products", "--split", "heldout", "--n", "2"]
+    assert main(["evaluate", "--run", str(trained), *words, "--checkpoint", "checkpoint-7"]) == 0
+    names = [f"generated_{name}/{side}.json" for side in ("base", "trained") for name in ("sums", "long_products")]
+    assert capsys.readouterr().out.splitlines() == [
+        "                         n  mean@  base  trained   difference  95% paired interval",
+        "generated:sums           2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
+        "generated:long_products  2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
+        *(f"results   {trained}/evaluation-checkpoint-7/{name}" for name in names),
+    ]
+
+
+def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, script, capsys, tmp_path):
+    script({"What is": ["1"]})
+    words = ["evaluate", "--model", str(trained / "adapter"), *ASKED, "--output", str(tmp_path / "a.json")]
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["adapter"], answer["max_new_tokens"]) == (small, str(trained / "adapter"), 512)
+    assert main([*words, "--adapter", "x"]) == 2
+    assert "is an adapter itself" in capsys.readouterr().err
+
+
+def test_an_interrupted_evaluation_says_that_it_can_be_continued(small, monkeypatch, capsys):
+    def interrupted(model, sampling):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backends.Model, "generator", interrupted)
+    assert main(["evaluate", "--model", small, *ASKED]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: the same command resumes it"
+
+
+def folder(path: Path, row: dict) -> None:
+    path.mkdir(parents=True)
+    (path / "test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+
+def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, capsys, monkeypatch):
+    monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "data" / "aime2025", {"id": "0", "problem": "What is 3 + 4?", "answer": "7"})
+    folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
+    loads, weights = [], backends.load_weights
+    monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
+    asked = ["evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"]
+    asked += ["--n", "2", "--max_completion_length", "4", "--batch_size", "4"]
+    assert main([*asked, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
+    assert list(results) == ["aime2025", "generated:sums", "minerva"]
+    assert loads == [(small, None)]
+    kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
+    drawn = [("boxed", 32, 0.6), ("gsm8k", 1, 0.0), ("boxed", 1, 0.0)]
+    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == drawn
+    assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
+    monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
+    assert main(asked) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "                n  mean@  accuracy  95% interval  in format     cut",
+        "aime2025        1     32      0.0%  0.0 to 79.3%       0.0%  100.0%",
+        "generated:sums  2      1      0.0%  0.0 to 65.8%       0.0%  100.0%",
+        "minerva         1      1      0.0%  0.0 to 79.3%       0.0%  100.0%",
+        "mean of 3                     0.0%",
+        *(f"results   {of['results']}" for of in results.values()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "gsm8k", "--suite", "math"], "--suite would be ignored by --data"),
+        (["--suite", "maths"], "suite='maths' is not known: did you mean 'math'?"),
+        ([], "--data is missing"),
+        (["--data", "gsm8k,gsm8k"], "data='gsm8k,gsm8k' names nothing, or one set twice"),
+        (["--data", "gsm8k,,math500"], "names nothing, or one set twice"),
+        (["--data", "generated,gsm9k"], "dataset='gsm9k' is not known: did you mean 'gsm8k'?"),
+        (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is for one data set, and there are 2"),
+        (["--data", "gsm8k,math500", "--columns", "id=x"], "columns='id=x' is for one data set, and there are 2"),
+        (["--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
+        (["--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
+        (["--run", "run"], "--model would be ignored by --run"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    folder(tmp_path / "gsm8k", {"question": "What is 3 + 4?", "answer": "#### 7"})
+    monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
+    assert main(["evaluate", "--model", "embedded", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,74 @@
+"""A random Llama of 12,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
+
+The fixtures are those of each package that imports them into its conftest.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from grpo_math.evaluation import backends
+from grpo_math.generation.chat import OF_SMOLLM2
+from grpo_math.generation.completions import read_off
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bare = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>", "additional_special_tokens": ["<|im_start|>"]}
+    return PreTrainedTokenizerFast(tokenizer_object=bare, chat_template=OF_SMOLLM2, padding_side="left", **names)
+
+
+def write_small_model(folder: Path) -> str:
+    tokenizer = byte_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokens = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **tokens, tie_word_embeddings=False))
+    for parameter in model.parameters():  # far from uniform, so that answers differ
+        parameter.data.mul_(20.0 if parameter.dim() > 1 else 1.0)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    return write_small_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Let every model answer ``texts``: by problem, a text for each time that the problem is asked.
+
+    Returns the list of the batches that are asked: their problems, and their seed.
+    """
+
+    def scripted(texts):
+        batches, times = [], Counter()
+
+        def generator(model, sampling):
+            def generate(prompts, seed):
+                texts_of_prompts = [model.tokenizer.decode(prompt) for prompt in prompts]
+                problems = [next(p for p in texts if p in text) for text in texts_of_prompts]
+                batches.append((problems, seed))
+                made = []
+                for problem in problems:
+                    ids = model.tokenizer.encode(texts[problem][times[problem] % len(texts[problem])] + "<|im_end|>")
+                    made.append(read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]))
+                    times[problem] += 1
+                return made
+
+            return generate
+
+        monkeypatch.setattr(backends.Model, "generator", generator)
+        return batches
+
+    return scripted
