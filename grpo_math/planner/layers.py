@@ -86,10 +86,9 @@ def prepared(config: Any, how: Json) -> Any:
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
         # The dtype that peft or TRL gives the adapter: memory.py derives it from the recipe.
         adapter = torch.bfloat16 if how["adapter"] == 2 else torch.float32
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.requires_grad and parameter.dtype != adapter:
-                    module._parameters[name] = torch.nn.Parameter(parameter.detach().to(adapter))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(adapter)
         # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
         model.enable_input_require_grads()
     model.train()
