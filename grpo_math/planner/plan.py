@@ -325,7 +325,7 @@ def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
         [{"lora_dropout": 0.0}],
         [] if counted.quantised else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
         [{"use_peft": True, "lora_target_modules": "all-linear"}],
-        # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache can take.
+        # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
         [] if s["use_vllm"] else [{**sleeping, "vllm_max_model_length": sequence}],
         [{"use_vllm": False}],
         [{"max_completion_length": max(256, s["max_completion_length"] // 2)}],

@@ -27,8 +27,9 @@ def test_freed_neighbours_are_joined_and_the_last_block_grows():
 
 def test_the_block_that_can_grow_is_taken_last():
     allocator = Allocator()
-    a, b = allocator.take(16 * MB), allocator.take(MB + 1)
-    allocator.give(a)
+    gone = allocator.take(16 * MB)
+    allocator.take(MB + 1)
+    allocator.give(gone)
     assert allocator.take(2 * MB).address == 0, "and not the smaller rest of the page, which can grow"
 
 

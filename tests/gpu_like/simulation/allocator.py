@@ -12,6 +12,7 @@ Does not know the settings of PYTORCH_CUDA_ALLOC_CONF, nor that a full GPU empti
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 MB = 1 << 20
 ROUND, SMALL, ADDRESSES = 512, MB, 1 << 60
@@ -77,7 +78,7 @@ class Segment:
         """The free block to take. One that can grow counts with its address space, so it is taken last."""
         position = bisect_left(self.free, (size, -1))
         fits = [block for _, _, block in self.free[position:]]
-        for block, larger in zip(fits, fits[1:], strict=False):
+        for block, larger in pairwise(fits):
             if reach(larger) >= reach(block):
                 return block
         return fits[-1] if fits else None
