@@ -47,6 +47,7 @@ TERMS = {
     "vllm_kv_cache": "vLLM KV cache",
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
+    "processes": "processes",
 }
 
 # Terms outside torch's allocator.

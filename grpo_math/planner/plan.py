@@ -87,20 +87,17 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     >>> name, counted.fits, counted.layout.generation
     ('zero2_offload', True, 'transformers')
     """
-    first: tuple[str, Counted] | None = None
+    plans: list[tuple[str, Counted]] = []
     for name, accelerate in configs.items():
         try:
             known, settings = _read(recipe, accelerate=accelerate, **machine)
-            counted = Counted(known, settings, set(recipe))
+            plans.append((name, Counted(known, settings, set(recipe))))
         except ConfigError:
-            if first is None:
+            if not plans:
                 raise
-            continue
-        if counted.fits:
-            return name, counted
-        first = first or (name, counted)
-    assert first is not None
-    return first
+        if plans[-1][1].fits:
+            return plans[-1]
+    return plans[0]
 
 
 def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:

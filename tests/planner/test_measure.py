@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from grpo_math.planner import measure, model
-from grpo_math.planner.measure import fitted, highest
 from grpo_math.planner.memory import Precision, at, how_of
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import Work
@@ -22,8 +21,8 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 1000,
 }
+HALF = Precision(2, 4, True)
 LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
-SIZES = [[1.0, 10.0, 10.0], [1.0, 20.0, 20.0], [1.0, 20.0, 30.0]]
 
 
 @pytest.fixture
@@ -44,8 +43,8 @@ def measuring(monkeypatch):
     return answers
 
 
-def how(fields, precise=Precision(2, 4, True), tiles=1, shape=None, work=None):
-    return how_of(shape, resolve(fields), precise, tiles, work)
+def how(fields, precise=HALF, tiles=1):
+    return how_of(None, resolve(fields), precise, tiles)
 
 
 def test_the_shipped_measurements_are_what_is_measured_now(measuring):
@@ -56,19 +55,11 @@ def test_the_shipped_measurements_are_what_is_measured_now(measuring):
         ("Qwen/Qwen2.5-0.5B", how({**LORA, "lora_dropout": 0.05})),
         ("Qwen/Qwen2.5-0.5B", how({}, Precision(4, 4, True))),
         ("Qwen/Qwen2.5-0.5B", how({"gradient_checkpointing": False}, Precision(2, 2, False))),
+        ("embedded", how({**LORA, "use_cpu": True}, Precision(4, 4, False))),
     ]
     requests = [(model.shapes()[name], settings) for name, settings in shipped]
     expected = [model.shipped()[model.key_of(*request)] for request in requests]
     assert measuring(*requests) == expected
-
-
-def test_a_moment_of_the_same_allocations_is_a_line_and_any_other_stretch_its_highest():
-    same = [[[7 + 3 * int(t) + 2 * int(k), 5]] for _, t, k in SIZES]
-    assert fitted(same, SIZES) == [[[7.0, 3.0, 2.0], [5.0, 0.0, 0.0]]]
-    other = [[[1, 5], [7 + 3 * int(t)][:1]] for _, t, k in SIZES]
-    assert fitted(other, SIZES)[1] == [[7.0, 3.0, 0.0]]
-    assert fitted([[[1, 9, 4]]], SIZES) == [[[9.0, 0.0, 0.0]]]
-    assert highest([[[7.0, 3.0, 2.0], [5.0, 0.0, 0.0]]], SIZES) == [[7.0, 3.0, 2.0]]
 
 
 def fullest(measurement, work):

@@ -1,5 +1,10 @@
-"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line."""
+"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line.
 
+After a change that is meant, `python tests/planner/test_plan.py` writes the plans of tests/cases/plans.json anew.
+"""
+
+import contextlib
+import io
 import json
 import re
 import subprocess
@@ -12,7 +17,7 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.planner import card_of, picture, plan, shipped_configs
+from grpo_math.planner import card_of, picture, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.seconds import COMPUTE
 from grpo_math.planner.settings import resolve
@@ -20,6 +25,7 @@ from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
 ROOT = Path(__file__).parents[2]
+PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
 MODEL = "Qwen/Qwen2.5-1.5B"
 LORA = {
     "dtype": "bfloat16",
@@ -43,6 +49,23 @@ def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 
     if "prompts_per_step" in changes:
         del recipe["gradient_accumulation_steps"]  # solved
     return plan(recipe, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
+
+
+def printed(arguments: str) -> dict[str, Any]:
+    """The exit code, the object and the text of `grpo-math plan --config ARGUMENTS`."""
+    outputs = []
+    for options in ([], ["--json"]):
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            code = main(["plan", "--config", *arguments.split(), *options])
+        outputs.append(output.getvalue())
+    return {"code": code, "text": outputs[0].splitlines(), "answer": json.loads(outputs[1])}
+
+
+@pytest.mark.parametrize("arguments", json.loads(PLANS.read_text()))
+def test_a_plan_is_the_one_that_was_read_and_checked(arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("grpo_math.planner.model._ask", None)  # the shipped measurements are enough
+    assert printed(arguments) == json.loads(PLANS.read_text())[arguments]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,12 +129,6 @@ def test_each_suggestion_saves_what_it_says(case):
     assert after["fits"]
 
 
-def test_what_no_setting_can_fit_is_said():
-    answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
-    assert not any(suggestion["fits"] for suggestion in answer["suggestions"])
-    assert "no change of settings makes it fit" in picture(answer)
-
-
 @pytest.mark.parametrize(
     ("gpus", "model", "size", "server", "policy"),
     [
@@ -124,12 +141,6 @@ def test_what_no_setting_can_fit_is_said():
 def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size, server, policy):
     layout = planned(model, WAYS["server"], gpus, size)["layout"]
     assert [role["gpus"] for role in layout] == [server, policy]
-
-
-def test_a_context_longer_than_the_models_is_a_problem():
-    answer = planned("Qwen/Qwen2.5-Math-1.5B", {"max_completion_length": 4096}, 1, 80)
-    assert not answer["fits"]
-    assert "4608 tokens" in answer["problems"][0]
 
 
 @pytest.mark.parametrize(
@@ -165,15 +176,6 @@ def recipe(tmp_path):
 
 
 ONE = ["--gpus", "1", "--gpu-memory"]
-
-
-def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsys):
-    for size, code in (("24", 0), ("6", 1)):
-        assert main(["plan", "--config", recipe(), *ONE, size, "--json"]) == code
-        answer = json.loads(capsys.readouterr().out)
-        assert answer["fits"] == (code == 0)
-        assert {"fits", "bytes", "peak_gb", "layout", "largest", "suggestions"} <= set(answer)
-        assert all({"role", "gpus"} <= set(role) for role in answer["layout"])
 
 
 @pytest.mark.parametrize(
@@ -226,13 +228,6 @@ def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
     assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
 
 
-def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
-    recipe = {"model_name_or_path": MODEL, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
-    answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
-    assert answer["accelerate_config"] == "zero2"
-    assert "accelerate config: zero2 (the first that fits)" in picture(answer)
-
-
 def test_an_update_takes_eight_flops_per_token_and_parameter():
     """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
     recipe = {"model_name_or_path": MODEL, **LORA, "gradient_checkpointing": True}
@@ -242,3 +237,8 @@ def test_an_update_takes_eight_flops_per_token_and_parameter():
     assert "not measured" in seconds["assumed"]
     with pytest.raises(ConfigError, match="card='h1'"):
         card_of("h1")
+
+
+if __name__ == "__main__":
+    lines = [f"{json.dumps(case)}: {json.dumps(printed(case))}" for case in json.loads(PLANS.read_text())]
+    PLANS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
