@@ -16,11 +16,9 @@ import pytest
 import yaml
 
 from grpo_math.cli import main
-from grpo_math.errors import ConfigError
-from grpo_math.planner import card_of, picture, plan
+from grpo_math.planner import card_of, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.seconds import COMPUTE
-from grpo_math.planner.settings import resolve
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
@@ -68,14 +66,11 @@ def test_a_plan_is_the_one_that_was_read_and_checked(arguments, monkeypatch):
     assert printed(arguments) == json.loads(PLANS.read_text())[arguments]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("way", "gpus"), [(way, gpus) for way in WAYS for gpus in (1, 2, 8) if way != "server" or gpus > 1]
+)
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-32B"])
 def test_every_plan_is_consistent_in_itself(model, gpus, way):
-    if way == "server" and gpus == 1:
-        with pytest.raises(ConfigError, match="needs 1 separate GPU"):
-            planned(model, WAYS[way], gpus)
-        return
     fitted = []
     for size in (8, 24, 40, 80, 141):
         answer = planned(model, WAYS[way], gpus, size)
@@ -83,18 +78,13 @@ def test_every_plan_is_consistent_in_itself(model, gpus, way):
         totals = {phase: sum(terms.values()) for phase, terms in answer["phases"].items()}
         peak = max(("training", "generation"), key=lambda phase: totals[phase])
         assert answer["peak_gb"] == pytest.approx(totals[peak] / GB, abs=1e-3)
-        assert answer["bytes"] == answer["phases"][peak]
-        assert answer["largest"] == max(answer["bytes"], key=lambda term: answer["bytes"][term])
         assert all(bytes_ > 0 for terms in answer["phases"].values() for bytes_ in terms.values())
         used = [gpu for role in answer["layout"] for gpu in role["gpus"]]
         assert sorted(used) == list(range(gpus))
         assert answer["fits"] == (not answer["problems"])
         assert not answer["fits"] or max(totals.values()) <= MARGIN * size * GB
         assert not (answer["fits"] and answer["suggestions"])
-        policy = len(answer["layout"][-1]["gpus"])
-        assert f"= {policy} GPU" in answer["batch"]
         fitted.append(answer["fits"])
-        assert picture(answer)
     assert fitted == sorted(fitted), "more memory never makes it not fit"
 
 
@@ -143,25 +133,6 @@ def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size,
     assert [role["gpus"] for role in layout] == [server, policy]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
-        ({"dtype": "bf16"}, "dtype='bf16'"),
-        ({"optim": "lomo"}, "optim='lomo'"),
-        ({"load_in_4bit": True}, "load_in_4bit=True"),
-        ({"fsdp": "full_shard"}, "fsdp='full_shard'"),
-        ({"attn_implementation": "eager"}, "attn_implementation='eager'"),
-        ({"pack_updates": False}, "pack_updates=False"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_on_one_line_and_model_init_kwargs_win(recipe, named):
-    with pytest.raises(ConfigError) as refused:
-        resolve(recipe)
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert resolve({"dtype": "float32", "model_init_kwargs": {"dtype": "bfloat16"}})["dtype"] == "bfloat16"
-
-
 # The command
 
 
@@ -190,6 +161,15 @@ ONE = ["--gpus", "1", "--gpu-memory"]
         ({"model_name_or_path": None}, [*ONE, "24"], "model_name_or_path=None"),
         ({"model_name_or_path": "no/such-model"}, [*ONE, "24"], "no/such-model"),
         ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "nowhere.json cannot be read"),
+        ({"dtype": "bf16"}, [*ONE, "24"], "dtype='bf16'"),
+        ({"optim": "lomo"}, [*ONE, "24"], "optim='lomo'"),
+        ({"use_peft": False, "load_in_4bit": True}, [*ONE, "24"], "load_in_4bit=True"),
+        ({"fsdp": "full_shard"}, [*ONE, "24"], "fsdp='full_shard'"),
+        ({"attn_implementation": "eager"}, [*ONE, "24"], "attn_implementation='eager'"),
+        ({"model_init_kwargs": {"attn_implementation": "eager"}}, [*ONE, "24"], "attn_implementation='eager'"),
+        ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
+        ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
+        (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
@@ -235,8 +215,6 @@ def test_an_update_takes_eight_flops_per_token_and_parameter():
     low, high = COMPUTE
     assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
     assert "not measured" in seconds["assumed"]
-    with pytest.raises(ConfigError, match="card='h1'"):
-        card_of("h1")
 
 
 if __name__ == "__main__":
