@@ -78,7 +78,6 @@ def test_every_plan_is_consistent_in_itself(model, gpus, way):
         totals = {phase: sum(terms.values()) for phase, terms in answer["phases"].items()}
         peak = max(("training", "generation"), key=lambda phase: totals[phase])
         assert answer["peak_gb"] == pytest.approx(totals[peak] / GB, abs=1e-3)
-        assert all(bytes_ > 0 for terms in answer["phases"].values() for bytes_ in terms.values())
         used = [gpu for role in answer["layout"] for gpu in role["gpus"]]
         assert sorted(used) == list(range(gpus))
         assert answer["fits"] == (not answer["problems"])
