@@ -109,24 +109,6 @@ def flash(q: Tensor, k: Tensor, v: Tensor, spans: varlen.Spans, scores: varlen.A
 varlen.NAMES[flash] = "measured"
 
 
-def apply(module: Any, function: Any, recurse: bool = True) -> Any:
-    """Replace `torch.nn.Module._apply` for fake tensors: a changed parameter is a new object."""
-    # torch's own method swaps the old and the new tensor. torch refuses to swap a tensor with weak references, and fake
-    # tensors have some. peft calls this method for each new adapter.
-    for child in module.children() if recurse else ():
-        child._apply(function)
-    for tensors in (module._parameters, module._buffers):
-        for name, tensor in tensors.items():
-            if tensor is None:
-                continue
-            with torch.no_grad():
-                new = function(tensor)
-            if new is not tensor:
-                is_parameter = tensors is module._parameters
-                tensors[name] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-    return module
-
-
 def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     # CUDA's kernel saves a mask of one byte per element. A CPU's saves the mask in the dtype.
     if training and p and isinstance(states, FakeTensor):
@@ -143,7 +125,9 @@ def set_up(gpu: bool) -> None:
     functional: Any = torch.nn.functional
     kernels: Any = varlen
     attentions: Any = attention
-    modules._apply = apply
+    # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft converts
+    # each new adapter; layers.py gives the adapter its dtype.
+    modules._apply = lambda module, function, recurse=True: module
     functional.dropout = dropout if gpu else plain_dropout
     kernels.kernel = kernel if gpu else plain_kernel
     # Fake tensors are on the CPU, where the trainer computes attention in float32.

@@ -59,15 +59,16 @@ def kind_of(layer: Any) -> Any:
 
 
 def first_layers(config: Any, kinds: list[Any]) -> Any:
-    """Return a text config with as few layers as contain one of each kind, and a second one of the first layer's kind.
-    Fields with one entry per layer are cut too.
+    """Return a text config with as few layers as contain one of each kind, a second one of the first layer's kind, and
+    one more. Fields with one entry per layer are cut too.
 
     The first layers and not a selection, because a model's code derives the kind of a layer from its number. The first
-    layer keeps less than a later one of its kind, because the embedding's output is kept anyway.
+    layer keeps less than a later one of its kind, because the embedding's output is kept anyway. The last one keeps its
+    input until the model's loop over the layers has ended.
     """
     text, total = copy.deepcopy(config.get_text_config()), len(kinds)
     again = kinds.index(kinds[0], 1) if kinds[0] in kinds[1:] else 0
-    n = 1 + max(again, *(kinds.index(kind) for kind in kinds))
+    n = min(total, 2 + max(again, *(kinds.index(kind) for kind in kinds)))
     for key, value in vars(text).items():
         if isinstance(value, (list, tuple)) and len(value) == total:
             setattr(text, key, list(value[:n]))
@@ -86,10 +87,9 @@ def prepared(config: Any, how: Json) -> Any:
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
         # The dtype that peft or TRL gives the adapter: memory.py derives it from the recipe.
         adapter = torch.bfloat16 if how["adapter"] == 2 else torch.float32
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.requires_grad and parameter.dtype != adapter:
-                    module._parameters[name] = torch.nn.Parameter(parameter.detach().to(adapter))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(adapter)
         # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
         model.enable_input_require_grads()
     model.train()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,11 @@ def moments(model: Any, how: Json, times: list[int], row: Any) -> list[list[int]
     return stretches
 
 
-def prefill(model: Any, how: Json, rows: int, length: int) -> tuple[list[list[int]], list[int]]:
-    """Return live bytes without stored and cached tensors at each allocation of each layer, and each layer's cache."""
+def prefill(model: Any, how: Json, times: list[int], rows: int, length: int) -> tuple[list[list[int]], list[int]]:
+    """Return live bytes without stored and cached tensors at each allocation of each layer, and each layer's cache.
+
+    ``times``: as in `moments`.
+    """
     base = model.get_base_model() if how["lora"] else model
     live, sizes = Live(stored(model)), []
     forward, layers = Marks(live), layers_of(base)[1]
@@ -153,8 +157,11 @@ def prefill(model: Any, how: Json, rows: int, length: int) -> tuple[list[list[in
         sizes.append(sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values()))
     # Layers that share another layer's cache have no cache.
     sizes += [0] * (len(layers) - len(sizes))
-    earlier = [sum(sizes[:n]) for n in range(len(layers))]
-    return [[forward.now[n] - earlier[n] + above for above in forward.above(n)] for n in range(len(layers))], sizes
+    # Autocast keeps the 16-bit copies of an adapter until the end of the pass.
+    grown = [after - before for before, after in pairwise(forward.now)]
+    more = sum((count - 1) * (size - cached) for count, size, cached in zip(times, grown, sizes, strict=True))
+    before = [forward.now[n] - sum(sizes[:n]) + more for n in range(len(layers))]
+    return [[before[n] + above for above in forward.above(n)] for n in range(len(layers))], sizes
 
 
 # Answers about a model
@@ -185,8 +192,8 @@ def highest(stretches: list[list[Sizes]], features: list[Sizes]) -> list[Sizes]:
 def first(config: Any) -> tuple[Any, Any, list[int]]:
     """Return the whole model in bfloat16, the config of its first layers, and how many layers each of them represents.
 
-    >>> repeats(["window", "window", "full", "window", "window", "full"], 3)
-    [1, 3, 2]
+    >>> repeats(["window", "window", "full", "window", "window", "full"], 4)
+    [1, 2, 2, 1]
     """
     whole = build(config, torch.bfloat16)
     kinds = [kind_of(layer) for layer in layers_of(whole)[1]]
@@ -195,9 +202,10 @@ def first(config: Any) -> tuple[Any, Any, list[int]]:
 
 
 def repeats(kinds: list[Any], n: int) -> list[int]:
-    more, times = Counter(kinds[n:]), list[int]()
-    for kind in reversed(kinds[:n]):  # the last one of a kind represents the layers after it
-        times.insert(0, 1 + more.pop(kind, 0))
+    times = [1] * n
+    for kind in kinds[n:]:
+        # The last layer but one of a kind represents the layers after it.
+        times[max(at for at in range(n - 1) if kinds[at] == kind)] += 1
     return times
 
 
@@ -218,7 +226,7 @@ def measure(config: Any, how: Json) -> Json:
     end, start, *stretches = fitted([moments(model, how, times, row) for row in rows], features)
     sizes = [(1, 1024 * n), (1, 1280 * n), (2, 512 * n)]
     alone = [[1.0, float(rows * length), float(rows * length**2)] for rows, length in sizes]
-    prefills = fitted([prefill(model, how, *size)[0] for size in sizes], alone)
+    prefills = fitted([prefill(model, how, times, *size)[0] for size in sizes], alone)
     trained, layers = Counter[tuple[int, bool]](), layers_of(model)[0]
     for name, parameter in model.named_parameters() if how["lora"] else ():
         if parameter.requires_grad:
@@ -252,7 +260,7 @@ def shape(config: Any) -> Json:
     attention.kernels_used.clear()
     update(model, how, [{"prompt": 64, "lengths": [64, 64]}])
     # Two lengths separate the constant part of a cache from the part per token. An element has two bytes.
-    few, many = (prefill(model, how, 1, length)[1] for length in (64, 128))
+    few, many = (prefill(model, how, times, 1, length)[1] for length in (64, 128))
     constant = per_token = 0
     for count, a, b in zip(times, few, many, strict=True):
         constant, per_token = constant + count * (2 * a - b) // 2, per_token + count * (b - a) // 64 // 2

@@ -19,9 +19,10 @@ CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
-# Memory that the caching allocator reserves beyond the live tensors, as a share of them. With the default segments the
-# simulated recipes reserve 1 to 11% more (docs/planning.md). Expandable segments need less.
-FRAGMENTATION = 0.078
+# Memory that the caching allocator reserves beyond the live tensors, as a share of them. The simulated runs reserve 0.3
+# to 4.2% more (tests/benchmarks/plans.md). Training sets expandable segments, which vLLM's sleep mode does not allow:
+# next to a colocated vLLM the segments have a fixed size, and the same runs reserved 1 to 11% more.
+FRAGMENTATION = {"transformers": 0.04, "server": 0.04, "colocate": 0.078}
 # A tile of TRL's fused LM head (TOKEN_CHUNK_SIZE and chunk size); layer inputs that TRL's offloading keeps on the GPU.
 HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
@@ -47,6 +48,7 @@ TERMS = {
     "vllm_kv_cache": "vLLM KV cache",
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
+    "processes": "processes",
 }
 
 # Terms outside torch's allocator.
@@ -270,7 +272,7 @@ def phases(
     if not settings["use_cpu"]:
         for terms in (training, generation):
             allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
-            terms["allocator"] = int(FRAGMENTATION * allocated)
+            terms["allocator"] = int(FRAGMENTATION[run.generation] * allocated)
     by_phase = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
 

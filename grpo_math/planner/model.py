@@ -24,7 +24,7 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.reading import read_json
 
-FORMAT = 4  # of the answers of measure.py
+FORMAT = 5  # of the answers of measure.py
 HERE = Path(__file__).parent
 # Fields of a config.json that do not change a shape.
 ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")

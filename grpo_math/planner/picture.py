@@ -25,15 +25,15 @@ def picture(answer: Mapping[str, Any]) -> str:
     phases, fits = answer["phases"], answer["fits"]
     verdict = "fits" if fits else "does not fit"
     of = f"{answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak"
-    lines = [f"{verdict}: {of}; largest: {_name(answer['largest'])}"]
-    for term in (*TERMS, "processes"):
+    lines = [f"{verdict}: {of}; largest: {TERMS[answer['largest']]}"]
+    for term, name in TERMS.items():
         sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in phases.items() if terms.get(term)]
         if sizes:
-            lines.append(f"  {_name(term):<30} {', '.join(sizes)}")
+            lines.append(f"  {name:<30} {', '.join(sizes)}")
     totals = [f"{phase} {_gb(sum(terms.values()))}" for phase, terms in phases.items()]
     lines.append(f"  {'in total':<30} {', '.join(totals)}")
-    if answer["main_memory"]:
-        lines.append("main memory: " + ", ".join(f"{_name(k)} {_gb(v)}" for k, v in answer["main_memory"].items()))
+    main = [f"{TERMS[term]} {_gb(size)}" for term, size in answer["main_memory"].items()]
+    lines.append(f"main memory: {', '.join(main)}")
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
     assumed = answer["assumed"]
     tiles = f"; MLPs in {assumed['mlp_tiles']} tiles of tokens" if assumed["mlp_tiles"] > 1 else ""
@@ -55,7 +55,3 @@ def picture(answer: Mapping[str, Any]) -> str:
 
 def _gb(size: int) -> str:
     return f"{size / GB:.2f} GB" if size >= 0.01 * GB else f"{size / 2**20:.1f} MB"
-
-
-def _name(term: str) -> str:
-    return TERMS.get(term, term)

@@ -87,20 +87,17 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     >>> name, counted.fits, counted.layout.generation
     ('zero2_offload', True, 'transformers')
     """
-    first: tuple[str, Counted] | None = None
+    plans: list[tuple[str, Counted]] = []
     for name, accelerate in configs.items():
         try:
             known, settings = _read(recipe, accelerate=accelerate, **machine)
-            counted = Counted(known, settings, set(recipe))
+            plans.append((name, Counted(known, settings, set(recipe))))
         except ConfigError:
-            if first is None:
+            if not plans:
                 raise
-            continue
-        if counted.fits:
-            return name, counted
-        first = first or (name, counted)
-    assert first is not None
-    return first
+        if plans[-1][1].fits:
+            return plans[-1]
+    return plans[0]
 
 
 def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:
@@ -299,39 +296,40 @@ def divides(settings: Settings, given: set[str], processes: int) -> bool:
 
 # Suggested changes
 
+# Fields that change nothing on a CPU.
+OF_A_GPU = {"dtype", "activation_offloading", "optim", "load_in_4bit", "use_vllm"}
 
-def candidates(counted: Counted) -> list[dict[str, Any]]:
-    """Return changes that can save memory, cheapest first. A change is a mapping of recipe fields.
+
+def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
+    """Return changes that can save memory, cheapest first: for each, the values to try. A change is recipe fields.
 
     Free changes come first, then those that cost speed, then those that change what is learned.
     """
-    s, sequence, gpu = counted.settings, counted.sequence, not counted.settings["use_cpu"]
-    changes: list[dict[str, Any]] = []
-    if gpu and s["use_peft"]:
-        changes.append({"dtype": "bfloat16"})  # frozen weights lose almost no accuracy
-    if counted.layout.generation == "colocate":
-        changes += [{"vllm_max_model_length": sequence}, {"vllm_enable_sleep_mode": True}]
-        changes += [{"vllm_gpu_memory_utilization": share / 10} for share in range(9, 0, -1)]
-    changes.append({"gradient_checkpointing": True})
-    if not counted.given & WHOLE:
+    s, sequence = counted.settings, counted.sequence
+    whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
+    budgets = [] if counted.given & WHOLE else [whole // 2**k for k in range(1, 8)]
+    sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    choices: list[list[dict[str, Any]]] = [
+        [{"dtype": "bfloat16"}] if s["use_peft"] else [],  # frozen weights lose almost no accuracy
+        [{"vllm_max_model_length": sequence}],
+        [{"vllm_enable_sleep_mode": True}],
+        [{"vllm_gpu_memory_utilization": share / 10} for share in range(9, 0, -1)],
+        [{"gradient_checkpointing": True}],
         # A completion stays whole, so a budget below one sequence saves nothing.
-        whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
-        budgets = [whole // 2**k for k in range(1, 8)]
-        changes += [{"max_tokens_per_micro_batch": budget} for budget in budgets if budget >= sequence]
-    if gpu:
-        changes += [{"activation_offloading": True}, {"optim": "adamw_8bit"}]
-    if s["use_peft"]:
-        changes.append({"lora_dropout": 0.0})
-        if gpu and not counted.quantised:
-            changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
-    else:
-        changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
-    # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache can take.
-    if gpu and counted.layout.generation == "transformers":
-        sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-        changes.append({**sleeping, "vllm_max_model_length": sequence})
-    changes += [{"use_vllm": False}, {"max_completion_length": max(256, s["max_completion_length"] // 2)}]
-    return changes
+        [{"max_tokens_per_micro_batch": budget} for budget in budgets if budget >= sequence],
+        [{"activation_offloading": True}],
+        [{"optim": "adamw_8bit"}],
+        [{"lora_dropout": 0.0}],
+        [] if counted.quantised else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
+        [{"use_peft": True, "lora_target_modules": "all-linear"}],
+        # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
+        [] if s["use_vllm"] else [{**sleeping, "vllm_max_model_length": sequence}],
+        [{"use_vllm": False}],
+        [{"max_completion_length": max(256, s["max_completion_length"] // 2)}],
+    ]
+    if s["use_cpu"]:
+        return [changes for changes in choices if not any(OF_A_GPU & change.keys() for change in changes)]
+    return choices
 
 
 def suggest(counted: Counted) -> list[dict[str, Any]]:
@@ -342,14 +340,14 @@ def suggest(counted: Counted) -> list[dict[str, Any]]:
     """
     chosen: list[dict[str, Any]] = []
     now = counted
-    for change in candidates(counted):
+    for changes in candidates(counted):
         if now.fits:
             break
-        # A second value of the same fields replaces the first: each is tried from large to small.
-        kept = [earlier for earlier in chosen if earlier.keys() != change.keys()]
-        then = counted.changed([*kept, change])
-        if then and then.severity < now.severity:
-            chosen, now = [*kept, change], then
+        plans = [(change, then) for change in changes if (then := counted.changed([*chosen, change]))]
+        # Of several values, the first that fits: min() returns the first of equal ones.
+        change, then = min(plans, key=lambda entry: entry[1].severity, default=({}, now))
+        if then.severity < now.severity:
+            chosen, now = [*chosen, change], then
     # A later change may have made an earlier one unnecessary. Drop the dearest first.
     for change in reversed(chosen):
         fewer = [other for other in chosen if other is not change]

@@ -72,9 +72,8 @@ def per_step(counted: Counted, card: Card) -> dict[str, Any]:
     tokens = rows * length + rows / s["num_generations"] * run.prompt
     flops = tokens * shape.active * (6 + 2 * s["gradient_checkpointing"] + 2 * (s["beta"] > 0))
     update = [flops / (counted.batch.processes * card.tflops * 1e12 * share) for share in reversed(COMPUTE)]
-    engines = counted.layout.data_parallel if counted.layout.server else counted.batch.processes
-    gpus = counted.layout.tensor_parallel if counted.layout.server else 1
-    batch = rows / engines
+    gpus = counted.layout.tensor_parallel  # of an engine
+    batch = rows / ((counted.layout.server or counted.batch.processes) // gpus)
     read = 2 * shape.total + batch * (run.prompt + length / 2) * shape.kv_bytes_per_token(2)
     # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
     reading, computing = read / (gpus * card.bandwidth * 1e9), 2 * shape.active * batch / (gpus * card.tflops * 1e12)

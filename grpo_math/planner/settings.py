@@ -11,18 +11,7 @@ from grpo_math.settings.fields import fields
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
 
-PLANNED = (
-    *("model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "attn_implementation", "use_peft"),
-    *("lora_r", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
-    *("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"),
-    *("generation_batch_size", "steps_per_generation", "max_completion_length"),
-    *("pack_updates", "max_tokens_per_micro_batch", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
-    *("use_cpu", "optim", "beta", "reference_refresh_steps", "cast_lm_head_to_fp32", "deepspeed", "fsdp"),
-    *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
-    *("vllm_tensor_parallel_size", "vllm_sync", "vllm_server_base_url", "vllm_server_host", "tools"),
-)
-DEFAULTS: dict[str, Any] = {name: fields()[name].default for name in PLANNED}
+DEFAULTS: dict[str, Any] = {name: field.default for name, field in fields().items()}
 
 
 class NotPlanned(ConfigError):
@@ -49,7 +38,7 @@ def resolve(recipe: Settings) -> dict[str, Any]:
     grpo_math.planner.settings.NotPlanned: optim='adamw' is not known to the plan: use one of adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
-    settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
+    settings = {**DEFAULTS, **recipe}
     init = settings["model_init_kwargs"] or {}
     for name in ("dtype", "attn_implementation"):
         if isinstance(init, Mapping) and init.get(name):

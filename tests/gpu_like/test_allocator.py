@@ -6,47 +6,53 @@ import pytest
 from gpu_like.simulation.allocator import MB, Allocator
 
 
-@pytest.mark.parametrize(
-    ("size", "reserved"),
-    [(1, 2), (MB, 2), (MB + 1, 20), (10 * MB - 512, 20), (10 * MB, 10), (11 * MB, 12), (70 * MB, 70)],
-)
-def test_the_first_request_asks_for_a_segment_of_the_size_that_torch_asks_for(size, reserved):
+@pytest.mark.parametrize(("size", "reserved"), [(1, 2), (MB, 2), (MB + 1, 20), (20 * MB, 20), (21 * MB, 40)])
+def test_the_first_request_maps_whole_pages(size, reserved):
     allocator = Allocator()
     allocator.take(size)
     assert allocator.reserved == reserved * MB
 
 
-def test_freed_neighbours_are_joined_and_others_are_not():
+def test_freed_neighbours_are_joined_and_the_last_block_grows():
     allocator = Allocator()
-    a, b, c = (allocator.take(6 * MB) for _ in range(3))  # of one segment of 20 MB
+    a, b, c = (allocator.take(6 * MB) for _ in range(3))  # of one page of 20 MB
     allocator.give(a)
     allocator.give(c)
-    allocator.take(9 * MB)
+    assert allocator.take(9 * MB).address == 12 * MB
     assert allocator.reserved == 40 * MB
-    allocator = Allocator()
-    a, b, c = (allocator.take(6 * MB) for _ in range(3))
-    allocator.give(a)
-    allocator.give(c)
     allocator.give(b)
-    assert allocator.take(20 * MB).size == 20 * MB
-    assert allocator.reserved == 20 * MB
+    assert allocator.take(12 * MB).address == 0
+    assert allocator.reserved == 40 * MB
+
+
+def test_the_block_that_can_grow_is_taken_last():
+    allocator = Allocator()
+    gone = allocator.take(16 * MB)
+    allocator.take(MB + 1)
+    allocator.give(gone)
+    assert allocator.take(2 * MB).address == 0, "and not the smaller rest of the page, which can grow"
 
 
 def test_small_and_large_requests_and_streams_have_pools_of_their_own():
     allocator = Allocator()
     allocator.give(allocator.take(12 * MB))
     allocator.take(MB)
-    assert allocator.reserved == 14 * MB
+    assert allocator.reserved == 22 * MB
     allocator.take(12 * MB, stream=1)
-    assert allocator.reserved == 26 * MB
+    assert allocator.reserved == 42 * MB
 
 
-def test_an_emptied_cache_gives_back_the_segments_of_which_nothing_is_in_use():
+def test_an_emptied_cache_gives_back_whole_pages_which_are_mapped_again():
     allocator = Allocator()
-    held, gone = allocator.take(6 * MB), allocator.take(30 * MB)
+    before, gone, after = (allocator.take(size * MB) for size in (6, 50, 6))
     allocator.give(gone)
     allocator.empty()
-    assert allocator.reserved == 20 * MB
-    allocator.give(held)
+    assert allocator.reserved == 60 * MB
+    allocator.give(before)
     allocator.empty()
-    assert allocator.reserved == 0
+    assert allocator.reserved == 40 * MB
+    assert allocator.take(50 * MB).address == 0
+    assert allocator.reserved == 80 * MB
+    allocator.give(after)
+    allocator.empty()
+    assert allocator.reserved == 60 * MB

@@ -6,7 +6,8 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, plan, serve_layout
 from grpo_math.planner.devices import Gpu
 
-LORA = {"dtype": "bfloat16", "use_peft": True, "prompts_per_step": 16, "per_device_train_batch_size": 8}
+LORA = {"dtype": "bfloat16", "use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
+LORA |= {"prompts_per_step": 16, "per_device_train_batch_size": 8}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 

@@ -1,12 +1,17 @@
-"""A measurement is a formula of tokens and keys: what it says of a row that was not among its sizes."""
+"""What measure.py answers: the shipped measurements anew, and rows and layers that were not among what it measured."""
+
+import io
+import json
+import sys
 
 import pytest
+import torch
 
-from grpo_math.planner.measure import fitted, highest
+from grpo_math.planner import measure, model
 from grpo_math.planner.memory import Precision, at, how_of
-from grpo_math.planner.model import shape_of
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import Work
+from grpo_math.trainer import attention, varlen
 
 SMALL = {
     "hidden_size": 256,
@@ -16,28 +21,63 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 1000,
 }
-SIZES = [[1.0, 10.0, 10.0], [1.0, 20.0, 20.0], [1.0, 20.0, 30.0]]
+HALF = Precision(2, 4, True)
+LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 
 
-def test_a_moment_of_the_same_allocations_is_a_line_and_any_other_stretch_its_highest():
-    same = [[[7 + 3 * int(t) + 2 * int(k), 5]] for _, t, k in SIZES]
-    assert fitted(same, SIZES) == [[[7.0, 3.0, 2.0], [5.0, 0.0, 0.0]]]
-    other = [[[1, 5], [7 + 3 * int(t)][:1]] for _, t, k in SIZES]
-    assert fitted(other, SIZES)[1] == [[7.0, 3.0, 0.0]]
-    assert fitted([[[1, 9, 4]]], SIZES) == [[[9.0, 0.0, 0.0]]]
-    assert highest([[[7.0, 3.0, 2.0], [5.0, 0.0, 0.0]]], SIZES) == [[7.0, 3.0, 2.0]]
+@pytest.fixture
+def measuring(monkeypatch):
+    """Answers of the measuring process, made in this one."""
+    for owner, name in ((torch.nn.Module, "_apply"), (torch.nn.functional, "dropout"), (varlen, "kernel")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(attention, "on_cpu", attention.on_cpu)
+
+    def answers(*requests):
+        lines = [json.dumps({"config": config, "how": how}) + "\n" for config, how in requests]
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(lines)))
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        output = sys.stdout
+        measure.main()
+        return [json.loads(line) for line in output.getvalue().splitlines()]
+
+    return answers
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["lora", "4 bit", "full"])
-def test_the_formula_says_what_another_row_takes(kind):
-    shape = shape_of("small", {"model_type": "qwen2", **SMALL})
-    fields = {"use_peft": kind != "full", "lora_target_modules": "all-linear", "load_in_4bit": kind == "4 bit"}
-    work = Work(300, [[500] * 4, [500, 500, 40]])
-    how = how_of(shape, resolve(fields), Precision(2, 4, True), 3)
-    groups = [{"prompt": 299, "lengths": lengths} for lengths in work.groups]
-    formula, row = shape.measured(how), shape.measured({**how, "row": groups})
-    for name in ("forward", "backward"):
-        assert at(formula[name], work.sizes) == pytest.approx(row[name][0], rel=0.01)
-    highest_of = [max(at(line, work.sizes) for line in output["moments"]) for output in (formula, row)]
-    assert highest_of[0] == pytest.approx(highest_of[1], rel=0.02)
+def how(fields, precise=HALF, tiles=1):
+    return how_of(None, resolve(fields), precise, tiles)
+
+
+def test_the_shipped_measurements_are_what_is_measured_now(measuring):
+    """After a change that is meant: python tests/benchmarks/measurements.py."""
+    shipped = [
+        ("Qwen/Qwen2.5-0.5B", None),
+        ("Qwen/Qwen2.5-0.5B", how({**LORA, "lora_dropout": 0.05}, tiles=4)),
+        ("Qwen/Qwen2.5-0.5B", how({"gradient_checkpointing": False}, Precision(2, 2, False))),
+    ]
+    requests = [(model.shapes()[name], settings) for name, settings in shipped]
+    expected = [model.shipped()[model.key_of(*request)] for request in requests]
+    assert measuring(*requests) == expected
+
+
+def fullest(measurement, work):
+    """The bytes of an update at the end of its forward pass, and at its fullest moment."""
+    return [at(measurement["forward"], work.sizes), max(at(line, work.sizes) for line in measurement["moments"])]
+
+
+@pytest.mark.parametrize("kind", [LORA, {}])
+def test_the_formula_says_what_another_row_takes(kind, measuring):
+    config, work = {"model_type": "qwen2", **SMALL}, Work(300, [[500] * 4, [500, 500, 40]])
+    settings = how(kind, tiles=3)
+    row = [{"prompt": 299, "lengths": lengths} for lengths in work.groups]
+    formula, exact = measuring((config, settings), (config, {**settings, "row": row}))
+    assert fullest(formula, work) == pytest.approx(fullest(exact, work), rel=0.01)
+
+
+def test_a_layer_represents_the_later_ones_of_its_kind(measuring, monkeypatch):
+    """Two kinds of layers in an order that is no period, measured by five of them and by all."""
+    kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * 5]
+    config = {"model_type": "gemma3_text", **SMALL, "head_dim": 64, "sliding_window": 256, "layer_types": kinds}
+    request = config | {"num_hidden_layers": len(kinds)}, how({**LORA, "gradient_checkpointing": False})
+    some = measuring(request)
+    monkeypatch.setattr(measure, "first", lambda config: (None, config, [1] * len(kinds)))
+    assert measuring(request) == some

@@ -1,5 +1,10 @@
-"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line."""
+"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line.
 
+After a change that is meant, `python tests/planner/test_plan.py` writes the plans of tests/cases/plans.json anew.
+"""
+
+import contextlib
+import io
 import json
 import re
 import subprocess
@@ -11,15 +16,14 @@ import pytest
 import yaml
 
 from grpo_math.cli import main
-from grpo_math.errors import ConfigError
-from grpo_math.planner import card_of, picture, plan, shipped_configs
+from grpo_math.planner import card_of, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.seconds import COMPUTE
-from grpo_math.planner.settings import resolve
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
 ROOT = Path(__file__).parents[2]
+PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
 MODEL = "Qwen/Qwen2.5-1.5B"
 LORA = {
     "dtype": "bfloat16",
@@ -45,14 +49,28 @@ def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 
     return plan(recipe, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("gpus", [1, 2, 8])
+def printed(arguments: str) -> dict[str, Any]:
+    """The exit code, the object and the text of `grpo-math plan --config ARGUMENTS`."""
+    outputs = []
+    for options in ([], ["--json"]):
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            code = main(["plan", "--config", *arguments.split(), *options])
+        outputs.append(output.getvalue())
+    return {"code": code, "text": outputs[0].splitlines(), "answer": json.loads(outputs[1])}
+
+
+@pytest.mark.parametrize("arguments", json.loads(PLANS.read_text()))
+def test_a_plan_is_the_one_that_was_read_and_checked(arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("grpo_math.planner.model._ask", None)  # the shipped measurements are enough
+    assert printed(arguments) == json.loads(PLANS.read_text())[arguments]
+
+
+@pytest.mark.parametrize(
+    ("way", "gpus"), [(way, gpus) for way in WAYS for gpus in (1, 2, 8) if way != "server" or gpus > 1]
+)
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-32B"])
 def test_every_plan_is_consistent_in_itself(model, gpus, way):
-    if way == "server" and gpus == 1:
-        with pytest.raises(ConfigError, match="needs 1 separate GPU"):
-            planned(model, WAYS[way], gpus)
-        return
     fitted = []
     for size in (8, 24, 40, 80, 141):
         answer = planned(model, WAYS[way], gpus, size)
@@ -60,18 +78,12 @@ def test_every_plan_is_consistent_in_itself(model, gpus, way):
         totals = {phase: sum(terms.values()) for phase, terms in answer["phases"].items()}
         peak = max(("training", "generation"), key=lambda phase: totals[phase])
         assert answer["peak_gb"] == pytest.approx(totals[peak] / GB, abs=1e-3)
-        assert answer["bytes"] == answer["phases"][peak]
-        assert answer["largest"] == max(answer["bytes"], key=lambda term: answer["bytes"][term])
-        assert all(bytes_ > 0 for terms in answer["phases"].values() for bytes_ in terms.values())
         used = [gpu for role in answer["layout"] for gpu in role["gpus"]]
         assert sorted(used) == list(range(gpus))
         assert answer["fits"] == (not answer["problems"])
         assert not answer["fits"] or max(totals.values()) <= MARGIN * size * GB
         assert not (answer["fits"] and answer["suggestions"])
-        policy = len(answer["layout"][-1]["gpus"])
-        assert f"= {policy} GPU" in answer["batch"]
         fitted.append(answer["fits"])
-        assert picture(answer)
     assert fitted == sorted(fitted), "more memory never makes it not fit"
 
 
@@ -106,12 +118,6 @@ def test_each_suggestion_saves_what_it_says(case):
     assert after["fits"]
 
 
-def test_what_no_setting_can_fit_is_said():
-    answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
-    assert not any(suggestion["fits"] for suggestion in answer["suggestions"])
-    assert "no change of settings makes it fit" in picture(answer)
-
-
 @pytest.mark.parametrize(
     ("gpus", "model", "size", "server", "policy"),
     [
@@ -124,31 +130,6 @@ def test_what_no_setting_can_fit_is_said():
 def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size, server, policy):
     layout = planned(model, WAYS["server"], gpus, size)["layout"]
     assert [role["gpus"] for role in layout] == [server, policy]
-
-
-def test_a_context_longer_than_the_models_is_a_problem():
-    answer = planned("Qwen/Qwen2.5-Math-1.5B", {"max_completion_length": 4096}, 1, 80)
-    assert not answer["fits"]
-    assert "4608 tokens" in answer["problems"][0]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "named"),
-    [
-        ({"dtype": "bf16"}, "dtype='bf16'"),
-        ({"optim": "lomo"}, "optim='lomo'"),
-        ({"load_in_4bit": True}, "load_in_4bit=True"),
-        ({"fsdp": "full_shard"}, "fsdp='full_shard'"),
-        ({"attn_implementation": "eager"}, "attn_implementation='eager'"),
-        ({"pack_updates": False}, "pack_updates=False"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_on_one_line_and_model_init_kwargs_win(recipe, named):
-    with pytest.raises(ConfigError) as refused:
-        resolve(recipe)
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert resolve({"dtype": "float32", "model_init_kwargs": {"dtype": "bfloat16"}})["dtype"] == "bfloat16"
 
 
 # The command
@@ -167,15 +148,6 @@ def recipe(tmp_path):
 ONE = ["--gpus", "1", "--gpu-memory"]
 
 
-def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsys):
-    for size, code in (("24", 0), ("6", 1)):
-        assert main(["plan", "--config", recipe(), *ONE, size, "--json"]) == code
-        answer = json.loads(capsys.readouterr().out)
-        assert answer["fits"] == (code == 0)
-        assert {"fits", "bytes", "peak_gb", "layout", "largest", "suggestions"} <= set(answer)
-        assert all({"role", "gpus"} <= set(role) for role in answer["layout"])
-
-
 @pytest.mark.parametrize(
     ("fields", "options", "named"),
     [
@@ -188,6 +160,15 @@ def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsy
         ({"model_name_or_path": None}, [*ONE, "24"], "model_name_or_path=None"),
         ({"model_name_or_path": "no/such-model"}, [*ONE, "24"], "no/such-model"),
         ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "nowhere.json cannot be read"),
+        ({"dtype": "bf16"}, [*ONE, "24"], "dtype='bf16'"),
+        ({"optim": "lomo"}, [*ONE, "24"], "optim='lomo'"),
+        ({"use_peft": False, "load_in_4bit": True}, [*ONE, "24"], "load_in_4bit=True"),
+        ({"fsdp": "full_shard"}, [*ONE, "24"], "fsdp='full_shard'"),
+        ({"attn_implementation": "eager"}, [*ONE, "24"], "attn_implementation='eager'"),
+        ({"model_init_kwargs": {"attn_implementation": "eager"}}, [*ONE, "24"], "attn_implementation='eager'"),
+        ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
+        ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
+        (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
@@ -226,13 +207,6 @@ def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
     assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
 
 
-def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
-    recipe = {"model_name_or_path": MODEL, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
-    answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
-    assert answer["accelerate_config"] == "zero2"
-    assert "accelerate config: zero2 (the first that fits)" in picture(answer)
-
-
 def test_an_update_takes_eight_flops_per_token_and_parameter():
     """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
     recipe = {"model_name_or_path": MODEL, **LORA, "gradient_checkpointing": True}
@@ -240,5 +214,8 @@ def test_an_update_takes_eight_flops_per_token_and_parameter():
     low, high = COMPUTE
     assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
     assert "not measured" in seconds["assumed"]
-    with pytest.raises(ConfigError, match="card='h1'"):
-        card_of("h1")
+
+
+if __name__ == "__main__":
+    lines = [f"{json.dumps(case)}: {json.dumps(printed(case))}" for case in json.loads(PLANS.read_text())]
+    PLANS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

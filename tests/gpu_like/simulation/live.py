@@ -35,9 +35,6 @@ class Live:
 
     def after(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Hears of every operator on the pretended GPU."""
-        for size in workspace.of(func, args, out):
-            self._came(Storage(size, self.phase))
-            self.record.events.append(-len(self.record.storages))
         for tensor in tree_leaves(out):
             if not isinstance(tensor, FakeTensor) or tensor.fake_device.type != "cuda":
                 continue
@@ -47,6 +44,9 @@ class Live:
                 continue
             number = self._came(Storage(size, self.phase, Stream.current))
             self._held[key] = number, weakref.ref(storage, partial(self._went, key))
+        # A kernel takes its workspaces beside its output, and frees them all at its end.
+        taken = [self._came(Storage(size, self.phase)) for size in workspace.of(func, args, out)]
+        self.record.events += [-number for number in taken]
 
     def _came(self, storage: Storage) -> int:
         self.record.storages.append(storage)
