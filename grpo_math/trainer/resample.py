@@ -104,23 +104,16 @@ def _shuffled(n: int, seed: str) -> list[int]:
 
 
 class Resampler:
-    """Samples fresh groups until no group is uniform, for ``rounds`` at most.
+    """Samples fresh groups until no group of the trainer's is uniform, for ``resample_groups`` rounds at most."""
 
-    ``size`` is the number of completions of a group, ``table`` TRL's table of completions.
-    """
-
-    def __init__(self, pool: PromptPool, rounds: int, size: int, table: Any, accelerator: Any) -> None:
-        columns = getattr(pool.rows, "column_names", None) or ()
-        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(pool.rows, "__len__"):
+    def __init__(self, trainer: Any) -> None:
+        data, self.rounds = trainer.train_dataset, trainer.settings.resample_groups
+        columns = getattr(data, "column_names", None) or ()
+        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
-            raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
-        self.pool, self.rounds, self.size, self.table, self.accelerator = pool, rounds, size, table, accelerator
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.pool.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.pool.position = state["position"]
+            raise ConfigError("resample_groups", self.rounds, reason, "leave it at 0")
+        self.pool, self.size = PromptPool(data, trainer.args.seed), trainer.num_generations
+        self.table, self.accelerator = trainer._logs, trainer.accelerator
 
     def __call__(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
@@ -167,12 +160,6 @@ class Resampler:
         rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
         return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
-
-
-def resampler_of(trainer: Any) -> Resampler:
-    pool = PromptPool(trainer.train_dataset, trainer.args.seed)
-    rounds, size = trainer.settings.resample_groups, trainer.num_generations
-    return Resampler(pool, rounds, size, trainer._logs, trainer.accelerator)
 
 
 def _columns(logs: Any) -> list[Any]:

@@ -35,13 +35,13 @@ def scored_alike(trainer, prompts=(7, 3, 12)):
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-@pytest.mark.full(keep=["mistral", "falcon_h1"])
+@pytest.mark.full(keep=["mistral", "gemma2", "falcon_h1", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("family", PACKED)
-def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, tokenizer, tmp_path):
+def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, chars, tmp_path):
     model = tiny_model(family)
-    inputs = tokenizer([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
+    inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
     scored_alike(trainer)
     assert trainer.scorer is not None
     with counted(model) as shapes, lean_generation(model):
@@ -51,18 +51,17 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])
-def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path)
+def test_states_go_on_from_prompts_of_any_length(family, chars, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), chars, tmp_path)
     for prompts in ((1, 2, 7), (70,), (1,)):  # shorter than a convolution, longer than a chunk
         scored_alike(trainer, prompts)
     assert trainer.scorer is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", PLAIN)
-def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, tokenizer, tmp_path, caplog):
+def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, chars, tmp_path, caplog):
     reason, model = PLAIN[family], tiny_model(family)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
     try_first(trainer)
     scored_alike(trainer)
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
@@ -70,8 +69,8 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
 
 
 @pytest.mark.parametrize("family", ["roberta", "bart"])
-def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
+def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, chars, tmp_path, caplog):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), chars, tmp_path, longest_first=False)
     try_first(trainer)
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert "has log-probs that change by" in caplog.text

@@ -27,18 +27,17 @@ def trainer(model, tokenizer, folder, reward, data, **settings):
     return MathGRPOTrainer(model, reward, args, data, processing_class=tokenizer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
-def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, caplog):
+def test_a_solution_is_graded_as_an_answer_is(data, small, chars, tmp_path, caplog):
     seen = []
 
     def reward(completions, grade, **columns):
         seen.extend(grade)
         return [float(g.verdict == "correct") for g in grade]
 
-    made = trainer(tiny(), tokenizer, tmp_path, [reward, "accuracy"], data)
+    made = trainer(small, chars, tmp_path, [reward, "accuracy"], data)
     made.train()
     assert len(seen) == 8  # each completion is graded once
     logged = made.state.log_history[0]
@@ -48,10 +47,9 @@ def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, c
     assert "gold" not in caplog.text
 
 
-@pytest.mark.slow
-def test_rows_without_a_gold_are_said_once_and_are_ungradable(tiny, tokenizer, tmp_path, caplog):
+def test_rows_without_a_gold_are_said_once_and_are_ungradable(small, chars, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        made = trainer(tiny(), tokenizer, tmp_path, "accuracy", rows("7", None), max_steps=2)
+        made = trainer(small, chars, tmp_path, "accuracy", rows("7", None), max_steps=2)
         made.train()
     assert caplog.text.count("1 of 2 rows of train_dataset have no gold answer (answer or solution)") == 1
     assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
@@ -80,8 +78,8 @@ def test_rewards_that_read_no_gold_need_none():
 
 
 @pytest.mark.parametrize("name", ["completions", "grade", "trainer_state"])
-def test_a_column_that_training_would_replace_is_refused_before_weights_load(name, tiny, tokenizer, tmp_path):
+def test_a_column_that_training_would_replace_is_refused_before_weights_load(name, small, chars, tmp_path):
     data = rows("7", "8").add_column(name, ["a", "b"])
     with pytest.raises(ConfigError, match=f"dataset='train_dataset' has a column '{name}'"):
-        trainer(tiny(), tokenizer, tmp_path, by_grade, data)
+        trainer(small, chars, tmp_path, by_grade, data)
     assert check_gold_answers(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))

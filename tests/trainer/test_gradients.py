@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from peft import LoraConfig
 from small_trainers import letters, make, weights
@@ -14,9 +13,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, "gradient_accumulation_steps": 2}
 
 
-def trained(tiny, tokenizer, folder, **settings):
+def trained(small, chars, folder, **settings):
     """The trainer after its steps, and how many storages gradients lay in before each optimizer step."""
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, letters, **{**ADAM, **settings})
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, chars, folder, letters, **{**ADAM, **settings})
     norm, storages = trainer._get_grad_norm, []
 
     def seen(*args, **kwargs):
@@ -29,14 +28,13 @@ def trained(tiny, tokenizer, folder, **settings):
     return trainer, storages
 
 
-@pytest.mark.slow
-def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_buffer(tiny, tokenizer, tmp_path, monkeypatch):
+def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_buffer(small, chars, tmp_path, monkeypatch):
     settings = {"peft_config": LoraConfig(r=4, target_modules="all-linear"), "max_tokens_per_micro_batch": 40}
-    trainer, storages = trained(tiny, tokenizer, tmp_path / "ours", **settings)
+    trainer, storages = trained(small, chars, tmp_path / "ours", **settings)
     assert storages == [1, 1, 1]
-    _, of_all_weights = trained(tiny, tokenizer, tmp_path / "all weights")
+    _, of_all_weights = trained(small, chars, tmp_path / "all weights")
     monkeypatch.setattr(gradients.FlatGradientBuffer, "allocate", lambda buffer: None)
-    plain, apart = trained(tiny, tokenizer, tmp_path / "plain", **settings)
+    plain, apart = trained(small, chars, tmp_path / "plain", **settings)
     assert min(of_all_weights + apart) > 1
     assert torch.equal(weights(trainer.model), weights(plain.model))
 

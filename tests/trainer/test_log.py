@@ -17,13 +17,13 @@ from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(tiny, tokenizer, tmp_path, capsys):
+def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(small, chars, tmp_path, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
     extra = {"max_steps": 2, "per_device_train_batch_size": 4, "max_completion_length": 16, "beta": 0.1}
     shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3}
     args = config(MathGRPOConfig, tmp_path, **extra, **shown)
     trainer = MathGRPOTrainer(
-        str(tiny()), ["accuracy"], args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+        str(small), ["accuracy"], args, train_dataset=Dataset.from_list(rows), processing_class=chars
     )
     trainer.train()
     printed = capsys.readouterr()
@@ -68,14 +68,14 @@ def logged(model, tokenizer, folder, rewards, rows=ROWS, **settings):
     return tables
 
 
-def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(tiny, tokenizer, tmp_path):
+def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(small, chars, tmp_path):
     lengths = []
 
     def long(completion_ids, **columns):
         lengths.append([len(ids) for ids in completion_ids])
         return [0.1 * len(ids) for ids in completion_ids]
 
-    tables = logged(tiny(), tokenizer, tmp_path, ["gsm8k", long], reward_weights=[1.0, 0.5])
+    tables = logged(small, chars, tmp_path, ["gsm8k", long], reward_weights=[1.0, 0.5])
     assert len(tables) == 2
     for table, tokens in zip(tables, lengths, strict=True):
         assert {"step", "prompt", "completion", "gsm8k", "long", "advantage"} <= set(table)  # TRL's own
@@ -89,14 +89,14 @@ def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(t
         assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
 
 
-def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(tiny, tokenizer, tmp_path):
+def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(small, chars, tmp_path):
     rows = [{"prompt": row["prompt"]} for row in ROWS]
 
     def length(completions, log_extra, **columns):
         log_extra("verdict", ["mine"] * len(completions))
         return [float(len(text)) for text in completions]
 
-    for table in logged(tiny(), tokenizer, tmp_path, length, rows):
+    for table in logged(small, chars, tmp_path, length, rows):
         assert set(table["verdict"]) == {"mine"}  # a column of the user's own stays theirs
         for name in ("gold", "extracted", "in_format"):
             assert set(table[name]) == {None}
@@ -105,10 +105,10 @@ def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, monkeypatch, stays):
-    ended = tokenizer("7" + " </answer>\n" * stays)["input_ids"]
-    cut = (tokenizer("again and")["input_ids"] * 16)[:16]
-    kinds = [ended, cut, [*ended, tokenizer.eos_token_id], cut]
+def test_a_stop_string_ends_a_completion_as_eos_does(small, chars, tmp_path, monkeypatch, stays):
+    ended = chars("7" + " </answer>\n" * stays)["input_ids"]
+    cut = (chars("again and")["input_ids"] * 16)[:16]
+    kinds = [ended, cut, [*ended, chars.eos_token_id], cut]
     monkeypatch.setattr(
         MathGRPOTrainer,
         "_generate_single_turn",
@@ -126,7 +126,7 @@ def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, 
         return rows
 
     monkeypatch.setattr(MathGRPOTrainer, "_generate_and_score_completions", scored)
-    tables = logged(tiny(), tokenizer, tmp_path, ["accuracy"])
+    tables = logged(small, chars, tmp_path, ["accuracy"])
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
     assert kept == [(tokens, sum(tokens))] * 2

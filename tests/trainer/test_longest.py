@@ -19,8 +19,8 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 SHORT = {"logging_steps": 1, "max_steps": 3}
 
 
-def trainer_of(tiny, tokenizer, tmp_path, **settings):
-    return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, letters, **{**SMALL, **settings})
+def trainer_of(small, chars, tmp_path, **settings):
+    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, letters, **{**SMALL, **settings})
 
 
 def passes(model):
@@ -46,10 +46,10 @@ def passes(model):
     ],
     ids=str,
 )
-def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, tiny, tokenizer, tmp_path):
+def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, small, chars, tmp_path):
     results = []
     for first in (False, True):
-        trainer = trainer_of(tiny, tokenizer, tmp_path / str(first), longest_first=first, **{**SHORT, **settings})
+        trainer = trainer_of(small, chars, tmp_path / str(first), longest_first=first, **{**SHORT, **settings})
         seen = passes(trainer.model)
         trainer.train()
         timed = ("time", "per_second", "runtime", "seconds", "memory")
@@ -65,8 +65,8 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
     assert logs == plain_logs
 
 
-def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path)
+def test_the_longest_prompt_is_found_among_messages_too(small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path)
     words = ["one", "one two three four five six seven", "one two"]
     prompts = [[{"role": "user", "content": text}] for text in words]
     trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
@@ -84,7 +84,6 @@ class Sums:
         return 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "rows"),
     [
@@ -93,11 +92,11 @@ class Sums:
     ],
     ids=["with prompts", "of two kinds, without"],
 )
-def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, tokenizer, tmp_path):
-    tokenizer = deepcopy(tokenizer)
+def test_an_environment_is_trained_in_after_the_trial(factory, rows, small, chars, tmp_path):
+    tokenizer = deepcopy(chars)
     tokenizer.chat_template = qwen3_chat_template  # which can render tools
     trainer = MathGRPOTrainer(
-        model=tiny(),
+        model=small,
         args=config(MathGRPOConfig, tmp_path, max_steps=1, longest_first=True),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -114,9 +113,8 @@ def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, token
     assert trainer.state.global_step == 1
 
 
-@pytest.mark.slow
-def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True)
+def test_what_does_not_fit_is_cut_before_the_first_step(small, chars, tmp_path, caplog):
+    trainer = trainer_of(small, chars, tmp_path, longest_first=True)
     seen = passes(trainer.model)
     runs_out_forward(trainer.model, 45)
     trainer.train()
@@ -126,7 +124,6 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     assert trainer.state.global_step == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
@@ -135,8 +132,8 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     ],
     ids=str,
 )
-def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True, **settings)
+def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path, longest_first=True, **settings)
     runs_out_forward(trainer.model, 0)
     with counted(trainer.model) as shapes, pytest.raises(OutOfMemory, match=advice):
         trainer.train()

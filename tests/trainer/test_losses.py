@@ -64,9 +64,9 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny, tokenizer, tmp_path_factory):
+def trainer(small, chars, tmp_path_factory):
     settings = {"per_device_train_batch_size": 4, "max_completion_length": 9, "beta": 0.3}
-    return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path_factory.mktemp("run"), **settings)
+    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path_factory.mktemp("run"), **settings)
 
 
 def loss_and_gradient(trainer, compute, inputs, logps):

@@ -14,9 +14,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_grad_norm": 1.0, "logging_steps": 1, "max_steps": 4}
 
 
-def trainer_of(tiny, tokenizer, tmp_path, poisoned, factor=float("nan"), **settings):
+def trainer_of(small, chars, tmp_path, poisoned, factor=float("nan"), **settings):
     """``poisoned``: the optimizer steps, from 0, whose loss is multiplied by ``factor``."""
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, letters, **{**ADAM, **settings})
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, letters, **{**ADAM, **settings})
     loss_of, snapshots = trainer._loss_of, []
 
     def loss(model, rows):
@@ -27,10 +27,9 @@ def trainer_of(tiny, tokenizer, tmp_path, poisoned, factor=float("nan"), **setti
     return trainer, snapshots
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "max_grad_norm"), [(float("nan"), 1.0), (float("inf"), 0.0)])
-def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, tiny, tokenizer, tmp_path):
-    trainer, before = trainer_of(tiny, tokenizer, tmp_path, {1}, factor, max_grad_norm=max_grad_norm)
+def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, small, chars, tmp_path):
+    trainer, before = trainer_of(small, chars, tmp_path, {1}, factor, max_grad_norm=max_grad_norm)
     trainer.train()
     after = weights(trainer.model)
     assert torch.equal(before[1], before[2])
@@ -41,9 +40,8 @@ def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, tiny, t
     assert skipped == [0.0, 1.0, 0.0, 0.0]
 
 
-@pytest.mark.slow
-def test_so_many_in_a_row_end_the_run_with_a_checkpoint_of_finite_weights(tiny, tokenizer, tmp_path):
-    trainer, before = trainer_of(tiny, tokenizer, tmp_path, {1, 2, 3}, max_nonfinite_steps=2)
+def test_so_many_in_a_row_end_the_run_with_a_checkpoint_of_finite_weights(small, chars, tmp_path):
+    trainer, before = trainer_of(small, chars, tmp_path, {1, 2, 3}, max_nonfinite_steps=2)
     with pytest.raises(
         UserError, match=r"not finite in steps 2 to 3, 2 in a row: the weights are still those of step 1"
     ):

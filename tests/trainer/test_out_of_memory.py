@@ -16,9 +16,9 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def trainer_of(tiny, tokenizer, tmp_path, **settings):
+def trainer_of(small, chars, tmp_path, **settings):
     extra = {**SMALL, "advantage_eps": 1e-4, **settings}
-    return make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, **extra)
+    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, letters, **extra)
 
 
 def runs_out_backward(model, limit):
@@ -31,14 +31,14 @@ def runs_out_backward(model, limit):
     model.model.layers[0].register_full_backward_hook(hook)
 
 
-@pytest.mark.full
+@pytest.mark.full(keep=["dapo-runs_out_forward", "bnpo-runs_out_backward"])
 @pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
-    where, loss_type, trl_run, tiny, tokenizer, tmp_path, caplog
+    where, loss_type, trl_run, small, chars, tmp_path, caplog
 ):
     settings = {"loss_type": loss_type}
-    trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
+    trainer = trainer_of(small, chars, tmp_path, **settings)
     where(trainer.model, 30)
     trainer.train()
     assert trainer.state.global_step == 5
@@ -47,10 +47,9 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
-@pytest.mark.slow
-def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_run, tiny, tokenizer, tmp_path):
+def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_run, small, chars, tmp_path):
     settings = {"loss_type": "bnpo"}
-    trainer, failures = trainer_of(tiny, tokenizer, tmp_path, logging_steps=1, **settings), []
+    trainer, failures = trainer_of(small, chars, tmp_path, logging_steps=1, **settings), []
 
     def hook(module, args, kwargs):
         # Once in a second training step, and once more while the first one is replayed for it.
@@ -78,7 +77,6 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "alone", "limit", "advice"),
     [
@@ -89,17 +87,16 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
         ({}, False, 30, r"set max_tokens_per_micro_batch to [0-9]+, or turn gradient_checkpointing on"),
     ],
 )
-def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
+def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path, **settings)
     trainer.budget.is_single_process = alone
     runs_out_forward(trainer.model, limit)
     with pytest.raises(UserError, match=advice):
         trainer.train()
 
 
-@pytest.mark.slow
-def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path)
+def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path)
 
     def fails(*args, **kwargs):
         raise torch.OutOfMemoryError("in generate")

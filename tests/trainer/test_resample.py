@@ -34,14 +34,14 @@ def grades(rows, completions):
     return [Grade(verdicts[kind][i % 2], kind, in_format=True, reason="") for i, kind in enumerate(kinds)]
 
 
-def make(tiny, tokenizer, folder, kinds, **settings):
+def make(small, chars, folder, kinds, **settings):
     extra = {"num_generations": G, "per_device_train_batch_size": 4 * G, "resample_groups": 2, **settings}
     trainer = MathGRPOTrainer(
-        model=tiny("llama"),
+        model=small,
         reward_funcs=shaped,
         args=config(MathGRPOConfig, folder, **extra),
         train_dataset=problems(kinds),
-        processing_class=tokenizer,
+        processing_class=chars,
     )
 
     trainer._grade = grades
@@ -50,7 +50,7 @@ def make(tiny, tokenizer, folder, kinds, **settings):
 
     def recorded(inputs):
         output = generate(trainer, inputs)
-        texts = tokenizer.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        texts = chars.batch_decode(output["prompt_ids"], skip_special_tokens=True)
         trainer.rollouts.append((output, texts))
         return output
 
@@ -79,9 +79,8 @@ def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_
     assert len(PromptPool(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
 
 
-@pytest.mark.slow
-def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(tiny, tokenizer, tmp_path):
-    trainer = make(tiny, tokenizer, tmp_path, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
+def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(small, chars, tmp_path):
+    trainer = make(small, chars, tmp_path, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
     trainer.train()
     drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
     thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
@@ -103,9 +102,8 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(tiny, tokeni
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
-@pytest.mark.slow
-def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(tiny, tokenizer, tmp_path):
-    trainer = make(tiny, tokenizer, tmp_path, "e" * 12, max_steps=1, logging_steps=1)
+def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(small, chars, tmp_path):
+    trainer = make(small, chars, tmp_path, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
     assert history(trainer, metrics.PROMPTS_DRAWN) == [12]  # four, and four more in each of two rounds
     assert history(trainer, metrics.PROMPTS_KEPT) == [0]
@@ -116,12 +114,12 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
     assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
 
 
-def test_without_answers_there_is_nothing_to_judge_by(tiny, tokenizer, tmp_path):
+def test_without_answers_there_is_nothing_to_judge_by(small, chars, tmp_path):
     with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
         MathGRPOTrainer(
-            model=tiny("llama"),
+            model=small,
             reward_funcs=shaped,
             args=config(MathGRPOConfig, tmp_path, resample_groups=1),
             train_dataset=Dataset.from_list([{"prompt": "x"}] * 4),
-            processing_class=tokenizer,
+            processing_class=chars,
         )

@@ -40,10 +40,10 @@ def make(model, tokenizer, folder, kind=MathGRPOTrainer, args=MathGRPOConfig, pe
 
 
 @pytest.fixture(scope="module")
-def folder(tiny, tokenizer, tmp_path_factory):
+def folder(small, chars, tmp_path_factory):
     """A run with an evaluation before and after."""
     path = tmp_path_factory.mktemp("script") / "run"
-    trainer = make(tiny(), tokenizer, path)
+    trainer = make(small, chars, path)
     held_out = Dataset.from_list(ROWS[:4])
     before = evaluate(trainer, held_out)
     trainer.train()
@@ -52,10 +52,9 @@ def folder(tiny, tokenizer, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, tiny):
+def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, small):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    assert settings["model_name_or_path"] == tiny()
+    assert settings["model_name_or_path"] == small
     assert settings["rewards"] == ["letters"]
     assert (settings["use_peft"], settings["lora_r"], settings["lora_target_modules"]) == (True, 4, ["q_proj"])
     assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
@@ -72,21 +71,20 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(fol
     assert not any("missing" in note for note in files.notes)
 
 
-@pytest.mark.slow
-def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tokenizer, tmp_path):
+def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, small, chars, tmp_path):
     for name in ("before.json", "after.json", "finished.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "completions").mkdir()
     (tmp_path / "completions/completions_00009.parquet").write_text("old")
-    make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no", log_completions=True).train()
+    make(small, chars, tmp_path, max_steps=1, save_strategy="no", log_completions=True).train()
     assert not (tmp_path / "before.json").exists()
     assert not (tmp_path / "after.json").exists()
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
     assert not (tmp_path / "adapter").exists()  # nothing is saved where saving is off
 
 
-def test_trls_own_trainer_can_be_evaluated_too(tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, GRPOTrainer, GRPOConfig, peft=False)
+def test_trls_own_trainer_can_be_evaluated_too(small, chars, tmp_path):
+    trainer = make(small, chars, tmp_path, GRPOTrainer, GRPOConfig, peft=False)
     evaluate(trainer, ROWS[:2])
     assert json.loads((tmp_path / "before.json").read_text())["n"] == 2
 

@@ -30,11 +30,8 @@ def ramp(completions, **columns):
     return [float(i) for i in range(len(completions))]
 
 
-@pytest.mark.slow
-def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(tiny, tokenizer, tmp_path):
-    trainer = make(
-        tiny(), tokenizer, tmp_path, ramp, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
-    )
+def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(small, chars, tmp_path):
+    trainer = make(small, chars, tmp_path, ramp, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5)
     trainer.train()
     expected = advantages(torch.arange(8.0).view(2, 4), "leave_one_out", "batch", 0.5).flatten()
     torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), expected)
@@ -43,10 +40,7 @@ def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(tiny, to
     assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
 
 
-@pytest.mark.slow
-def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(
-    tiny, tokenizer, tmp_path, monkeypatch
-):
+def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(small, chars, tmp_path, monkeypatch):
     told = []
 
     def graded(golds, texts, **settings):
@@ -59,13 +53,13 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
 
     monkeypatch.setattr(module, "grade_batch", graded)
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
-    make(tiny(), tokenizer, tmp_path, reward, rows, grade_timeout=0.25).train()
+    make(small, chars, tmp_path, reward, rows, grade_timeout=0.25).train()
     assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, 0.25]
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_reinforce_is_the_score_function_however_old_the_rollout(packed, tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, ramp, surrogate="reinforce", pack_updates=packed)
+def test_reinforce_is_the_score_function_however_old_the_rollout(packed, small, chars, tmp_path):
+    trainer = make(small, chars, tmp_path, ramp, surrogate="reinforce", pack_updates=packed)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     ids, attention_mask, longest = padded_batch([5], 4, [6, 3, 5, 1])
@@ -91,8 +85,8 @@ def test_reinforce_is_the_score_function_however_old_the_rollout(packed, tiny, t
     assert relative(gradient(trainer._compute_loss(trainer.model, rows)), expected) < 1e-5
 
 
-def test_no_arguments_at_all_are_enough(tiny, tokenizer, tmp_path, monkeypatch):
+def test_no_arguments_at_all_are_enough(small, chars, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trainer = MathGRPOTrainer(tiny(), "accuracy", train_dataset=Dataset.from_list(ROWS))
+    trainer = MathGRPOTrainer(small, "accuracy", train_dataset=Dataset.from_list(ROWS))
     assert isinstance(trainer.args, MathGRPOConfig)
     assert "grpo_math" in trainer._tag_names

@@ -51,7 +51,7 @@ def script(trainer, tokenizer, turns):
 
 
 def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
-    settings = {"max_steps": 3, "max_completion_length": 120, **settings}
+    settings = {"max_steps": 3, "max_completion_length": 240, **settings}
     prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
     rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
     return trainer_class(
@@ -75,12 +75,11 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
     return trainer, before, weights(trainer.model), turns
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
-def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
-    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+def test_scripted_calls_end_with_trls_weights(settings, small, chars, tmp_path):
+    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, small, chars, tmp_path, **settings)
     ours, _, here, extra = trained(
-        MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings
+        MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, advantage_eps=1e-4, **settings
     )
     assert extra == turns
     assert extra[1] == 5  # of six with calls, one result is too long
