@@ -1,7 +1,5 @@
 """Tiny random models of transformers' families of causal language models, and how packed scores compare with TRL's."""
 
-from __future__ import annotations
-
 import torch
 from small_trainers import CHARACTERS, make, padded_batch, relative
 from trl import GRPOTrainer

@@ -1,7 +1,5 @@
 """Small trainers, TRL's own and ours, in float32 on a CPU, their batches, and what is compared of them."""
 
-from __future__ import annotations
-
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -10,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from grpo_math.generation.chat import OF_SMOLLM2
 
 PROMPTS = ["3 + 4?", "Hello", "What is 12 + 5?", "x"]  # of different lengths
+STEPS = {"max_steps": 3, "logging_steps": 1}  # of a run that is compared with TRL's
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
 
@@ -109,15 +108,20 @@ def config(kind, folder, **settings):
     return kind(str(folder), **{**base, **settings})
 
 
-def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, **settings):
-    peft_config = settings.pop("peft_config", None)
+OF_TRAINER = ("peft_config", "eval_dataset", "tools", "rollout_func", "environment_factory")
+
+
+def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, rows=None, **settings):
+    """``rows``: of the data, or a data set of its own. ``settings``: of the trainer and of its config."""
+    others = {name: settings.pop(name) for name in OF_TRAINER if name in settings}
+    rows = [{"prompt": prompt} for prompt in PROMPTS * 4] if rows is None else rows
     return trainer_class(
         model=model,
         reward_funcs=rewards,
         args=config(config_class, folder, **settings),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+        train_dataset=Dataset.from_list(rows) if isinstance(rows, list) else rows,
         processing_class=tokenizer,
-        peft_config=peft_config,
+        **others,
     )
 
 

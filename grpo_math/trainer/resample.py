@@ -6,8 +6,6 @@ can differ within such a group, although no completion is more correct than anot
 Does not generate: the trainer passes a function that does.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -30,7 +28,7 @@ class Drawn(NamedTuple):
     right: list[bool | None]  # None: could not be graded
     columns: list[list[Any]]  # of the table of completions
 
-    def picked(self, more: Drawn, index: list[int]) -> Drawn:
+    def picked(self, more: "Drawn", index: list[int]) -> "Drawn":
         """Return the completions with these numbers; those of ``more`` are counted after these."""
         columns = [[(old + new)[i] for i in index] for old, new in zip(self.columns, more.columns, strict=True)]
         rows = select(join([self.rows, more.rows]), index)
@@ -84,17 +82,14 @@ class PromptPool:
         taken: list[dict[str, Any]] = []
         passed = 0
         while len(taken) < n:
-            row = self._next()
+            epoch, index = divmod(self.position, len(self.rows))
+            self.position += 1
+            row = self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
             if row["prompt"] in avoid and passed < len(self.rows):
                 passed += 1
             else:
                 taken.append(row)
         return taken
-
-    def _next(self) -> dict[str, Any]:
-        epoch, index = divmod(self.position, len(self.rows))
-        self.position += 1
-        return self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
 
 
 @lru_cache(maxsize=1)

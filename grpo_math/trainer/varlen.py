@@ -84,11 +84,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        # `varlen_attn` has no dropout.
-        ours = _torchs() and not (scores.dropout or scores.needs_eager)
         if _loaded() and _knows(_loaded(), scores):
             return of_flash_attn
-        if ours:
+        # `varlen_attn` has no dropout.
+        if _torchs() and not (scores.dropout or scores.needs_eager):
             return of_torch
     return one_by_one
 

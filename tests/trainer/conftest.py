@@ -1,8 +1,7 @@
 """A model whose training takes a moment, and what TRL's own trainer ends with, for the tests that compare with it."""
 
-from __future__ import annotations
-
 import pytest
+from small_trainers import STEPS
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +21,19 @@ def chars(small):
     return AutoTokenizer.from_pretrained(small)
 
 
+@pytest.fixture
+def ours(small, chars, tmp_path):
+    """(rewards, rows, settings) -> a trainer of ours on the small model; ``folder``: its run's, below ``tmp_path``."""
+    from small_trainers import letters, make
+
+    from grpo_math import MathGRPOConfig, MathGRPOTrainer
+
+    def made(rewards=letters, rows=None, folder="", **settings):
+        return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path / folder, rewards, rows, **settings)
+
+    return made
+
+
 @pytest.fixture(scope="module")
 def trl_run(small, chars, tmp_path_factory):
     """(rewards, settings) -> the weights before and after TRL's own run of them, and its log; each is run once."""
@@ -34,7 +46,7 @@ def trl_run(small, chars, tmp_path_factory):
         key = (rewards.__name__, apart, *sorted((name, str(value)) for name, value in settings.items()))
         if key not in done:
             folder = tmp_path_factory.mktemp("trl")
-            trainer = make(GRPOTrainer, GRPOConfig, small, chars, folder, rewards, logging_steps=1, **settings)
+            trainer = make(GRPOTrainer, GRPOConfig, small, chars, folder, rewards, **STEPS, **settings)
             if apart:
                 sample_apart(trainer)
             before = weights(trainer.model)

@@ -1,7 +1,5 @@
 """Advantages against numbers worked by hand, and against TRL's own."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

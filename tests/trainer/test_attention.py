@@ -1,7 +1,5 @@
 """The ways of packed attention, each against plain attention with a mask, and against TRL's own method."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

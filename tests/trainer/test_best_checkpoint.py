@@ -1,7 +1,5 @@
 """What transformers remembers of a checkpoint is what TRL's own trainer would: the best one, rotation, resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import config, letters, relative, weights
+from small_trainers import PROMPTS, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.run import checkpoints
@@ -23,13 +21,10 @@ BEST = {**EVALUATED, "metric_for_best_model": "eval_reward", "greater_is_better"
 
 def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
     """``rewards``: what each evaluation gives; None: what the completions are paid."""
-    trainer_class, config_class = KINDS[kind]
     eps = {"advantage_eps": 1e-4} if kind == "ours" else {}
-    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False) if settings.pop("lora", False) else None
-    rows = Dataset.from_list([{"prompt": prompt} for prompt in ("What is 3 + 4?", "Hello", "x", "y")] * 2)
-    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **settings}
-    args = config(config_class, folder, **eps, **settings)
-    trainer = trainer_class(model, letters, args, rows, rows.select(range(2)), tokenizer, peft_config=lora)
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **eps, **settings}
+    held_out = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
+    trainer = make(*KINDS[kind], model, tokenizer, folder, eval_dataset=held_out, **settings)
     if rewards:
         figures, log = iter(rewards), trainer.log
 
@@ -50,13 +45,15 @@ def remembered(trainer, folder: Path) -> tuple[dict, str]:
     return kept, str(trainer.state.best_model_checkpoint).replace(str(folder), "RUN")
 
 
+LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)}
 RUNS = {
     "the best is loaded": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 1}, [1.0, 3.0, 2.0, 0.0]),
-    "an adapter": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2, "lora": True}, [3.0, 1.0, 2.0, 0.0]),
+    "an adapter": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2, **LORA}, [3.0, 1.0, 2.0, 0.0]),
     "only the best are saved": ({**BEST, "save_strategy": "best", "save_total_limit": 1}, [1.0, 3.0, 2.0, 4.0]),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, small, chars, tmp_path):
     settings, rewards = RUNS[run]
@@ -70,6 +67,7 @@ def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, small,
     assert relative(ended["ours"][1], ended["trl"][1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(small, chars, tmp_path):
     for steps, rate in ((4, 0.05), (2, 0.5)):
         trainer = trainer_of("ours", small, chars, tmp_path, save_total_limit=1, max_steps=steps, learning_rate=rate)
@@ -81,6 +79,7 @@ def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(small, chars, tmp_
     assert relative(weights(again.model), weights(trainer.model)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(small, chars, tmp_path):
     """A kill while checkpoint-2 was written leaves the weights and no optimizer: transformers would take it."""
     trainer_of("ours", small, chars, tmp_path, max_steps=2).train()

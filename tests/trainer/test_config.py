@@ -1,7 +1,5 @@
 """Settings: the dtype of the weights, refused values, and functions of a user."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_trainers import config

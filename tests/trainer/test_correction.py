@@ -1,7 +1,5 @@
 """The metrics of the correction between sampler and trainer, on rollouts whose numbers can be checked by hand."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -3,13 +3,11 @@
 The reference is TRL's own method on the same trainer, or TRL's own trainer on the same seed; float32, dropout off.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from small_families import scored
-from small_trainers import SMALL, letters, make, padded_batch, relative, sample_apart, sparse, weights
+from small_trainers import SMALL, STEPS, letters, make, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.trainer import tiled_mlp
@@ -19,6 +17,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 SHAPES = {
     "one group": ([7], 4, [5, 3, 9, 1]),
     "many groups of different prompts": ([7, 3, 12], 4, [5, 3, 9, 1]),
+    "prompts of one length": ([5, 5], 3, [4, 2]),
     "groups of one": ([4, 9, 2], 1, [6, 2]),
     "a group of sixteen": ([5], 16, [1, 2, 3, 4, 5, 6, 7, 8]),
     "one-token completions": ([6, 2], 3, [1]),
@@ -127,6 +126,7 @@ RUNS = {
     "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
     "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
     "vespo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "vespo"}, {}),
+    "a surrogate of a user, sampled by a vLLM": (letters, SMALL, {"surrogate": "small_trainers:clip"}),
     "a surrogate of a user": (letters, {"num_iterations": 3, "beta": 0.1}, {"surrogate": "small_trainers:clip"}),
     "an advantage of a user": (letters, SMALL, {"baseline": "small_trainers:group_mean"}),
 }
@@ -134,17 +134,14 @@ RUNS = {
 FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length")
 
 
-QUICK = ["two updates", "[grpo]", "less than a group", "LoRA, with kl", "vespo", "in tiles", "a surrogate", "bnpo in"]
-
-
-@pytest.mark.full(keep=QUICK)
+@pytest.mark.full(keep=["less than a group", "[LoRA, with kl", "user, sampled"])
 @pytest.mark.parametrize("run", RUNS)
-def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, small, chars, tmp_path, monkeypatch):
+def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, small, chars, tmp_path, monkeypatch):
     rewards, settings, extra = RUNS[run]
     apart, budget = "vLLM" in run, extra.get("max_tokens_per_micro_batch")
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
-    extra = {"logging_steps": 1, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
+    extra = {**STEPS, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, rewards, **settings, **extra)
     if apart:
         sample_apart(trainer)
@@ -164,8 +161,9 @@ def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, smal
         assert seen["input_ids"].numel() <= budget or one_row
 
 
+@pytest.mark.slow
 def test_a_plain_grpo_config_trains_as_trl_does(trl_run, small, chars, tmp_path):
-    trainer = make(MathGRPOTrainer, GRPOConfig, small, chars, tmp_path)
+    trainer = make(MathGRPOTrainer, GRPOConfig, small, chars, tmp_path, max_steps=3)
     trainer.train()
     assert relative(weights(trainer.model), trl_run(letters, {})[1]) < 1e-6
 

@@ -1,7 +1,5 @@
 """The engine that samples in training also evaluates, and training goes on as if there had been no evaluation."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -38,6 +36,7 @@ def requests_of(server):
     return requests
 
 
+@pytest.mark.slow
 def test_before_and_after_are_sampled_by_the_server_and_change_no_training(server, small, chars, tmp_path):
     ended = {}
     for evaluated in (False, True):
@@ -61,6 +60,7 @@ def test_before_and_after_are_sampled_by_the_server_and_change_no_training(serve
     assert min(line["seconds/update"] for line in lines) > 0  # the evaluation's own sync is no part of a step
 
 
+@pytest.mark.slow
 def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, small, chars, tmp_path, monkeypatch):
     def receive(client, metadata, named_weights):  # TRL sends them over NCCL, which needs GPUs
         model = AutoModelForCausalLM.from_pretrained(small)
@@ -86,6 +86,7 @@ def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, smal
     assert greedy[0] != greedy[1]
 
 
+@pytest.mark.slow
 def test_trls_evaluation_by_the_server_leaves_the_seeds_of_training(server, small, chars, tmp_path):
     seeds, asked = {}, chars(ROWS[0]["prompt"])["input_ids"]
     for evaluated in (False, True):
@@ -113,6 +114,7 @@ class Events(TrainerCallback):
         self.metrics.append(metrics)
 
 
+@pytest.mark.full(keep=["[True]"])
 @pytest.mark.parametrize("passed", [True, False])
 def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, small, chars, tmp_path):
     data = Dataset.from_list(ROWS)
@@ -134,6 +136,7 @@ def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, small, cha
     assert len(events.metrics) == 3
 
 
+@pytest.mark.slow
 def test_the_server_samples_from_the_best_weights_when_these_are_loaded_at_the_end(server, small, chars, tmp_path):
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "eval_steps": 1}
     trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **settings)

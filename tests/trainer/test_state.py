@@ -1,26 +1,29 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
-from __future__ import annotations
-
 import random
 
 import numpy
 import pytest
 import torch
-from datasets import Dataset
 from launching import TORCHRUN, run
-from small_trainers import config, weights
+from small_trainers import weights
 
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
 from grpo_math.trainer import state
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 CPU = torch.device("cpu")
 # Two optimizer steps train on each rollout, and a line of the log is about two: each odd step is in the middle of both.
 HALVES = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
-SAVED = {"max_steps": 6, "logging_steps": 2, "save_strategy": "steps", "save_steps": 1, "log_completions": True}
+SAVED = {
+    "max_steps": 6,
+    "logging_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "log_completions": True,
+    "num_completions_to_print": 0,
+}
+RUN = {**HALVES, **SAVED, "resample_groups": 1}
 TIMED = ("time", "per_second", "runtime", "seconds", "memory")
 
 
@@ -29,10 +32,7 @@ def drawn(completions, **columns):
     return [len(text) % 3 + random.random() + numpy.random.random() + torch.rand(()).item() for text in completions]
 
 
-def trainer_of(model, tokenizer, folder, **settings):
-    rows = Dataset.from_list([{"prompt": f"What is {i}?", "answer": "7"} for i in range(12)])
-    args = {"num_completions_to_print": 0, "resample_groups": 1, **HALVES, **SAVED, **settings}
-    return MathGRPOTrainer(model, drawn, config(MathGRPOConfig, folder, **args), rows, processing_class=tokenizer)
+ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(12)]
 
 
 def ended(trainer):
@@ -45,26 +45,27 @@ def ended(trainer):
 
 
 def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_ends_as_one_that_was_not_stopped(
-    small, chars, tmp_path
+    ours, tmp_path
 ):
-    whole = trainer_of(small, chars, tmp_path)
+    whole = ours(drawn, ROWS, **RUN)
     whole.train()
-    for step in (3, 4, 6):
-        again = trainer_of(small, chars, tmp_path)
+    for step in (3, 6):
+        again = ours(drawn, ROWS, **RUN)
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         assert ended(again) == ended(whole)
-    failing = trainer_of(small, chars, tmp_path / "failing", save_strategy="no", max_nonfinite_steps=1)
+    settings = {**RUN, "folder": "failing", "save_strategy": "no"}
+    failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
     norm, nan = failing._get_grad_norm, float("nan")
     failing._get_grad_norm = lambda model, of=None: norm(model, nan if failing.state.global_step == 3 else of)
     with pytest.raises(UserError, match=r"not finite in step 4: the weights are still those of step 3"):
         failing.train()
-    again = trainer_of(small, chars, tmp_path / "failing", save_strategy="no")
+    again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     assert ended(again) == ended(whole)
 
 
-def test_with_another_batch_the_half_trained_rollout_is_sampled_again(small, chars, tmp_path):
-    trainer = trainer_of(small, chars, tmp_path, max_steps=1, save_strategy="no")
+def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
+    trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     held = state.state_of(trainer)
     assert (held["trainer"]["_step"], len(held["rollout"])) == (2, 4)

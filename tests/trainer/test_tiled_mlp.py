@@ -3,8 +3,6 @@
 The reference is TRL's own method, or the same trainer with tiles longer than its rows; float32.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """What this package relies on in TRL: a new TRL fails here, with the name of what moved."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 
@@ -51,7 +49,7 @@ def script(trainer, tokenizer, turns):
 
 
 def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
-    settings = {"max_steps": 3, "max_completion_length": 240, **settings}
+    settings = {"max_steps": 2, "max_completion_length": 240, **settings}
     prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
     rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
     return trainer_class(
@@ -75,6 +73,7 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
     return trainer, before, weights(trainer.model), turns
 
 
+@pytest.mark.full(keep=["settings1"])
 @pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, small, chars, tmp_path):
     theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, small, chars, tmp_path, **settings)
