@@ -30,18 +30,15 @@ def states(dtype=torch.float64):
 
 def plainly(q, k, v, scores=PLAIN):
     """One dense mask over the whole row."""
-    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
-    distance = torch.zeros(TOKENS, TOKENS)
-    for group in GROUPS:
-        first = group.start + group.prompt
-        for start, length in [(group.start, group.prompt), *starts_of(first, group.lengths)]:
-            extra = slice(start, start + length)
-            mask[extra, extra] = True
-            distance[extra, extra] = torch.arange(length)[:, None] - torch.arange(length)
-            if start >= first:
-                prompt = slice(group.start, first)
-                mask[extra, prompt] = True
-                distance[extra, prompt] = group.prompt + torch.arange(length)[:, None] - torch.arange(group.prompt)
+    tokens = [
+        (number, segment, position)
+        for number, group in enumerate(GROUPS)
+        for segment, (first, length) in enumerate([(0, group.prompt), *((group.prompt, n) for n in group.lengths)])
+        for position in range(first, first + length)
+    ]
+    group, segment, position = torch.tensor(tokens).T
+    distance = position[:, None] - position
+    mask = (group[:, None] == group) & ((segment == 0) | (segment[:, None] == segment))
     mask &= (distance >= 0) & (distance < (scores.window or TOKENS))
     k, v = (heads.repeat_interleave(HEADS // KEY_HEADS, dim=1) for heads in (k, v))
     q, k, v = (heads.transpose(0, 1) for heads in (q, k, v))
@@ -53,10 +50,6 @@ def plainly(q, k, v, scores=PLAIN):
         return (products.softmax(-1) @ v).transpose(0, 1)
     total = torch.logaddexp(products.logsumexp(-1), scores.sinks[:, None])
     return ((products - total[..., None]).exp() @ v).transpose(0, 1)
-
-
-def starts_of(first, lengths):
-    return [(first + sum(lengths[:i]), length) for i, length in enumerate(lengths)]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def trainer(small, chars, tmp_path_factory):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trainer):
-    assert trainer.scorer is not None
+    assert (trainer.scorer is not None, trainer.model.config._attn_implementation) == (True, "packed_sdpa")
     ids, mask, longest = padded_batch(*SHAPES[shape])
     counted = mask[:, -longest:].bool()
     factors = torch.randn(counted.shape, generator=torch.Generator().manual_seed(1)) * counted

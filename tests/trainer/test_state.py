@@ -20,6 +20,7 @@ SAVED = {
     "logging_steps": 2,
     "save_strategy": "steps",
     "save_steps": 1,
+    "save_total_limit": 4,
     "log_completions": True,
     "num_completions_to_print": 0,
 }
@@ -49,6 +50,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
 ):
     whole = ours(drawn, ROWS, **RUN)
     whole.train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (3, 4, 5, 6)}
     for step in (3, 6):
         again = ours(drawn, ROWS, **RUN)
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))

@@ -42,7 +42,7 @@ def trainer_of(model, tokenizer, folder, targets=None, dropout=0.0, **settings):
 
 @pytest.fixture(autouse=True)
 def tiles_of_one_test(monkeypatch):
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)  # gives back what `gradient_of` sets
 
 
 def gradient_of(trainer, shape=SHAPES["one group"], kind=MathGRPOTrainer, tile=SMALL_TILE, under=None):

@@ -12,6 +12,7 @@ from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.run import metrics
 
 END = "<|im_end|>"
 
@@ -88,6 +89,9 @@ def test_scripted_calls_end_with_trls_weights(settings, small, chars, tmp_path):
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
         assert logged[0][0] > 0
+    (line,) = [line for line in ours.state.log_history if metrics.CALLED in line][:1]
+    # Six of eight call, one of them twice; one call takes too long.
+    assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / 7))
 
 
 class Calling(SmallVLLM):
