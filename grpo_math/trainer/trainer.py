@@ -201,7 +201,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _raise_reward_errors(self) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
         error, self._reward_context.error = self._reward_context.error, None
-        if message := scoring.of_any_rank(error and str(error)):
+        if message := scoring.of_any_rank(str(error) if error else None):
             raise RewardError(state.saved_before(self, RewardError(message))) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

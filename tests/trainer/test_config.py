@@ -5,11 +5,13 @@ import torch
 from small_trainers import config
 from trl import ModelConfig
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.datasets import load_problems
+from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.from_recipe import build as build_settings
 
 
 @pytest.mark.parametrize(("lora", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
@@ -109,3 +111,12 @@ def test_fsdp_through_accelerate_refreshes_no_reference(monkeypatch, tmp_path):
 def test_a_reference_is_refreshed_between_two_rollouts(tmp_path):
     settings = {"beta": 0.1, "steps_per_generation": 8, "gradient_accumulation_steps": 2}
     assert config(MathGRPOConfig, tmp_path, reference_refresh_steps=8, **settings).reference_refresh_steps == 8
+
+
+def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_line(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false", "--max_steps", "7"]
+    settings = build_settings(read([*words, "--lora_r", "3"]))
+    assert (settings.config.max_steps, settings.model.lora_r, settings.argv[:1]) == (7, 3, ["--output_dir"])
+    assert settings.given == {"output_dir", "use_cpu", "bf16", "max_steps", "lora_r"}
+    with pytest.raises(UserError, match="sdg"):
+        build_settings(read([*words, "--optim", "sdg"]))

@@ -1,6 +1,7 @@
 """The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pandas
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 from grpo_math.run import metrics
 from grpo_math.trainer import console
 from grpo_math.trainer.endings import Endings
+from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
@@ -126,3 +128,28 @@ def test_a_stop_string_ends_a_completion_as_eos_does(ours, chars, monkeypatch, s
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
     assert kept == [(tokens, sum(tokens))] * 2
+
+
+def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():
+    log = defaultdict[str, list[float]](list)
+    log |= {metrics.SECONDS_STEP: [4.0, 6.0], metrics.SECONDS_GENERATE: [1.0, 2.0], metrics.SECONDS_SYNC: [0.5]}
+    log |= {metrics.SECONDS_GRADE: [0.25, 0.25], metrics.SECONDS_SCORE: [1.0], metrics.SECONDS_SAMPLING: [1.0, 2.0]}
+    meter = StepMeter(lambda: log, rollouts_per_step=0.5)
+    meter.rollout_tokens += [30, 50]
+    meter.write(vllm=True, cuda=False)
+    assert 2**20 < log.pop(metrics.MEMORY_RESIDENT)[0] < 2**36
+    assert log == {
+        metrics.SECONDS_STEP: [4.0, 6.0],
+        metrics.SECONDS_GENERATE: [1.5],
+        metrics.SECONDS_SYNC: [0.25],
+        metrics.SECONDS_GRADE: [0.25],
+        metrics.SECONDS_SCORE: [0.5],
+        metrics.SECONDS_UPDATE: [2.5],
+        metrics.SECONDS_SAMPLING: [1.5],
+        metrics.SYNC_SHARE: [0.05],
+        metrics.TOKENS_PER_SECOND: [4.0],
+    }
+    log.clear()
+    log[metrics.SECONDS_STEP] = [2.0]  # a step that uses the rollout again
+    meter.write(vllm=False, cuda=False)
+    assert (log[metrics.TOKENS_PER_SECOND], metrics.SECONDS_SYNC in log) == ([10.0], False)

@@ -99,8 +99,7 @@ def batches(draw):
     return [r // size for r in order], [of_group[r // size] for r in order], [lengths[r] for r in order]
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(batches(), st.integers(1, 400), st.integers(1, 5))
 def test_rows_are_neither_lost_nor_doubled_and_the_budget_holds(batch, budget, ranks):
     prompts, prompt_tokens, lengths = batch
