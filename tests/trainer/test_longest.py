@@ -103,6 +103,7 @@ def test_an_environment_is_trained_in_after_the_trial(factory, rows, small, char
     assert trainer.state.global_step == 1
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_cut_before_the_first_step(ours, caplog):
     trainer = ours(longest_first=True, **SMALL)
     seen = passes(trainer.model)

@@ -156,9 +156,9 @@ def logps_of(model, prompt, completion):
 @pytest.mark.parametrize(
     ("baseline", "scale", "surrogate", "loss_type", "estimator", "updates"),
     [
-        ("none", "none", "reinforce", "grpo", None, 1),
+        pytest.param("none", "none", "reinforce", "grpo", None, 1, marks=pytest.mark.slow),
         ("leave_one_out", "batch", "reinforce", "bnpo", "k2", 2),
-        ("group_mean", "none", "clip", "dr_grpo", "k3", 2),
+        pytest.param("group_mean", "none", "clip", "dr_grpo", "k3", 2, marks=pytest.mark.slow),
         ("leave_one_out", "group", "clip", "dapo", "k1", 2),
     ],
 )

@@ -99,6 +99,7 @@ def unchanged(small, chars, tmp_path_factory):
     return weights(trainer.model)
 
 
+@pytest.mark.slow
 @pytest.mark.full(keep=["changes_rewards"])
 @pytest.mark.parametrize(
     ("change", "where"), [*((change, "subclass") for change in CHANGES), (writes_rows_in_the_loss, "trainer")]

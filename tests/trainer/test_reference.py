@@ -69,6 +69,7 @@ def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_tha
     assert not (tmp_path / "checkpoint-3/ref").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.full(keep=["modules"])
 @pytest.mark.parametrize("kind", ["embedding", "modules"])
 def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, small, chars, tmp_path):

@@ -23,6 +23,7 @@ def ramp(completions, **columns):
     return [float(i) for i in range(len(completions))]
 
 
+@pytest.mark.slow
 def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(ours):
     trainer = ours(
         ramp, ROWS, max_steps=1, logging_steps=1, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
@@ -206,6 +207,7 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
+@pytest.mark.slow
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()

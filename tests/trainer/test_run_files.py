@@ -41,6 +41,7 @@ def folder(small, chars, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, small):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["model_name_or_path"] == small
