@@ -6,7 +6,6 @@ Does not choose the token budget: `budget.TokenBudget` is shared with the update
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -153,7 +152,10 @@ class PackedScorer:
         **kwargs: Any,
     ) -> Scores:
         """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding."""
-        score = partial(self._score, plain, model, logits_to_keep, compute_entropy, **kwargs)
+
+        def score(ids: Tensor, mask: Tensor) -> Scores:
+            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, **kwargs)
+
         # The rows of an update are one micro-batch already.
         if torch.is_grad_enabled():
             return score(input_ids, attention_mask)
@@ -162,7 +164,7 @@ class PackedScorer:
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
             at = torch.tensor(index).to(input_ids.device, non_blocking=True)
             logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at])
-            if entropies is not None:
+            if entropies is not None and batch_entropies is not None:
                 entropies[at] = batch_entropies
         return logps, entropies, None
 

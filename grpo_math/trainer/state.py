@@ -111,6 +111,8 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     for name, owner in _owners(trainer).items():
         # resume=force may switch on resampling.
         vars(owner).update(state.get(name, {}))
+    # transformers divides the sum of all losses, which is restored, by the steps since this one.
+    trainer._initial_global_step = 0
     trainer._buffered_inputs = state["rollout"]
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.

@@ -378,10 +378,10 @@ class MathGRPOTrainer(GRPOTrainer):
             # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
             if self.scorer is not None and not compute_aux_loss:
                 return self.scorer(plain, *rows, **kwargs)
-            scores = plain(*rows, compute_aux_loss, **kwargs)
+            logps, *others = plain(*rows, compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
-        logps, entropies, loss = (value if value is None else value.to(input_ids.device) for value in scores)
-        return logps, entropies, loss
+        entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
+        return logps.to(input_ids.device), entropies, loss
 
     _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method
 

@@ -32,7 +32,7 @@ def drawn(completions, **columns):
     return [len(text) % 3 + random.random() + numpy.random.random() + torch.rand(()).item() for text in completions]
 
 
-ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(12)]
+ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(16)]  # more than six steps see
 
 
 def untimed(trainer):
@@ -61,7 +61,11 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     settings = {**RUN, "folder": "failing", "save_strategy": "no"}
     failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
     norm, nan = failing._get_grad_norm, float("nan")
-    failing._get_grad_norm = lambda model, of=None: norm(model, nan if failing.state.global_step == 3 else of)
+
+    def fails(model, grad_norm=None):
+        return norm(model, nan if failing.state.global_step == 3 else grad_norm)
+
+    failing._get_grad_norm = fails
     with pytest.raises(UserError, match=r"not finite in step 4: the weights are still those of step 3"):
         failing.train()
     again = ours(drawn, ROWS, **settings)
