@@ -1,9 +1,7 @@
 """Tiny random models of transformers' families of causal language models, and how packed scores compare with TRL's."""
 
-from __future__ import annotations
-
 import torch
-from small_trainers import make, padded_batch, relative
+from small_trainers import CHARACTERS, make, padded_batch, relative
 from trl import GRPOTrainer
 
 from grpo_math.trainer import longest, scoring
@@ -11,7 +9,6 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LARGEST = 20e6  # parameters: more is a config that has sizes by other names
-VOCABULARY = 49152  # of the tokenizer
 # By the names of any family; a family gets those that its config knows.
 SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 32),
@@ -29,7 +26,7 @@ SIZES = {
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
     **dict.fromkeys(("bos_token_id", "decoder_start_token_id"), 1),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(CHARACTERS)),
     **dict.fromkeys(("eos_token_id", "pad_token_id"), 2),
     "sliding_window": 4,
     "is_decoder": True,

@@ -1,17 +1,38 @@
 """Small trainers, TRL's own and ours, in float32 on a CPU, their batches, and what is compared of them."""
 
-from __future__ import annotations
-
 import torch
 from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-PROMPTS = [
-    "What is 3 + 4?",
-    "Hello",
-    "A longer prompt, with more words in it than the others have, so that those are padded",
-    "x",
-]
+from grpo_math.generation.chat import OF_SMOLLM2
+
+PROMPTS = ["3 + 4?", "Hello", "What is 12 + 5?", "x"]  # of different lengths
+STEPS = {"max_steps": 3, "logging_steps": 1}  # of a run that is compared with TRL's
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+CHARACTERS = ["<|im_start|>", "<|im_end|>", "<pad>", "\n", *map(chr, range(32, 127))]
+
+
+def save_small(folder):
+    """Save a random llama whose tokens are characters. A step of its training takes a few milliseconds."""
+    vocabulary = {character: number for number, character in enumerate(CHARACTERS)}
+    characters = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters.decoder = decoders.Fuse()
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<pad>", "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, chat_template=OF_SMOLLM2, **names)
+    tokenizer.save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"vocab_size": len(CHARACTERS), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape, **tokens, num_key_value_heads=2, tie_word_embeddings=False))
+    for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
+        parameter.data.mul_(6.0 if parameter.dim() > 1 else 1.0)
+    # One token in eight ends a completion, so that lengths differ.
+    model.generation_config.eos_token_id = list(range(1, len(CHARACTERS), 8))
+    model.save_pretrained(folder)
 
 
 def letters(completions, **columns):
@@ -87,15 +108,20 @@ def config(kind, folder, **settings):
     return kind(str(folder), **{**base, **settings})
 
 
-def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, **settings):
-    peft_config = settings.pop("peft_config", None)
+OF_TRAINER = ("peft_config", "eval_dataset", "tools", "rollout_func", "environment_factory")
+
+
+def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, rows=None, **settings):
+    """``rows``: of the data, or a data set of its own. ``settings``: of the trainer and of its config."""
+    others = {name: settings.pop(name) for name in OF_TRAINER if name in settings}
+    rows = [{"prompt": prompt} for prompt in PROMPTS * 4] if rows is None else rows
     return trainer_class(
         model=model,
         reward_funcs=rewards,
         args=config(config_class, folder, **settings),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+        train_dataset=Dataset.from_list(rows) if isinstance(rows, list) else rows,
         processing_class=tokenizer,
-        peft_config=peft_config,
+        **others,
     )
 
 
@@ -107,11 +133,11 @@ def padded_batch(prompt_lengths, group, lengths, seed=0):
     ids = torch.full((rows, width + longest), 2)
     mask = torch.zeros_like(ids)
     for p, length in enumerate(prompt_lengths):
-        prompt = torch.randint(5, 40000, (length,), generator=generator)
+        prompt = torch.randint(5, len(CHARACTERS), (length,), generator=generator)
         for row in range(p * group, (p + 1) * group):
             n = lengths[row % len(lengths)]
             ids[row, width - length : width] = prompt
-            ids[row, width : width + n] = torch.randint(5, 40000, (n,), generator=generator)
+            ids[row, width : width + n] = torch.randint(5, len(CHARACTERS), (n,), generator=generator)
             mask[row, width - length : width + n] = 1
     return ids, mask, longest
 

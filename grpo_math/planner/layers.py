@@ -102,7 +102,8 @@ def prepared(config: Any, how: Json) -> Any:
     recurrent.fork_states(base)
     # The first packed pass compares two outputs to verify a layer. Fake tensors have no values to compare.
     recurrent.verified.update(type(module) for module in recurrent.stateful(base))
-    tiled_mlp.set_up([model], how["checkpointing"])
+    if how["checkpointing"]:
+        tiled_mlp.set_up([model])
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)  # as after the first micro-batch

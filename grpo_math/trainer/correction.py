@@ -8,8 +8,6 @@ most of its gradient in the sequence modes while a short one keeps all of it.
 Does not change a weight: TRL computes them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import Rows, with_token_count
+from grpo_math.trainer.rows import Rows, scored
 
 
 class Endings:
@@ -63,5 +63,7 @@ class Endings:
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
         complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
         complete_mask = torch.tensor(complete, device=mask.device)[:, None].to(mask.dtype)
-        masked: Rows = {name: rows[name] * complete_mask for name in ("completion_mask", "tool_mask") if name in rows}
-        return with_token_count({**rows, **masked}, accelerator)
+        masks = [name for name in ("completion_mask", "tool_mask") if name in rows]
+        rows = {**rows, **{name: rows[name] * complete_mask for name in masks}}
+        # TRL's dapo loss divides by the tokens of all ranks.
+        return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}

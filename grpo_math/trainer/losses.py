@@ -39,22 +39,11 @@ Does not compute the loss: TRL does, with all of its options. Only the KL term f
 surrogate, are added to it.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.user_functions import tensor_from, tried
-
-
-def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return TRL's loss inputs without ``old_per_token_logps``. TRL then uses the current policy's, detached.
-
-    >>> hold_ratio_at_one({"advantages": 1, "old_per_token_logps": 2})
-    {'advantages': 1}
-    """
-    return {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
 
 
 def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

@@ -12,8 +12,6 @@ so that a run can resume.
 Does not sample: generation/sync.py does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sized
 from typing import Any, cast

@@ -6,8 +6,6 @@ can differ within such a group, although no completion is more correct than anot
 Does not generate: the trainer passes a function that does.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -30,7 +28,7 @@ class Drawn(NamedTuple):
     right: list[bool | None]  # None: could not be graded
     columns: list[list[Any]]  # of the table of completions
 
-    def picked(self, more: Drawn, index: list[int]) -> Drawn:
+    def picked(self, more: "Drawn", index: list[int]) -> "Drawn":
         """Return the completions with these numbers; those of ``more`` are counted after these."""
         columns = [[(old + new)[i] for i in index] for old, new in zip(self.columns, more.columns, strict=True)]
         rows = select(join([self.rows, more.rows]), index)
@@ -84,17 +82,14 @@ class PromptPool:
         taken: list[dict[str, Any]] = []
         passed = 0
         while len(taken) < n:
-            row = self._next()
+            epoch, index = divmod(self.position, len(self.rows))
+            self.position += 1
+            row = self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
             if row["prompt"] in avoid and passed < len(self.rows):
                 passed += 1
             else:
                 taken.append(row)
         return taken
-
-    def _next(self) -> dict[str, Any]:
-        epoch, index = divmod(self.position, len(self.rows))
-        self.position += 1
-        return self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
 
 
 @lru_cache(maxsize=1)
@@ -104,23 +99,16 @@ def _shuffled(n: int, seed: str) -> list[int]:
 
 
 class Resampler:
-    """Samples fresh groups until no group is uniform, for ``rounds`` at most.
+    """Samples fresh groups until no group of the trainer's is uniform, for ``resample_groups`` rounds at most."""
 
-    ``size`` is the number of completions of a group, ``table`` TRL's table of completions.
-    """
-
-    def __init__(self, pool: PromptPool, rounds: int, size: int, table: Any, accelerator: Any) -> None:
-        columns = getattr(pool.rows, "column_names", None) or ()
-        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(pool.rows, "__len__"):
+    def __init__(self, trainer: Any) -> None:
+        data, self.rounds = trainer.train_dataset, trainer.settings.resample_groups
+        columns = getattr(data, "column_names", None) or ()
+        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
-            raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
-        self.pool, self.rounds, self.size, self.table, self.accelerator = pool, rounds, size, table, accelerator
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.pool.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.pool.position = state["position"]
+            raise ConfigError("resample_groups", self.rounds, reason, "leave it at 0")
+        self.pool, self.size = PromptPool(data, trainer.args.seed), trainer.num_generations
+        self.table, self.accelerator = trainer._logs, trainer.accelerator
 
     def __call__(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
@@ -167,12 +155,6 @@ class Resampler:
         rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
         return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
-
-
-def resampler_of(trainer: Any) -> Resampler:
-    pool = PromptPool(trainer.train_dataset, trainer.args.seed)
-    rounds, size = trainer.settings.resample_groups, trainer.num_generations
-    return Resampler(pool, rounds, size, trainer._logs, trainer.accelerator)
 
 
 def _columns(logs: Any) -> list[Any]:

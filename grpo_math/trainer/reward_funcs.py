@@ -6,7 +6,6 @@ Does not call them: rewards/guard.py does.
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.guard import RewardContext, checked
@@ -21,10 +20,3 @@ def resolved(reward_funcs: Any, context: RewardContext) -> Any:
     # TRL calls a model itself, with tokens instead of columns.
     is_model = isinstance(reward_funcs, torch.nn.Module)
     return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
-
-
-def gather_error(context: RewardContext) -> str | None:
-    """Return the first rank's error, and clear that of this rank."""
-    of_ranks = gather_object([context.error and str(context.error)])
-    context.error = None
-    return next(filter(None, of_ranks), None)

@@ -109,11 +109,6 @@ def scored(rows: Rows) -> Tensor:
     return rows["completion_mask"] * rows.get("tool_mask", 1)
 
 
-def with_token_count(rows: Rows, accelerator: Any) -> Rows:
-    """Return the rows of this rank with the number of scored tokens of all ranks, which TRL's dapo loss divides by."""
-    return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}
-
-
 def shortest(rows: Rows) -> Rows:
     """Return the row of the shortest completion that has a token, or the first row if none has."""
     lengths = rows["completion_mask"].sum(dim=1)

@@ -64,11 +64,6 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     return True
 
 
-def _put(values: Tensor, at: Tensor | slice, rows: Tensor) -> Tensor:
-    rows = rows.to(values.dtype)
-    return rows if isinstance(at, slice) else values.index_put((at,), rows)
-
-
 def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
@@ -121,17 +116,6 @@ def of_any_rank(reason: str | None) -> str | None:
     return next(filter(None, gather_object([reason])), None)
 
 
-def next_to_rows(score: Callable[..., Scores]) -> Callable[..., Scores]:
-    """Return TRL's method with scores on the device of the rows. With device_map the LM head may be on another GPU."""
-
-    def scores(model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Scores:
-        logps, entropies, loss = score(model, input_ids, *arguments, **kwargs)
-        entropies, loss = (value if value is None else value.to(input_ids.device) for value in (entropies, loss))
-        return logps.to(input_ids.device), entropies, loss
-
-    return scores
-
-
 class PackedScorer:
     """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
 
@@ -168,40 +152,55 @@ class PackedScorer:
         **kwargs: Any,
     ) -> Scores:
         """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding."""
+
+        def score(ids: Tensor, mask: Tensor) -> Scores:
+            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, **kwargs)
+
+        # The rows of an update are one micro-batch already.
+        if torch.is_grad_enabled():
+            return score(input_ids, attention_mask)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
-        entropies = torch.zeros_like(logps)
+        entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
-            # As in an update: there is nothing to select.
-            is_all = index == list(range(len(input_ids)))
-            at = slice(None) if is_all else torch.tensor(index).to(input_ids.device, non_blocking=True)
-            ids, mask = input_ids[at], attention_mask[at]
-            row = pack(ids, mask, logits_to_keep)
-            # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is
-            # packed even if that saves no token, because a packed row needs no attention mask.
-            if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
-                scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
-                row_scores: Any = scores[:2]
-            else:
-                called = attention.calls, recurrent.calls
-                with self.accelerator.autocast():
-                    outputs = model(
-                        input_ids=row.input_ids,
-                        position_ids=row.position_ids,
-                        # transformers does not change a mask of four dimensions, and packed attention ignores it.
-                        attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device),
-                        # TRL's head would shift ``labels`` by one, across the ends of the segments.
-                        shift_labels=row.shift_labels,
-                        fused_lm_head=True,
-                        packed_groups=row.groups,
-                        scored_index=row.scored_index,
-                    )
-                self._count(attention.calls - called[0], recurrent.calls - called[1])
-                self._log_new_kernels()
-                row_scores = unpack(outputs.log_probs, row), compute_entropy and unpack(outputs.entropy, row)
-            logps = _put(logps, at, row_scores[0])
-            if compute_entropy:
-                entropies = _put(entropies, at, row_scores[1])
-        return logps, entropies if compute_entropy else None, None
+            at = torch.tensor(index).to(input_ids.device, non_blocking=True)
+            logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at])
+            if entropies is not None and batch_entropies is not None:
+                entropies[at] = batch_entropies
+        return logps, entropies, None
+
+    def _score(
+        self,
+        plain: Callable[..., Scores],
+        model: Any,
+        keep: int,
+        entropy: bool,
+        ids: Tensor,
+        mask: Tensor,
+        **kwargs: Any,
+    ) -> Scores:
+        """Score these rows in one forward pass."""
+        row = pack(ids, mask, keep)
+        # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
+        # even if that saves no token, because a packed row needs no attention mask.
+        if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
+            logps, entropies, _ = plain(model, ids, mask, keep, compute_entropy=entropy, **kwargs)
+            return logps.float(), entropies, None
+        called = attention.calls, recurrent.calls
+        with self.accelerator.autocast():
+            outputs = model(
+                input_ids=row.input_ids,
+                position_ids=row.position_ids,
+                # transformers does not change a mask of four dimensions, and packed attention ignores it.
+                attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
+                # TRL's head would shift ``labels`` by one, across the ends of the segments.
+                shift_labels=row.shift_labels,
+                fused_lm_head=True,
+                packed_groups=row.groups,
+                scored_index=row.scored_index,
+            )
+        self._count(attention.calls - called[0], recurrent.calls - called[1])
+        self._log_new_kernels()
+        return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
 
     def _count(self, attended: int, states: int) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""
@@ -219,9 +218,7 @@ class PackedScorer:
     def _batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
     ) -> list[list[int]]:
-        """Return the rows of each forward pass. Micro-batches are planned already; other rows fill the token budget."""
-        if torch.is_grad_enabled():
-            return [list(range(len(input_ids)))]
+        """Return the rows of each forward pass without a gradient, each of at most the token budget."""
         prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
         # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)

@@ -34,19 +34,19 @@ NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "
 
 
 def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
-    """Call `set_up` as the training arguments allow. Return how many layers have a tiled MLP in an update."""
+    """Call `set_up` if the training arguments allow it. Return how many layers have a tiled MLP."""
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    in_updates = bool(args.gradient_checkpointing and not reentrant)
-    if split_by(accelerator) or args.torch_compile:
+    # Without checkpointing, each tile would keep its tensors until the backward pass.
+    if not args.gradient_checkpointing or reentrant or args.torch_compile or split_by(accelerator):
         return 0
-    return in_updates * set_up(models, in_updates)
+    return set_up(models)
 
 
-def set_up(models: list[Any], in_updates: bool) -> int:
-    """Tile the MLPs of these models, ``in_updates`` too or in passes without a gradient only. Return their number."""
+def set_up(models: list[Any]) -> int:
+    """Tile the MLPs of these models, and return their number."""
     layers = [layer for model in models for layer in model.modules() if serves(layer)]
     for layer in layers:
-        TiledMLP(layer, in_updates)
+        TiledMLP(layer)
     return len(layers)
 
 
@@ -77,8 +77,8 @@ class TiledMLP:
     In the layers of `NORMED` the norm before the MLP is computed in the tiles, too: its output is not kept either.
     """
 
-    def __init__(self, layer: Any, in_updates: bool) -> None:
-        self.layer, self.in_updates, self.mlp = layer, in_updates, layer.mlp.forward
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.mlp = layer, layer.mlp.forward
         self.norm: Any = None
         # The MLP's input, if its norm is computed in the tiles.
         self.not_normed: Tensor | None = None
@@ -91,8 +91,8 @@ class TiledMLP:
     def tiles(self, states: Tensor) -> int:
         """Return the number of tiles for these tokens."""
         if torch.is_grad_enabled():
-            # Without checkpointing, every tile would keep its tensors until the backward pass.
-            recomputed = self.in_updates and self.layer.training and self.layer.gradient_checkpointing
+            # transformers checkpoints a layer in training mode only.
+            recomputed = self.layer.training and self.layer.gradient_checkpointing
             if not (recomputed and states.requires_grad):
                 return 1
         return min(MAX_TILES, states.numel() // states.size(-1) // MIN_TOKENS)

@@ -42,7 +42,7 @@ from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
-from grpo_math.trainer.advantages import advantages, trls, weighted
+from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
@@ -53,8 +53,8 @@ from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import SCORING, replaced, results_of, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
-from grpo_math.trainer.resample import resampler_of
-from grpo_math.trainer.reward_funcs import gather_error, resolved
+from grpo_math.trainer.resample import Resampler
+from grpo_math.trainer.reward_funcs import resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -103,14 +103,13 @@ class MathGRPOTrainer(GRPOTrainer):
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
             super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
-        self.scale_rewards = trls(self.scale_rewards)
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
         self.endings = Endings(self)
         self._set_up_updates()
         self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
-        self.resampler = resampler_of(self) if self.settings.resample_groups else None
+        self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
@@ -201,8 +200,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _raise_reward_errors(self) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error, message = self._reward_context.error, gather_error(self._reward_context)
-        if message:
+        error, self._reward_context.error = self._reward_context.error, None
+        if message := scoring.of_any_rank(str(error) if error else None):
             raise RewardError(state.saved_before(self, RewardError(message))) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -226,7 +225,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 output = self.endings.mask(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
-        if self.mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
+        if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             self.meter.report_first(len(inputs) * self.accelerator.num_processes)
         return output
 
@@ -279,8 +278,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._metrics["train"][metrics.SKIPPED].append(float(skipped))
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
-            for parameter in model.parameters():
-                parameter.grad = None
+            model.zero_grad(set_to_none=True)
         if error := self.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
             state.save_last_step(self)
@@ -320,7 +318,8 @@ class MathGRPOTrainer(GRPOTrainer):
         """Return TRL's loss of one micro-batch, with the configured surrogate and KL estimator."""
         beta, inputs_of_trl, settings = self.beta, inputs, self.settings
         if settings.surrogate == "reinforce":
-            inputs_of_trl = losses.hold_ratio_at_one(inputs)
+            # Without old log-probs, TRL uses the current ones, detached: the ratio is 1, and its gradient is the score.
+            inputs_of_trl = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
         elif is_user_function(settings.surrogate):  # TRL's own surrogate is then 0 for every ratio
             inputs_of_trl = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
         our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL computes k3 itself
@@ -372,14 +371,17 @@ class MathGRPOTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **kwargs: Any,
     ) -> scoring.Scores:
-        plain = scoring.next_to_rows(super()._get_per_token_logps_and_entropies)
+        plain = super()._get_per_token_logps_and_entropies
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
             # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
             if self.scorer is not None and not compute_aux_loss:
                 return self.scorer(plain, *rows, **kwargs)
-            return plain(*rows, compute_aux_loss, **kwargs)
+            logps, *others = plain(*rows, compute_aux_loss, **kwargs)
+        # With device_map, the LM head may be on another GPU than the rows.
+        entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
+        return logps.to(input_ids.device), entropies, loss
 
     _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method
 

@@ -22,8 +22,6 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from grpo_math.trainer.packing import GroupLayout
 
-MAX_CACHED = 2**20  # elements of a mask: larger ones are computed again in every layer
-
 
 @dataclass(frozen=True)
 class AttentionParams:
@@ -46,20 +44,10 @@ class AttentionParams:
 class Spans:
     """Lengths of the sequences of queries and of their keys, and the same as int32 offsets on the device."""
 
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
+    queries: list[int]
+    keys: list[int]
     cu_seqlens_q: Tensor  # (N + 1,), flash-attn's name
     cu_seqlens_k: Tensor
-
-
-def spans(queries: list[int], keys: list[int], device: torch.device) -> Spans:
-    """
-    >>> spans([2, 3], [2, 5], torch.device("cpu")).cu_seqlens_k
-    tensor([0, 2, 7], dtype=torch.int32)
-    """
-    offsets = [list(accumulate(lengths, initial=0)) for lengths in (queries, keys)]
-    at = torch.tensor(offsets, dtype=torch.int32).to(device, non_blocking=True)
-    return Spans(tuple(queries), tuple(keys), *at.unbind())
 
 
 @lru_cache(maxsize=2)  # every layer of a micro-batch needs the same
@@ -68,7 +56,9 @@ def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Sp
 
     >>> whole, index = sequences((GroupLayout(0, 2, (3, 1)),), torch.device("cpu"))
     >>> whole.queries, whole.keys, index.tolist()
-    ((2, 3, 1), (2, 5, 3), [0, 1, 0, 1, 2, 3, 4, 0, 1, 5])
+    ([2, 3, 1], [2, 5, 3], [0, 1, 0, 1, 2, 3, 4, 0, 1, 5])
+    >>> whole.cu_seqlens_k
+    tensor([ 0,  2,  7, 10], dtype=torch.int32)
     """
     queries, keys, taken = [], [], []
     for group in groups:
@@ -83,7 +73,9 @@ def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Sp
             keys.append(group.prompt + length)
             taken += [prompt, torch.arange(first, first + length)]
             first += length
-    return spans(queries, keys, device), torch.cat(taken).to(device, non_blocking=True)
+    offsets = [list(accumulate(lengths, initial=0)) for lengths in (queries, keys)]
+    at = torch.tensor(offsets, dtype=torch.int32).to(device, non_blocking=True)
+    return Spans(queries, keys, *at.unbind()), torch.cat(taken).to(device, non_blocking=True)
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
@@ -92,11 +84,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        # `varlen_attn` has no dropout.
-        ours = _torchs() and not (scores.dropout or scores.needs_eager)
         if _loaded() and _knows(_loaded(), scores):
             return of_flash_attn
-        if ours:
+        # `varlen_attn` has no dropout.
+        if _torchs() and not (scores.dropout or scores.needs_eager):
             return of_torch
     return one_by_one
 
@@ -186,22 +177,14 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     queries, keys = q.size(2), k.size(2)
     if scores.needs_eager:
         return _eager(q, k, v, scores)
-    # On a CPU no fused kernel supports "causal from the lower right", so the mask is passed as a bias.
+    # On a CPU no fused kernel supports "causal from the lower right", so the mask is passed.
     if scores.window or (queries < keys and q.device.type == "cpu"):
-        # The cache keeps 32 masks: large ones would fill the memory.
-        bias = _bias if queries * keys < MAX_CACHED else _bias.__wrapped__
-        mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
+        mask: Any = _mask(queries, keys, scores.window, q.device)
     else:
         # ``is_causal`` aligns at the upper left, which is the same only for equally many queries and keys.
         mask = None if queries == keys else causal_lower_right(queries, keys)
     settings: Any = {"dropout_p": scores.dropout, "scale": scores.scale, "enable_gqa": q.size(1) != k.size(1)}
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, **settings)
-
-
-@lru_cache(maxsize=32)  # every layer needs the same
-def _bias(queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return `_mask` as a bias, which is added to the scores."""
-    return torch.zeros((), dtype=dtype, device=device).where(_mask(queries, keys, window, device), -math.inf)
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

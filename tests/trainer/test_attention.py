@@ -1,7 +1,5 @@
 """The ways of packed attention, each against plain attention with a mask, and against TRL's own method."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -32,18 +30,15 @@ def states(dtype=torch.float64):
 
 def plainly(q, k, v, scores=PLAIN):
     """One dense mask over the whole row."""
-    mask = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
-    distance = torch.zeros(TOKENS, TOKENS)
-    for group in GROUPS:
-        first = group.start + group.prompt
-        for start, length in [(group.start, group.prompt), *starts_of(first, group.lengths)]:
-            extra = slice(start, start + length)
-            mask[extra, extra] = True
-            distance[extra, extra] = torch.arange(length)[:, None] - torch.arange(length)
-            if start >= first:
-                prompt = slice(group.start, first)
-                mask[extra, prompt] = True
-                distance[extra, prompt] = group.prompt + torch.arange(length)[:, None] - torch.arange(group.prompt)
+    tokens = [
+        (number, segment, position)
+        for number, group in enumerate(GROUPS)
+        for segment, (first, length) in enumerate([(0, group.prompt), *((group.prompt, n) for n in group.lengths)])
+        for position in range(first, first + length)
+    ]
+    group, segment, position = torch.tensor(tokens).T
+    distance = position[:, None] - position
+    mask = (group[:, None] == group) & ((segment == 0) | (segment[:, None] == segment))
     mask &= (distance >= 0) & (distance < (scores.window or TOKENS))
     k, v = (heads.repeat_interleave(HEADS // KEY_HEADS, dim=1) for heads in (k, v))
     q, k, v = (heads.transpose(0, 1) for heads in (q, k, v))
@@ -55,10 +50,6 @@ def plainly(q, k, v, scores=PLAIN):
         return (products.softmax(-1) @ v).transpose(0, 1)
     total = torch.logaddexp(products.logsumexp(-1), scores.sinks[:, None])
     return ((products - total[..., None]).exp() @ v).transpose(0, 1)
-
-
-def starts_of(first, lengths):
-    return [(first + sum(lengths[:i]), length) for i, length in enumerate(lengths)]
 
 
 @pytest.fixture
@@ -142,13 +133,12 @@ def flash_attention_2(torchs_kernel, monkeypatch):
     flash.lazy_import_flash_attention("flash_attention_2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_path, flash_attention_2, monkeypatch):
+def test_a_model_with_flash_attention_is_packed_with_it(family, chars, tmp_path, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
     model.config._attn_implementation = "flash_attention_2"
     monkeypatch.setattr(attention, "kernels_used", set())
-    is_packed, logps, gradient = compared(model, tokenizer, tmp_path)
+    is_packed, logps, gradient = compared(model, chars, tmp_path)
     assert is_packed
     assert logps < 1e-4
     assert gradient < 1e-5
@@ -168,50 +158,40 @@ def test_dropout_is_not_dropped(softcap):
     assert 0.3 < (thinned.mean(-1) - 1).abs().gt(1e-3).double().mean() <= 1
 
 
-def packed(module=None, mask=None, **given):
-    """What `packed_attention` makes of these arguments."""
+def packed(config=None, mask=None, **given):
+    """What `packed_attention` makes of these arguments, in the first layer of a model with this config."""
+    module = torch.nn.Module()
+    module.config, module.layer_idx = SimpleNamespace(**config or {}), 0
     q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
-    return packed_attention(module or torch.nn.Module(), q, k, v, mask, packed_groups=GROUPS, **given)
+    return packed_attention(module, q, k, v, mask, packed_groups=GROUPS, **given)
 
 
 def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(monkeypatch):
     seen = []
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
+    packed(mask=torch.zeros(1, 1, 1, 1), use_cache=False, position_ids=torch.arange(TOKENS)[None])
     packed(scaling=0.3, dropout=0.5)
     for window in (19, 18):
-        module = torch.nn.Module()
-        module.config = SimpleNamespace(sliding_window=window)
-        packed(module, sliding_window=window)
-    assert seen[0] == AttentionParams(0.3, 0.5)
-    assert [scores.window for scores in seen] == [None, None, 18]
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"position_bias": 8}, "attention with 'position_bias'"),
-        ({"s_aux": 8}, "attention with 's_aux'"),
-        ({"is_causal": False}, "not causal"),
-        ({"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
-    ],
-)
-def test_an_argument_that_packing_would_ignore_is_refused_by_name(given, reason):
-    packed(mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool), use_cache=False, position_ids=torch.arange(TOKENS)[None])
-    with pytest.raises(Unpackable, match=reason):
-        packed(**given)
+        packed({"sliding_window": window}, sliding_window=window)
+    packed({"sliding_window": 4, "use_sliding_window": False})
+    packed({"_attn_implementation": "packed_eager"}, s_aux=8)
+    none = AttentionParams()
+    assert seen == [none, AttentionParams(0.3, 0.5), none, AttentionParams(window=18), none, AttentionParams(sinks=8)]
 
 
 @pytest.mark.parametrize(
     ("config", "given", "reason"),
     [
+        ({}, {"position_bias": 8}, "attention with 'position_bias'"),
+        ({}, {"s_aux": 8}, "attention with 's_aux'"),
+        ({}, {"is_causal": False}, "not causal"),
+        ({}, {"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
         ({"sliding_window": 8}, {}, "a sliding window that its attention is not told"),
         ({"sliding_window": 8, "layer_types": ["full_attention"]}, {"sliding_window": 8}, "a sliding window"),
         ({"attn_logit_softcapping": 50.0}, {}, "a cap of the scores"),
         ({}, {"softcap": 50.0}, "a cap of the scores"),
     ],
 )
-def test_a_layer_whose_window_or_cap_is_not_what_its_config_says_is_refused(config, given, reason):
-    module = torch.nn.Module()
-    module.config, module.layer_idx = SimpleNamespace(**config), 0
+def test_what_would_change_the_scores_without_an_error_is_refused_by_name(config, given, reason):
     with pytest.raises(Unpackable, match=reason):
-        packed(module, **given)
+        packed(config, **given)

@@ -1,7 +1,5 @@
 """What transformers remembers of a checkpoint is what TRL's own trainer would: the best one, rotation, resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import config, letters, relative, weights
+from small_trainers import PROMPTS, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.run import checkpoints
@@ -23,13 +21,10 @@ BEST = {**EVALUATED, "metric_for_best_model": "eval_reward", "greater_is_better"
 
 def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
     """``rewards``: what each evaluation gives; None: what the completions are paid."""
-    trainer_class, config_class = KINDS[kind]
     eps = {"advantage_eps": 1e-4} if kind == "ours" else {}
-    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False) if settings.pop("lora", False) else None
-    rows = Dataset.from_list([{"prompt": prompt} for prompt in ("What is 3 + 4?", "Hello", "x", "y")] * 2)
-    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **settings}
-    args = config(config_class, folder, **eps, **settings)
-    trainer = trainer_class(model, letters, args, rows, rows.select(range(2)), tokenizer, peft_config=lora)
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **eps, **settings}
+    held_out = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
+    trainer = make(*KINDS[kind], model, tokenizer, folder, eval_dataset=held_out, **settings)
     if rewards:
         figures, log = iter(rewards), trainer.log
 
@@ -42,63 +37,56 @@ def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
     return trainer
 
 
-def remembered(trainer, folder: Path) -> dict:
+def remembered(trainer, folder: Path) -> tuple[dict, str]:
     """What is known of checkpoints, with names in the place of paths, and the weights at the end."""
-    folder_names = sorted(path.name for path in folder.glob("*checkpoint-*"))
-    best = trainer.state.best_model_checkpoint
-    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in folder_names}
+    states = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/trainer_state.json")}
     names = ("best_model_checkpoint", "best_global_step", "best_metric", "global_step")
-    return {
-        "there": folder_names,
-        "best": best and str(Path(best).relative_to(folder)),
-        "kept": {name: [str(held[key]).replace(str(folder), "RUN") for key in names] for name, held in kept.items()},
-        "step": trainer.state.global_step,
-    }
+    kept = {name: [str(held[key]).replace(str(folder), "RUN") for key in names] for name, held in states.items()}
+    return kept, str(trainer.state.best_model_checkpoint).replace(str(folder), "RUN")
 
 
+LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)}
 RUNS = {
     "the best is loaded": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 1}, [1.0, 3.0, 2.0, 0.0]),
-    "an adapter": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2, "lora": True}, [3.0, 1.0, 2.0, 0.0]),
+    "an adapter": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2, **LORA}, [3.0, 1.0, 2.0, 0.0]),
     "only the best are saved": ({**BEST, "save_strategy": "best", "save_total_limit": 1}, [1.0, 3.0, 2.0, 4.0]),
 }
 
 
-@pytest.mark.full(keep=["the best is loaded"])
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
-def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, tiny, tokenizer, tmp_path):
+def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, small, chars, tmp_path):
     settings, rewards = RUNS[run]
     ended = {}
     for kind in KINDS:
-        trainer = trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, rewards, **settings)
+        trainer = trainer_of(kind, small, chars, tmp_path / kind, rewards, **settings)
         trainer.train()
         ended[kind] = remembered(trainer, tmp_path / kind), weights(trainer.model)
     assert ended["ours"][0] == ended["trl"][0]
-    assert ended["ours"][0]["best"] is not None
+    assert ended["ours"][0][1].startswith("RUN/checkpoint-")
     assert relative(ended["ours"][1], ended["trl"][1]) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(tiny, tokenizer, tmp_path):
+def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(small, chars, tmp_path):
     for steps, rate in ((4, 0.05), (2, 0.5)):
-        trainer = trainer_of(
-            "ours", tiny("llama"), tokenizer, tmp_path, save_total_limit=1, max_steps=steps, learning_rate=rate
-        )
+        trainer = trainer_of("ours", small, chars, tmp_path, save_total_limit=1, max_steps=steps, learning_rate=rate)
         trainer.train()
         if steps == 4:  # transformers compares times only if they are over a second apart
             os.utime(tmp_path / "checkpoint-4", (0, 0))
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2]
-    again = trainer_of("ours", str(tmp_path / "checkpoint-2"), tokenizer, tmp_path / "again")
+    again = trainer_of("ours", str(tmp_path / "checkpoint-2"), chars, tmp_path / "again")
     assert relative(weights(again.model), weights(trainer.model)) < 1e-6
 
 
 @pytest.mark.slow
-def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(tiny, tokenizer, tmp_path):
+def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(small, chars, tmp_path):
     """A kill while checkpoint-2 was written leaves the weights and no optimizer: transformers would take it."""
-    trainer_of("ours", tiny("llama"), tokenizer, tmp_path, max_steps=2).train()
+    trainer_of("ours", small, chars, tmp_path, max_steps=2).train()
     (tmp_path / checkpoints.UNFINISHED.format("checkpoint-2")).touch()
     for name in (checkpoints.FILES, "optimizer.pt", "state_0.pt"):
         (tmp_path / "checkpoint-2" / name).unlink()
-    trainer = trainer_of("ours", tiny("llama"), tokenizer, tmp_path)
+    trainer = trainer_of("ours", small, chars, tmp_path)
     started = []
     load = trainer._load_optimizer_and_scheduler
     trainer._load_optimizer_and_scheduler = lambda checkpoint: (started.append(checkpoint), load(checkpoint))

@@ -1,29 +1,28 @@
 """Settings: the dtype of the weights, refused values, and functions of a user."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_trainers import config
 from trl import ModelConfig
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.datasets import load_problems
+from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.from_recipe import build as build_settings
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lora", "stated", "dtype"), [(False, "auto", torch.float32), (True, "auto", torch.bfloat16)])
+@pytest.mark.parametrize(("lora", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
-    lora, stated, dtype, tiny, tokenizer, tmp_path, monkeypatch
+    lora, dtype, small, chars, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(build, "fast_dtype", lambda use_cpu: "bfloat16")
-    model = ModelConfig(tiny("llama"), dtype=stated, use_peft=lora, lora_target_modules=["q_proj", "v_proj"])
+    model = ModelConfig(small, dtype="auto", use_peft=lora, lora_target_modules=["q_proj", "v_proj"])
     rows = list(load_problems("generated:sums", limit=4))
     trainer = build.trainer_of(
-        config(MathGRPOConfig, tmp_path), model, rows, tokenizer, [lambda prompts, **_: [0.0] * len(prompts)]
+        config(MathGRPOConfig, tmp_path), model, rows, chars, [lambda prompts, **_: [0.0] * len(prompts)]
     )
     assert trainer.model.get_input_embeddings().weight.dtype == dtype
 
@@ -34,16 +33,6 @@ def test_a_card_that_emulates_bfloat16_trains_in_float32(monkeypatch, tmp_path):
     assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is False
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is True
-
-
-def test_activations_are_not_offloaded_from_a_cpu(tmp_path):
-    with pytest.raises(ConfigError, match="activation_offloading=True has no GPU here"):
-        config(MathGRPOConfig, tmp_path, activation_offloading=True, gradient_checkpointing=True)
-
-
-def test_float16_is_refused_unless_it_is_asked_for(tmp_path):
-    with pytest.raises(ConfigError, match=r"fp16=True has given NaN .*: use bf16, .* or add allow_float16: true"):
-        MathGRPOConfig(str(tmp_path), fp16=True)
 
 
 MODULE = """
@@ -87,6 +76,17 @@ def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"activation_offloading": True, "gradient_checkpointing": True}, "activation_offloading=True has no GPU here"),
+        ({"bf16": False, "fp16": True}, r"fp16=True has given NaN .*: use bf16, .* or add allow_float16: true"),
+        # A rollout of 2 training steps used twice, and one of 8 of which an optimizer step has 2.
+        (
+            {"beta": 0.1, "reference_refresh_steps": 3, "num_iterations": 2, "gradient_accumulation_steps": 2},
+            r"reference_refresh_steps=3 falls .* serves 2 optimizer steps .*num_iterations=2, steps_per_generation=2",
+        ),
+        (
+            {"beta": 0.1, "reference_refresh_steps": 6, "steps_per_generation": 8, "gradient_accumulation_steps": 2},
+            r"reference_refresh_steps=6 falls .* serves 4 optimizer steps .*: use a multiple of 4",
+        ),
         ({"baseline": "own_math:max_rI"}, r"names no function of own_math: use one of its functions: max_rl"),
         ({"baseline": "no_such_module:f"}, r"names a module that cannot be imported \(ModuleNotFoundError"),
         ({"baseline": "own_math:too_few"}, r"returned a Tensor: return a tensor of shape \(2, 8\)"),
@@ -99,4 +99,24 @@ def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none(
 )
 def test_what_cannot_work_is_refused_before_weights_load(settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        MathGRPOConfig(str(tmp_path), **settings)
+        config(MathGRPOConfig, tmp_path, **{"num_generations": 8, **settings})
+
+
+def test_fsdp_through_accelerate_refreshes_no_reference(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="fsdp"):
+        config(MathGRPOConfig, tmp_path, beta=0.1, reference_refresh_steps=2)
+
+
+def test_a_reference_is_refreshed_between_two_rollouts(tmp_path):
+    settings = {"beta": 0.1, "steps_per_generation": 8, "gradient_accumulation_steps": 2}
+    assert config(MathGRPOConfig, tmp_path, reference_refresh_steps=8, **settings).reference_refresh_steps == 8
+
+
+def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_line(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false", "--max_steps", "7"]
+    settings = build_settings(read([*words, "--lora_r", "3"]))
+    assert (settings.config.max_steps, settings.model.lora_r, settings.argv[:1]) == (7, 3, ["--output_dir"])
+    assert settings.given == {"output_dir", "use_cpu", "bf16", "max_steps", "lora_r"}
+    with pytest.raises(UserError, match="sdg"):
+        build_settings(read([*words, "--optim", "sdg"]))

@@ -3,23 +3,21 @@
 The reference is TRL's own method on the same trainer, or TRL's own trainer on the same seed; float32, dropout off.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from small_families import scored
-from small_trainers import SMALL, letters, make, padded_batch, relative, sample_apart, sparse, weights
+from small_trainers import SMALL, STEPS, letters, make, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
 SHAPES = {
     "one group": ([7], 4, [5, 3, 9, 1]),
     "many groups of different prompts": ([7, 3, 12], 4, [5, 3, 9, 1]),
+    "prompts of one length": ([5, 5], 3, [4, 2]),
     "groups of one": ([4, 9, 2], 1, [6, 2]),
     "a group of sixteen": ([5], 16, [1, 2, 3, 4, 5, 6, 7, 8]),
     "one-token completions": ([6, 2], 3, [1]),
@@ -29,14 +27,14 @@ SHAPES = {
 }
 
 
-MANY = "many groups of different prompts"
+@pytest.fixture(scope="module")
+def trainer(small, chars, tmp_path_factory):
+    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path_factory.mktemp("run"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "shape"), [("llama", s) for s in SHAPES] + [(f, MANY) for f in FAMILIES[1:]])
-def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, shape, tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
-    assert trainer.scorer is not None
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trainer):
+    assert (trainer.scorer is not None, trainer.model.config._attn_implementation) == (True, "packed_sdpa")
     ids, mask, longest = padded_batch(*SHAPES[shape])
     counted = mask[:, -longest:].bool()
     factors = torch.randn(counted.shape, generator=torch.Generator().manual_seed(1)) * counted
@@ -56,9 +54,9 @@ def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, sha
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(tiny, tokenizer, tmp_path):
-    exact = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
-    mixed = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, bf16=True)
+def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(small, chars, tmp_path):
+    exact = make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path)
+    mixed = make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, bf16=True)
     truth, true_gradient = scored(GRPOTrainer, exact)
     plain, plain_gradient = scored(GRPOTrainer, mixed)
     ours, gradient = scored(MathGRPOTrainer, mixed)
@@ -67,21 +65,30 @@ def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(tiny, token
     assert relative(gradient, true_gradient) < 1.5 * relative(plain_gradient, true_gradient)
 
 
-def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_prompt_once(trainer, monkeypatch):
     ids, mask, longest = padded_batch([7, 3], 4, [5, 3, 9, 1])
-    seen = []
-    trainer.model.register_forward_pre_hook(lambda m, a, k: seen.append(k["input_ids"].shape), with_kwargs=True)
-    trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
-    assert seen == [(1, (7 - 1) + (3 - 1) + 2 * (5 + 3 + 9 + 1))]
+    seen, scores = [], []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda m, a, k: seen.append(k["input_ids"].numel()), with_kwargs=True
+    )
+    for budget in (0, 24, 14):
+        monkeypatch.setattr(trainer.budget, "setting", budget)
+        with torch.no_grad():
+            scores.append(trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, 8, True))
+    hook.remove()
+    # All rows at once; a group at once; the completions of 9, 5 and 3, 9, 5 and 3 and 1, and 1 tokens.
+    assert seen == [6 + 2 + 2 * 18, 6 + 18, 2 + 18, 6 + 9, 6 + 8, 2 + 9, 2 + 9, 6 + 1]
+    for logps, entropies, _ in scores[1:]:
+        torch.testing.assert_close(logps, scores[0][0])
+        torch.testing.assert_close(entropies, scores[0][1])
 
 
-def test_what_an_update_has_left_in_the_cache_goes_back_before_a_rollout(tiny, tokenizer, tmp_path, monkeypatch):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+def test_what_an_update_has_left_in_the_cache_goes_back_before_a_rollout(trainer, monkeypatch):
     order: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
-    trainer.model.register_forward_pre_hook(lambda *args: order.append("forward"))
+    hook = trainer.model.register_forward_pre_hook(lambda *args: order.append("forward"))
     trainer._generate_single_turn([[5, 6, 7]], None, {}, num_generations=1)
+    hook.remove()
     assert (order[0], order[-1], order.count("given back")) == ("given back", "given back", 2)
     assert "forward" in order
 
@@ -119,6 +126,7 @@ RUNS = {
     "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
     "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
     "vespo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "vespo"}, {}),
+    "a surrogate of a user, sampled by a vLLM": (letters, SMALL, {"surrogate": "small_trainers:clip"}),
     "a surrogate of a user": (letters, {"num_iterations": 3, "beta": 0.1}, {"surrogate": "small_trainers:clip"}),
     "an advantage of a user": (letters, SMALL, {"baseline": "small_trainers:group_mean"}),
 }
@@ -126,15 +134,15 @@ RUNS = {
 FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length")
 
 
-@pytest.mark.full(keep=["two updates", "[grpo]", "less than a group"])
+@pytest.mark.full(keep=["less than a group", "[LoRA, with kl", "user, sampled"])
 @pytest.mark.parametrize("run", RUNS)
-def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny, tokenizer, tmp_path, monkeypatch):
+def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, small, chars, tmp_path, monkeypatch):
     rewards, settings, extra = RUNS[run]
     apart, budget = "vLLM" in run, extra.get("max_tokens_per_micro_batch")
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
-    extra = {"logging_steps": 1, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **extra)
+    extra = {**STEPS, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, rewards, **settings, **extra)
     if apart:
         sample_apart(trainer)
     passes = []
@@ -154,8 +162,8 @@ def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny
 
 
 @pytest.mark.slow
-def test_a_plain_grpo_config_trains_as_trl_does(trl_run, tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path)
+def test_a_plain_grpo_config_trains_as_trl_does(trl_run, small, chars, tmp_path):
+    trainer = make(MathGRPOTrainer, GRPOConfig, small, chars, tmp_path, max_steps=3)
     trainer.train()
     assert relative(weights(trainer.model), trl_run(letters, {})[1]) < 1e-6
 
@@ -169,10 +177,10 @@ UNPACKED = {
 
 @pytest.mark.parametrize("reason", UNPACKED)
 def test_what_cannot_be_packed_is_scored_as_trl_does_with_a_line_that_says_so(
-    reason, tiny, tokenizer, tmp_path, caplog, monkeypatch
+    reason, small, chars, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
-    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, **UNPACKED[reason])
+    trainer = make(MathGRPOTrainer, GRPOConfig, small, chars, tmp_path, **UNPACKED[reason])
     assert trainer.scorer is None
     assert f"LlamaForCausalLM has {reason}" in caplog.text
     assert "packed" not in trainer.model.config._attn_implementation

@@ -1,7 +1,5 @@
 """The engine that samples in training also evaluates, and training goes on as if there had been no evaluation."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -25,8 +23,8 @@ ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
 
 @pytest.fixture
-def server(tiny):
-    server = SmallVLLM(tiny())
+def server(small):
+    server = SmallVLLM(small)
     yield server
     server.stop()
 
@@ -39,11 +37,11 @@ def requests_of(server):
 
 
 @pytest.mark.slow
-def test_before_and_after_are_sampled_by_the_server_and_change_no_training(server, tiny, tokenizer, tmp_path):
+def test_before_and_after_are_sampled_by_the_server_and_change_no_training(server, small, chars, tmp_path):
     ended = {}
     for evaluated in (False, True):
         torch.manual_seed(0)  # of the adapter
-        trainer = trainer_of(server.url, tiny, tokenizer, tmp_path / str(evaluated), max_steps=2)
+        trainer = trainer_of(server.url, lambda: small, chars, tmp_path / str(evaluated), max_steps=2)
         requests = requests_of(server)
         if evaluated:
             results = evaluate(trainer, ROWS, samples=2, temperature=0.7, max_new_tokens=4, progress=False)
@@ -63,9 +61,9 @@ def test_before_and_after_are_sampled_by_the_server_and_change_no_training(serve
 
 
 @pytest.mark.slow
-def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, tiny, tokenizer, tmp_path, monkeypatch):
+def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, small, chars, tmp_path, monkeypatch):
     def receive(client, metadata, named_weights):  # TRL sends them over NCCL, which needs GPUs
-        model = AutoModelForCausalLM.from_pretrained(tiny())
+        model = AutoModelForCausalLM.from_pretrained(small)
         model.load_state_dict(dict(named_weights))
         server.adapters["base"] = model.eval()
 
@@ -74,12 +72,12 @@ def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, tiny
     for name in ("init_communicator", "reset_prefix_cache"):
         monkeypatch.setattr(KeyedClient, name, lambda client, **kwargs: None)
     monkeypatch.setattr(KeyedClient, "update_named_params", receive)
-    trainer, greedy = trainer_of(server.url, tiny, tokenizer, tmp_path, lora=False), []
+    trainer, greedy = trainer_of(server.url, lambda: small, chars, tmp_path, lora=False), []
     for step in (0, 1):
         trainer.state.global_step, requests = step, requests_of(server)
         limits = {"max_new_tokens": 4, "progress": False}
         by_server = evaluate(trainer, ROWS, **limits)
-        alone = evaluate(trainer.model, ROWS, tokenizer=tokenizer, **limits)
+        alone = evaluate(trainer.model, ROWS, tokenizer=chars, **limits)
         assert (by_server["backend"], len(requests)) == ("vllm", 5)
         greedy.append([row["completion"] for row in by_server["rows"]])
         assert greedy[-1] == [row["completion"] for row in alone["rows"]]
@@ -89,11 +87,11 @@ def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, tiny
 
 
 @pytest.mark.slow
-def test_trls_evaluation_by_the_server_leaves_the_seeds_of_training(server, tiny, tokenizer, tmp_path):
-    seeds, asked = {}, tokenizer(ROWS[0]["prompt"])["input_ids"]
+def test_trls_evaluation_by_the_server_leaves_the_seeds_of_training(server, small, chars, tmp_path):
+    seeds, asked = {}, chars(ROWS[0]["prompt"])["input_ids"]
     for evaluated in (False, True):
         settings = {"max_steps": 2, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
-        trainer = trainer_of(server.url, tiny, tokenizer, tmp_path / str(evaluated), **settings)
+        trainer = trainer_of(server.url, lambda: small, chars, tmp_path / str(evaluated), **settings)
         trainer.add_callback(events := Events())
         if evaluated:
             trainer.eval_dataset, trainer.args.eval_steps = Dataset.from_list(ROWS[:1]), 1
@@ -116,13 +114,13 @@ class Events(TrainerCallback):
         self.metrics.append(metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.full(keep=["[True]"])
 @pytest.mark.parametrize("passed", [True, False])
-def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, tiny, tokenizer, tmp_path):
+def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, small, chars, tmp_path):
     data = Dataset.from_list(ROWS)
     settings = {"max_steps": 2, "logging_steps": 2, "per_device_eval_batch_size": 4, "num_generations_eval": 2}
     args = config(MathGRPOConfig, tmp_path, eval_steps=1, max_completion_length=6, **settings)
-    trainer = MathGRPOTrainer(tiny(), letters, args, data, data.select(range(2)) if passed else None, tokenizer)
+    trainer = MathGRPOTrainer(small, letters, args, data, data.select(range(2)) if passed else None, chars)
     args.eval_strategy, values = IntervalStrategy.STEPS, iter((0.25, 0.5))
     trainer.evaluate_held_out = lambda: {"eval_sums_accuracy": next(values)}
     trainer.add_callback(events := Events())
@@ -139,9 +137,9 @@ def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, tiny, toke
 
 
 @pytest.mark.slow
-def test_the_server_samples_from_the_best_weights_when_these_are_loaded_at_the_end(server, tiny, tokenizer, tmp_path):
+def test_the_server_samples_from_the_best_weights_when_these_are_loaded_at_the_end(server, small, chars, tmp_path):
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "eval_steps": 1}
-    trainer = trainer_of(server.url, tiny, tokenizer, tmp_path, **settings)
+    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **settings)
     args, values = trainer.args, iter((0.5, 0.25))
     args.eval_strategy, args.load_best_model_at_end = IntervalStrategy.STEPS, True
     args.metric_for_best_model, args.greater_is_better = "sums_accuracy", True

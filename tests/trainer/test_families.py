@@ -1,7 +1,5 @@
 """Model families: packed to TRL's numbers, or scored the plain way with a line that says why. Tiny random models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_families import scored, tiny_model, try_first
@@ -28,50 +26,42 @@ PLAIN = {
 }
 
 
-def scored_alike(trainer, prompts=(7, 3, 12)):
+def scored_alike(trainer, prompts):
     logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
     plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-@pytest.mark.full(keep=["mistral", "falcon_h1"])
+@pytest.mark.full(keep=["gemma2", "lfm2"])
 @pytest.mark.parametrize("family", PACKED)
-def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, tokenizer, tmp_path):
+def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, chars, tmp_path):
     model = tiny_model(family)
-    inputs = tokenizer([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
+    inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
-    scored_alike(trainer)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
+    for prompts in ((7, 3, 12), (1, 2, 7), (70,)):  # shorter than a convolution, longer than a chunk
+        scored_alike(trainer, prompts)
     assert trainer.scorer is not None
     with counted(model) as shapes, lean_generation(model):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True), plain)
     assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])
-def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path)
-    for prompts in ((1, 2, 7), (70,), (1,)):  # shorter than a convolution, longer than a chunk
-        scored_alike(trainer, prompts)
-    assert trainer.scorer is not None
-
-
-@pytest.mark.slow
+@pytest.mark.full(keep=["diffllama", "falcon_mamba"])
 @pytest.mark.parametrize("family", PLAIN)
-def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, tokenizer, tmp_path, caplog):
+def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, chars, tmp_path, caplog):
     reason, model = PLAIN[family], tiny_model(family)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
     try_first(trainer)
-    scored_alike(trainer)
+    scored_alike(trainer, (7, 3, 12))
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
 @pytest.mark.parametrize("family", ["roberta", "bart"])
-def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
+def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, chars, tmp_path, caplog):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), chars, tmp_path, longest_first=False)
     try_first(trainer)
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert "has log-probs that change by" in caplog.text

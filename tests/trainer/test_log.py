@@ -1,35 +1,30 @@
 """The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
-from __future__ import annotations
-
 import re
+from collections import defaultdict
+from pathlib import Path
 
 import pandas
 import pytest
-from datasets import Dataset
 from rich.cells import cell_len
-from small_trainers import config
 
 from grpo_math.run import metrics
 from grpo_math.trainer import console
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.endings import Endings
+from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(tiny, tokenizer, tmp_path, capsys):
+def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ours, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    extra = {"max_steps": 2, "per_device_train_batch_size": 4, "max_completion_length": 16, "beta": 0.1}
+    extra = {"max_steps": 2, "per_device_train_batch_size": 4, "beta": 0.1}
     shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3}
-    args = config(MathGRPOConfig, tmp_path, **extra, **shown)
-    trainer = MathGRPOTrainer(
-        str(tiny()), ["accuracy"], args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
-    )
+    trainer = ours("accuracy", rows, **extra, **shown)
     trainer.train()
     printed = capsys.readouterr()
     assert printed.err.count("Loading weights") == 1, "the reference has been loaded, too"
-    ours = [line for line in printed.out.splitlines() if "real_accelerator" not in line]  # DeepSpeed's
-    assert [line for line in ours if cell_len(line) > console.COLUMNS] == []
+    lines = [line for line in printed.out.splitlines() if "real_accelerator" not in line]  # DeepSpeed's
+    assert [line for line in lines if cell_len(line) > console.COLUMNS] == []
     assert printed.out.count("progress ") == printed.out.count("prompt ") == 2
     figures = re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)
     assert 2 * 15 <= len(figures) <= 2 * 25
@@ -54,28 +49,30 @@ ROWS = [
 ]
 
 
-def logged(model, tokenizer, folder, rewards, rows=ROWS, **settings):
+TABLES = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1, "log_completions": True}
+TABLES |= {"num_completions_to_print": 0}
+
+
+def logged(trainer):
     """The tables of a run of two steps, by step."""
-    extra = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1}
-    args = config(MathGRPOConfig, folder, log_completions=True, num_completions_to_print=0, **extra, **settings)
-    trainer = MathGRPOTrainer(model, rewards, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert len(lines) == 2
-    tables = [pandas.read_parquet(path) for path in sorted((folder / "completions").glob("*.parquet"))]
+    folder = Path(trainer.args.output_dir) / "completions"
+    tables = [pandas.read_parquet(path) for path in sorted(folder.glob("*.parquet"))]
     for table, line in zip(tables, lines, strict=True):
         assert table["truncated"].mean() == float(line["completions/clipped_ratio"])
     return tables
 
 
-def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(tiny, tokenizer, tmp_path):
+def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(ours):
     lengths = []
 
     def long(completion_ids, **columns):
         lengths.append([len(ids) for ids in completion_ids])
         return [0.1 * len(ids) for ids in completion_ids]
 
-    tables = logged(tiny(), tokenizer, tmp_path, ["gsm8k", long], reward_weights=[1.0, 0.5])
+    tables = logged(ours(["gsm8k", long], ROWS, reward_weights=[1.0, 0.5], **TABLES))
     assert len(tables) == 2
     for table, tokens in zip(tables, lengths, strict=True):
         assert {"step", "prompt", "completion", "gsm8k", "long", "advantage"} <= set(table)  # TRL's own
@@ -89,14 +86,15 @@ def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(t
         assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
 
 
-def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(tiny, tokenizer, tmp_path):
+@pytest.mark.slow
+def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(ours):
     rows = [{"prompt": row["prompt"]} for row in ROWS]
 
     def length(completions, log_extra, **columns):
         log_extra("verdict", ["mine"] * len(completions))
         return [float(len(text)) for text in completions]
 
-    for table in logged(tiny(), tokenizer, tmp_path, length, rows):
+    for table in logged(ours(length, rows, **TABLES)):
         assert set(table["verdict"]) == {"mine"}  # a column of the user's own stays theirs
         for name in ("gold", "extracted", "in_format"):
             assert set(table[name]) == {None}
@@ -105,10 +103,10 @@ def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, monkeypatch, stays):
-    ended = tokenizer("7" + " </answer>\n" * stays)["input_ids"]
-    cut = (tokenizer("again and")["input_ids"] * 16)[:16]
-    kinds = [ended, cut, [*ended, tokenizer.eos_token_id], cut]
+def test_a_stop_string_ends_a_completion_as_eos_does(ours, chars, monkeypatch, stays):
+    ended = chars("7" + " </answer>\n" * stays)["input_ids"]
+    cut = (chars("again and")["input_ids"] * 16)[:16]
+    kinds = [ended, cut, [*ended, chars.eos_token_id], cut]
     monkeypatch.setattr(
         MathGRPOTrainer,
         "_generate_single_turn",
@@ -126,7 +124,32 @@ def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, 
         return rows
 
     monkeypatch.setattr(MathGRPOTrainer, "_generate_and_score_completions", scored)
-    tables = logged(tiny(), tokenizer, tmp_path, ["accuracy"])
+    tables = logged(ours("accuracy", ROWS, **TABLES))
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
     assert kept == [(tokens, sum(tokens))] * 2
+
+
+def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():
+    log = defaultdict[str, list[float]](list)
+    log |= {metrics.SECONDS_STEP: [4.0, 6.0], metrics.SECONDS_GENERATE: [1.0, 2.0], metrics.SECONDS_SYNC: [0.5]}
+    log |= {metrics.SECONDS_GRADE: [0.25, 0.25], metrics.SECONDS_SCORE: [1.0], metrics.SECONDS_SAMPLING: [1.0, 2.0]}
+    meter = StepMeter(lambda: log, rollouts_per_step=0.5)
+    meter.rollout_tokens += [30, 50]
+    meter.write(vllm=True, cuda=False)
+    assert 2**20 < log.pop(metrics.MEMORY_RESIDENT)[0] < 2**36
+    assert log == {
+        metrics.SECONDS_STEP: [4.0, 6.0],
+        metrics.SECONDS_GENERATE: [1.5],
+        metrics.SECONDS_SYNC: [0.25],
+        metrics.SECONDS_GRADE: [0.25],
+        metrics.SECONDS_SCORE: [0.5],
+        metrics.SECONDS_UPDATE: [2.5],
+        metrics.SECONDS_SAMPLING: [1.5],
+        metrics.SYNC_SHARE: [0.05],
+        metrics.TOKENS_PER_SECOND: [4.0],
+    }
+    log.clear()
+    log[metrics.SECONDS_STEP] = [2.0]  # a step that uses the rollout again
+    meter.write(vllm=False, cuda=False)
+    assert (log[metrics.TOKENS_PER_SECOND], metrics.SECONDS_SYNC in log) == ([10.0], False)

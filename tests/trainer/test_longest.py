@@ -1,14 +1,12 @@
 """The trial of the largest micro-batch: it changes nothing, and it finds what does not fit before the first step."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest
 import torch
 from datasets import Dataset
 from small_generation import counted
-from small_trainers import SMALL, config, letters, make, runs_out_forward, weights
+from small_trainers import SMALL, STEPS, make, runs_out_forward, weights
 from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import OutOfMemory
@@ -16,11 +14,7 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.longest import longest_prompt
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-SHORT = {"logging_steps": 1, "max_steps": 3}
-
-
-def trainer_of(tiny, tokenizer, tmp_path, **settings):
-    return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, letters, **{**SMALL, **settings})
+SHORT = {**SMALL, **STEPS}
 
 
 def passes(model):
@@ -46,10 +40,10 @@ def passes(model):
     ],
     ids=str,
 )
-def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, tiny, tokenizer, tmp_path):
+def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, ours):
     results = []
     for first in (False, True):
-        trainer = trainer_of(tiny, tokenizer, tmp_path / str(first), longest_first=first, **{**SHORT, **settings})
+        trainer = ours(folder=str(first), longest_first=first, **SHORT, **settings)
         seen = passes(trainer.model)
         trainer.train()
         timed = ("time", "per_second", "runtime", "seconds", "memory")
@@ -65,8 +59,8 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
     assert logs == plain_logs
 
 
-def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path)
+def test_the_longest_prompt_is_found_among_messages_too(ours):
+    trainer = ours()
     words = ["one", "one two three four five six seven", "one two"]
     prompts = [[{"role": "user", "content": text}] for text in words]
     trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
@@ -93,16 +87,11 @@ class Sums:
     ],
     ids=["with prompts", "of two kinds, without"],
 )
-def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, tokenizer, tmp_path):
-    tokenizer = deepcopy(tokenizer)
+def test_an_environment_is_trained_in_after_the_trial(factory, rows, small, chars, tmp_path):
+    tokenizer = deepcopy(chars)
     tokenizer.chat_template = qwen3_chat_template  # which can render tools
-    trainer = MathGRPOTrainer(
-        model=tiny(),
-        args=config(MathGRPOConfig, tmp_path, max_steps=1, longest_first=True),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        environment_factory=factory,
-    )
+    settings = {"environment_factory": factory, "max_steps": 1, "longest_first": True}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, None, rows, **settings)
     prompts = [row.get("prompt", [{"role": "user", "content": ""}]) for row in rows]
     assert len(longest_prompt(trainer)) == max(
         len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]) for prompt in prompts
@@ -115,8 +104,8 @@ def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, token
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True)
+def test_what_does_not_fit_is_cut_before_the_first_step(ours, caplog):
+    trainer = ours(longest_first=True, **SMALL)
     seen = passes(trainer.model)
     runs_out_forward(trainer.model, 45)
     trainer.train()
@@ -126,7 +115,6 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     assert trainer.state.global_step == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
@@ -135,8 +123,8 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     ],
     ids=str,
 )
-def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True, **settings)
+def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, ours):
+    trainer = ours(longest_first=True, **SMALL, **settings)
     runs_out_forward(trainer.model, 0)
     with counted(trainer.model) as shapes, pytest.raises(OutOfMemory, match=advice):
         trainer.train()

@@ -3,11 +3,13 @@
 Where a claim is about a mean, the mean is an enumeration of everything that can be sampled, in float64.
 """
 
-from __future__ import annotations
+from copy import deepcopy
 
 import pytest
 import torch
-from small_trainers import make
+from datasets import Dataset
+from small_trainers import PROMPTS, config, letters, make, relative, weights
+from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
 from grpo_math.trainer.config import MathGRPOConfig
@@ -64,9 +66,9 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny, tokenizer, tmp_path_factory):
+def trainer(small, chars, tmp_path_factory):
     settings = {"per_device_train_batch_size": 4, "max_completion_length": 9, "beta": 0.3}
-    return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path_factory.mktemp("run"), **settings)
+    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path_factory.mktemp("run"), **settings)
 
 
 def loss_and_gradient(trainer, compute, inputs, logps):
@@ -110,21 +112,6 @@ def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
     assert trainer.beta == 0.3
 
 
-def test_a_surrogate_of_ones_own_is_corrected_for_what_vllm_sampled_as_trls_is(trainer, monkeypatch):
-    for name in ("use_vllm", "vllm_importance_sampling_correction"):
-        monkeypatch.setattr(trainer, name, True)
-    monkeypatch.setattr(trainer.args, "steps_per_generation", 1)
-    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
-    trainer.model.train()
-    inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
-    inputs["importance_sampling_ratio"] = logits(3, 4, 4).float().exp()
-    logps = (logits(2, 4, 4).float() - 3).requires_grad_()
-    plain = loss_and_gradient(trainer, GRPOTrainer._compute_loss, inputs, logps)
-    monkeypatch.setattr(trainer.settings, "surrogate", "small_trainers:clip")
-    ours = loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
-    torch.testing.assert_close(ours[1], plain[1], atol=1e-6, rtol=1e-5)
-
-
 def test_ratio_and_kl_to_the_sampling_policy_are_logged(trainer, monkeypatch):
     monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
     trainer.model.train()
@@ -152,3 +139,69 @@ def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
         "old_per_token_logps": logits(0, len(lengths), width).float() - 3,
         "ref_per_token_logps": logits(1, len(lengths), width).float() - 3,
     }
+
+
+AGGREGATED = {
+    "grpo": lambda losses: torch.stack([loss.mean() for loss in losses]).mean(),
+    "dr_grpo": lambda losses: torch.cat(losses).sum() / (8 * 12),
+    **dict.fromkeys(("bnpo", "dapo"), lambda losses: torch.cat(losses).mean()),
+}
+
+
+def logps_of(model, prompt, completion):
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scale", "surrogate", "loss_type", "estimator", "updates"),
+    [
+        pytest.param("none", "none", "reinforce", "grpo", None, 1, marks=pytest.mark.slow),
+        ("leave_one_out", "batch", "reinforce", "bnpo", "k2", 2),
+        pytest.param("group_mean", "none", "clip", "dr_grpo", "k3", 2, marks=pytest.mark.slow),
+        ("leave_one_out", "group", "clip", "dapo", "k1", 2),
+    ],
+)
+def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
+    baseline, scale, surrogate, loss_type, estimator, updates, small, chars, tmp_path
+):
+    rollouts, generator = [], torch.Generator().manual_seed(0)
+
+    def rollout(prompts, trainer):
+        lengths = torch.randint(1, 9, (len(prompts),), generator=generator).tolist()
+        completions = [torch.randint(3, 99, (length,), generator=generator).tolist() for length in lengths]
+        rollouts.append((chars(prompts)["input_ids"], completions))
+        return {"prompt_ids": rollouts[-1][0], "completion_ids": completions, "logprobs": None}
+
+    settings = {"baseline": baseline, "scale_rewards": scale, "surrogate": surrogate, "loss_type": loss_type}
+    settings |= {"beta": 0.3, "kl_estimator": estimator} if estimator else {}
+    settings |= {"max_steps": 4, "num_iterations": updates, "lr_scheduler_type": "constant"}
+    rows, args = (
+        Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        config(MathGRPOConfig, tmp_path, **settings),
+    )
+    trainer = MathGRPOTrainer(small, letters, args, rows, processing_class=chars, rollout_func=rollout)
+    trainer.train()
+    model = LlamaForCausalLM.from_pretrained(small)
+    reference, optimizer = deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.05)
+    for prompts, completions in rollouts:
+        pairs = list(zip(prompts, completions, strict=True))
+        rewards = torch.tensor(letters(chars.batch_decode(completions, skip_special_tokens=True))).view(2, 4)
+        mean, others = rewards.mean(dim=1, keepdim=True), (rewards.sum(dim=1, keepdim=True) - rewards) / 3
+        scales = {"none": 1.0, "group": rewards.std(dim=1, keepdim=True), "batch": rewards.std()}
+        advantages = (rewards - {"none": 0.0, "group_mean": mean, "leave_one_out": others}[baseline]) / scales[scale]
+        old, base = ([logps_of(of, *pair).detach() for pair in pairs] for of in (model, reference))
+        for _ in range(updates):
+            losses = []
+            for pair, advantage, before, ref in zip(pairs, advantages.flatten(), old, base, strict=True):
+                now = logps_of(model, *pair)
+                ratio = (now - (now.detach() if surrogate == "reinforce" else before)).exp()
+                d = now - ref
+                kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d, None: 0.0 * d}[estimator]
+                clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                losses.append(0.3 * ratio * kl - clipped)
+            AGGREGATED[loss_type](losses).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(rollouts) == 4 / updates
+    assert relative(weights(trainer.model), weights(model)) < 1e-6

@@ -1,7 +1,5 @@
 """What a subclass, a replaced method or a callback sees is TRL's, and what it changes counts as in TRL."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -29,10 +27,10 @@ def subclass_of(base, changes, title="Changed"):
     return subclass
 
 
-def made(kind, changes, tiny, tokenizer, folder, **settings):
+def made(kind, changes, small, chars, folder, **settings):
     base, config_class, extra = KINDS[kind]
     settings = {**SMALL, "max_steps": 2, **extra, **settings}
-    return make(subclass_of(base, changes), config_class, tiny("llama"), tokenizer, folder, letters, **settings)
+    return make(subclass_of(base, changes), config_class, small, chars, folder, letters, **settings)
 
 
 def stretched(inputs):
@@ -95,23 +93,24 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def unchanged(tiny, tokenizer, tmp_path_factory):
-    trainer = made("trl", {}, tiny, tokenizer, tmp_path_factory.mktemp("unchanged"))
+def unchanged(small, chars, tmp_path_factory):
+    trainer = made("trl", {}, small, chars, tmp_path_factory.mktemp("unchanged"))
     trainer.train()
     return weights(trainer.model)
 
 
-@pytest.mark.full(keep=["writes_rows_in_the_loss-subclass", "changes_rewards"])
+@pytest.mark.slow
+@pytest.mark.full(keep=["changes_rewards"])
 @pytest.mark.parametrize(
     ("change", "where"), [*((change, "subclass") for change in CHANGES), (writes_rows_in_the_loss, "trainer")]
 )
 def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(
-    change, where, unchanged, tiny, tokenizer, tmp_path
+    change, where, unchanged, small, chars, tmp_path
 ):
     ended, name = {}, CHANGES[change]
     for kind in KINDS:
         changes = {name: change} if where == "subclass" else {}
-        trainer = made(kind, changes, tiny, tokenizer, tmp_path / kind)
+        trainer = made(kind, changes, small, chars, tmp_path / kind)
         if where == "trainer":
             setattr(trainer, name, partial(change, trainer, getattr(trainer, name)))
         trainer.train()
@@ -121,10 +120,10 @@ def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_wit
 
 
 @pytest.mark.parametrize("method", OF_ROWS)
-def test_one_line_says_why_updates_are_not_put_together(method, tiny, tokenizer, tmp_path, caplog):
-    assert not sees_rows(made("ours", {}, tiny, tokenizer, tmp_path), MathGRPOTrainer)
+def test_one_line_says_why_updates_are_not_put_together(method, small, chars, tmp_path, caplog):
+    assert not sees_rows(made("ours", {}, small, chars, tmp_path), MathGRPOTrainer)
     told = subclass_of(MathGRPOTrainer, {method: lambda *args: None}, title="Told")  # a line is logged once
-    trainer = make(told, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    trainer = make(told, MathGRPOConfig, small, chars, tmp_path)
     assert sees_rows(trainer, MathGRPOTrainer)
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     kept = "each update keeps TRL's rows, and only its prompts are shared."

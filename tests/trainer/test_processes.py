@@ -1,7 +1,5 @@
 """Training in two processes, launched for real: DDP, DeepSpeed and FSDP2, against TRL in as many processes."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

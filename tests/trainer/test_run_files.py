@@ -1,7 +1,5 @@
 """A script's `trainer.train()` leaves a run directory: reported, diagnosed, evaluated and pushed as any other run."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -13,7 +11,8 @@ import pytest
 import yaml
 from datasets import Dataset
 from launching import ROOT
-from small_trainers import config, letters
+from peft import LoraConfig
+from small_trainers import letters, make
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
@@ -25,25 +24,15 @@ from grpo_math.report import report
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
 
 
-def make(model, tokenizer, folder, kind=MathGRPOTrainer, args=MathGRPOConfig, peft=True, **settings):
-    from peft import LoraConfig
-
-    settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "steps", **settings}
-    return kind(
-        model,
-        [letters],
-        config(args, folder, **settings),
-        Dataset.from_list(ROWS),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(r=4, target_modules=["q_proj"]) if peft else None,
-    )
+PEFT = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"])}
+SAVED = {"max_steps": 2, "logging_steps": 1, "save_strategy": "steps", **PEFT}
 
 
 @pytest.fixture(scope="module")
-def folder(tiny, tokenizer, tmp_path_factory):
+def folder(small, chars, tmp_path_factory):
     """A run with an evaluation before and after."""
     path = tmp_path_factory.mktemp("script") / "run"
-    trainer = make(tiny(), tokenizer, path)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, chars, path, letters, ROWS, **SAVED)
     held_out = Dataset.from_list(ROWS[:4])
     before = evaluate(trainer, held_out)
     trainer.train()
@@ -53,9 +42,9 @@ def folder(tiny, tokenizer, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, tiny):
+def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, small):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    assert settings["model_name_or_path"] == tiny()
+    assert settings["model_name_or_path"] == small
     assert settings["rewards"] == ["letters"]
     assert (settings["use_peft"], settings["lora_r"], settings["lora_target_modules"]) == (True, 4, ["q_proj"])
     assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
@@ -72,21 +61,21 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(fol
     assert not any("missing" in note for note in files.notes)
 
 
-@pytest.mark.slow
-def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tokenizer, tmp_path):
+def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(ours, tmp_path):
     for name in ("before.json", "after.json", "finished.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "completions").mkdir()
     (tmp_path / "completions/completions_00009.parquet").write_text("old")
-    make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no", log_completions=True).train()
+    ours(letters, ROWS, max_steps=1, logging_steps=1, log_completions=True, **PEFT).train()
     assert not (tmp_path / "before.json").exists()
     assert not (tmp_path / "after.json").exists()
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
     assert not (tmp_path / "adapter").exists()  # nothing is saved where saving is off
 
 
-def test_trls_own_trainer_can_be_evaluated_too(tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, GRPOTrainer, GRPOConfig, peft=False)
+@pytest.mark.slow
+def test_trls_own_trainer_can_be_evaluated_too(small, chars, tmp_path):
+    trainer = make(GRPOTrainer, GRPOConfig, small, chars, tmp_path)
     evaluate(trainer, ROWS[:2])
     assert json.loads((tmp_path / "before.json").read_text())["n"] == 2
 

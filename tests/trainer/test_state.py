@@ -1,30 +1,97 @@
-"""The state of a trainer in a checkpoint comes back, collaborators included."""
+"""The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
-from __future__ import annotations
+import random
 
+import numpy
 import pytest
+import torch
 from launching import TORCHRUN, run
-from small_trainers import letters, make
+from small_trainers import weights
 
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.state import restore, state_of
-from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.errors import UserError
+from grpo_math.trainer import state
+
+CPU = torch.device("cpu")
+# Two optimizer steps train on each rollout, and a line of the log is about two: each odd step is in the middle of both.
+HALVES = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+SAVED = {
+    "max_steps": 6,
+    "logging_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": 4,
+    "log_completions": True,
+    "num_completions_to_print": 0,
+}
+RUN = {**HALVES, **SAVED, "resample_groups": 1}
+TIMED = ("time", "per_second", "runtime", "seconds", "memory")
 
 
-def test_the_state_of_every_collaborator_comes_back(tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, max_steps=1)
+def drawn(completions, **columns):
+    """A reward by all generators whose state a checkpoint has."""
+    return [len(text) % 3 + random.random() + numpy.random.random() + torch.rand(()).item() for text in completions]
+
+
+ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(16)]  # more than six steps see
+
+
+def untimed(trainer):
+    """The log without its times."""
+    lines = trainer.state.log_history
+    return [{name: line[name] for name in line if not any(word in name for word in TIMED)} for line in lines]
+
+
+def ends_as(again, whole):
+    assert torch.equal(weights(again.model), weights(whole.model))
+    assert again._logs == whole._logs
+    for line, expected in zip(untimed(again), untimed(whole), strict=True):
+        assert line == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_ends_as_one_that_was_not_stopped(
+    ours, tmp_path
+):
+    whole = ours(drawn, ROWS, **RUN)
+    whole.train()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (3, 4, 5, 6)}
+    for step in (3, 6):
+        again = ours(drawn, ROWS, **RUN)
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        ends_as(again, whole)
+    settings = {**RUN, "folder": "failing", "save_strategy": "no"}
+    failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
+    norm, nan = failing._get_grad_norm, float("nan")
+
+    def fails(model, grad_norm=None):
+        return norm(model, nan if failing.state.global_step == 3 else grad_norm)
+
+    failing._get_grad_norm = fails
+    with pytest.raises(UserError, match=r"not finite in step 4: the weights are still those of step 3"):
+        failing.train()
+    again = ours(drawn, ROWS, **settings)
+    again.train(resume_from_checkpoint=True)
+    ends_as(again, whole)
+
+
+def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
+    trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
-    trainer.budget.halved_to = 60
-    trainer.nonfinite.in_a_row = 2
-    trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [7], 3.5
-    held = state_of(trainer)
-    trainer.budget.halved_to, trainer.nonfinite.in_a_row = None, 0
-    trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [], 0.0
-    restore(trainer, held)
-    assert (trainer.budget.tokens, trainer.budget.halved_to, trainer.nonfinite.in_a_row) == (60, 60, 2)
-    assert (trainer.meter.rollout_tokens, trainer.meter.tokens_per_step) == ([7], 3.5)
-    restore(trainer, {**held, "rollout": [{"half": "trained on"}]})
-    assert trainer._buffered_inputs == [{"half": "trained on"}]
+    held = state.state_of(trainer)
+    assert (held["trainer"]["_step"], len(held["rollout"])) == (2, 4)
+    position = held["prompt_pool"]["position"]
+    held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": []}
+    del held["prompt_pool"]  # a run that did not resample
+    state.restore(trainer, held, position=7)
+    assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)
+    assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)
+
+
+def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
+    assert state.read(tmp_path, 1, CPU) is None
+    for rollout in ([], None):
+        torch.save({"rollout": rollout}, tmp_path / "state_0.pt")
+        assert state.read(tmp_path, 0, CPU) == {"rollout": rollout}
+        assert state.read(tmp_path, 1, CPU) == (None if rollout == [] else {"rollout": None})
 
 
 READ = """

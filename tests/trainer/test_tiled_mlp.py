@@ -3,8 +3,6 @@
 The reference is TRL's own method, or the same trainer with tiles longer than its rows; float32.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
@@ -20,7 +18,7 @@ from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-WHOLE, SMALL_TILE, WIDTH = 10**9, 8, 48  # WIDTH: the MLP's in `tiny`
+WHOLE, SMALL_TILE, WIDTH = 10**9, 8, 40  # WIDTH: the MLP's in `small`
 SHAPES = {
     "one group": ([7], 4, [5, 3, 9, 1]),
     "many groups of different prompts": ([7, 3, 12], 4, [5, 3, 9, 1]),
@@ -44,7 +42,7 @@ def trainer_of(model, tokenizer, folder, targets=None, dropout=0.0, **settings):
 
 @pytest.fixture(autouse=True)
 def tiles_of_one_test(monkeypatch):
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)  # gives back what `gradient_of` sets
 
 
 def gradient_of(trainer, shape=SHAPES["one group"], kind=MathGRPOTrainer, tile=SMALL_TILE, under=None):
@@ -85,19 +83,18 @@ def widest(trainer, shape=SHAPES["one group"], tile=SMALL_TILE):
 TARGETS = {"full": None, "all-linear": "all-linear", "q and v": ["q_proj", "v_proj"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets"),
     [("llama", "full"), ("llama", "all-linear"), ("llama", "q and v"), ("qwen2", "all-linear"), ("gemma", "full")],
 )
-def test_gradients_in_tiles_are_trls(family, targets, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny(family), tokenizer, tmp_path, TARGETS[targets])
+def test_gradients_in_tiles_are_trls(family, targets, chars, tmp_path):
+    trainer = trainer_of(tiny_model(family), chars, tmp_path, TARGETS[targets])
     for shape in SHAPES.values():
         plain = gradient_of(trainer, shape, GRPOTrainer, tile=WHOLE)
         assert relative(gradient_of(trainer, shape), plain) < 1e-5
 
 
-def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, tokenizer, tmp_path):
+def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, chars, tmp_path):
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -105,7 +102,7 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, toke
     quantised = BitsAndBytesConfig(**kind, bnb_4bit_use_double_quant=True)
     model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.float32)
     assert any(type(module).__name__ == "Linear4bit" for module in model.modules())
-    trainer = trainer_of(model, tokenizer, tmp_path, "all-linear", max_steps=2)
+    trainer = trainer_of(model, chars, tmp_path, "all-linear", max_steps=2)
     for name, parameter in trainer.model.named_parameters():
         if "lora_" in name:  # TRL makes a quantised model's adapter bfloat16, whose rounding would hide a difference
             parameter.data = parameter.data.float()
@@ -122,10 +119,9 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, toke
     assert trainer.state.global_step == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("targets", TARGETS)
-def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, TARGETS[targets])
+def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path, TARGETS[targets])
     products = []
     for tile in (WHOLE, SMALL_TILE):
         with FlopCounterMode(display=False) as counter:
@@ -138,9 +134,9 @@ def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, t
     assert widest(trainer, LONG) <= WIDTH
 
 
-def test_a_dropout_in_the_mlp_draws_the_same_again(tiny, tokenizer, tmp_path, monkeypatch):
+def test_a_dropout_in_the_mlp_draws_the_same_again(small, chars, tmp_path, monkeypatch):
     """The reference saves what the tiles of the first pass have computed, as far as torch's checkpointing does."""
-    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear", dropout=0.3)
+    trainer = trainer_of(small, chars, tmp_path, "all-linear", dropout=0.3)
     torch.manual_seed(0)
     gradient, after = gradient_of(trainer), torch.rand(1)
     monkeypatch.setattr(tiled_mlp, "checkpoint", lambda function, *args, use_reentrant: function(*args))
@@ -159,8 +155,8 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear")
+def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path, "all-linear")
     under, bound = CONTEXTS[context]
     whole, tiles = (gradient_of(trainer, tile=tile, under=under()) for tile in (WHOLE, SMALL_TILE))
     assert relative(tiles, whole) < bound
@@ -175,12 +171,12 @@ def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, tin
         (False, {"gradient_checkpointing": False}),
     ],
 )
-def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, **kwargs)
+def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, small, chars, tmp_path):
+    trainer = trainer_of(small, chars, tmp_path, **kwargs)
     assert bool(trainer.tiled_layers) == served
     assert (widest(trainer, LONG) <= WIDTH) == served
 
 
 @pytest.mark.parametrize(("family", "served"), [("mistral", 2), ("gemma2", 0), ("olmo2", 0)])
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone(family, served):
-    assert tiled_mlp.set_up([tiny_model(family)], in_updates=True) == served
+    assert tiled_mlp.set_up([tiny_model(family)]) == served

@@ -1,7 +1,5 @@
 """Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 
@@ -14,6 +12,7 @@ from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.run import metrics
 
 END = "<|im_end|>"
 
@@ -51,7 +50,7 @@ def script(trainer, tokenizer, turns):
 
 
 def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
-    settings = {"max_steps": 3, "max_completion_length": 120, **settings}
+    settings = {"max_steps": 2, "max_completion_length": 240, **settings}
     prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
     rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
     return trainer_class(
@@ -75,12 +74,12 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
     return trainer, before, weights(trainer.model), turns
 
 
-@pytest.mark.full
+@pytest.mark.full(keep=["settings1"])
 @pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
-def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
-    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+def test_scripted_calls_end_with_trls_weights(settings, small, chars, tmp_path):
+    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, small, chars, tmp_path, **settings)
     ours, _, here, extra = trained(
-        MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings
+        MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, advantage_eps=1e-4, **settings
     )
     assert extra == turns
     assert extra[1] == 5  # of six with calls, one result is too long
@@ -90,6 +89,9 @@ def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_pat
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
         assert logged[0][0] > 0
+    (line,) = [line for line in ours.state.log_history if metrics.CALLED in line][:1]
+    # Six of eight call, one of them twice; one call takes too long.
+    assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / 7))
 
 
 class Calling(SmallVLLM):

@@ -1,0 +1,225 @@
+"""A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
+
+import logging
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from small_trainers import config
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.errors import ConfigError
+from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.run import metrics
+from grpo_math.trainer import trainer as module
+from grpo_math.trainer.advantages import advantages
+from grpo_math.trainer.gold_answers import check_gold_answers
+from grpo_math.trainer.resample import PromptPool, replacing
+
+ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
+
+
+def ramp(completions, **columns):
+    return [float(i) for i in range(len(completions))]
+
+
+@pytest.mark.slow
+def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(ours):
+    trainer = ours(
+        ramp, ROWS, max_steps=1, logging_steps=1, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
+    )
+    trainer.train()
+    expected = advantages(torch.arange(8.0).view(2, 4), "leave_one_out", "batch", 0.5).flatten()
+    torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), expected)
+    logged = trainer.state.log_history[0]
+    assert (float(logged["reward_min"]), float(logged["reward_max"])) == (0, 7)
+    assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
+
+
+def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(ours, monkeypatch):
+    told = []
+
+    def graded(golds, texts, **settings):
+        told.append(settings)
+        return grade_batch(golds, texts, **settings)
+
+    def reward(completions, grade_timeout, **columns):
+        told.append(grade_timeout)
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr(module, "grade_batch", graded)
+    rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
+    ours(reward, rows, max_steps=1, grade_timeout=0.25).train()
+    assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, 0.25]
+
+
+def test_no_arguments_at_all_are_enough(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = MathGRPOTrainer(small, "accuracy", train_dataset=Dataset.from_list(ROWS))
+    assert isinstance(trainer.args, MathGRPOConfig)
+    assert "grpo_math" in trainer._tag_names
+
+
+def by_grade(completions, grade, **columns):
+    return [float(g.verdict == "correct") for g in grade]
+
+
+def rows(*golds, column="solution"):
+    return Dataset.from_list([{"prompt": f"What is {gold}?", column: gold} for gold in golds])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
+)
+def test_a_solution_is_graded_as_an_answer_is(data, ours, caplog):
+    seen = []
+
+    def reward(completions, grade, **columns):
+        seen.extend(grade)
+        return [float(g.verdict == "correct") for g in grade]
+
+    made = ours([reward, "accuracy"], data, max_steps=1)
+    made.train()
+    assert len(seen) == 8  # each completion is graded once
+    logged = made.state.log_history[0]
+    assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
+    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
+    assert float(logged["grading/bad_gold"]) == 0
+    assert "gold" not in caplog.text
+
+
+def test_rows_without_a_gold_are_said_once_and_are_ungradable(ours, caplog):
+    with caplog.at_level(logging.WARNING):
+        made = ours("accuracy", rows("7", None), max_steps=2)
+        made.train()
+    assert caplog.text.count("1 of 2 rows of train_dataset have no gold answer (answer or solution)") == 1
+    assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
+
+
+@pytest.mark.parametrize("reward", [by_grade, ["format_soft", by_grade], "accuracy", "llm_judge"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        Dataset.from_list([{"prompt": "1 + 1?", "target": "2", "answer": None}]),
+        IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1?", "target": "2"}])),
+    ],
+)
+def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"needs gold answers, and .*: give each row its gold in a column answer or solution"
+    ):
+        MathGRPOTrainer("a/model-that-is-nowhere", reward, config(MathGRPOConfig, tmp_path), data)
+
+
+def test_rewards_that_read_no_gold_need_none():
+    data = Dataset.from_list([{"prompt": "1 + 1?"}])
+    output = check_gold_answers(["format_soft", lambda completions, grade=None, **columns: []], data)
+    assert output.startswith("train_dataset has no gold")
+    assert check_gold_answers(by_grade, None) is None
+
+
+@pytest.mark.parametrize("name", ["completions", "grade", "trainer_state"])
+def test_a_column_that_training_would_replace_is_refused_before_weights_load(name, ours):
+    data = rows("7", "8").add_column(name, ["a", "b"])
+    with pytest.raises(ConfigError, match=f"dataset='train_dataset' has a column '{name}'"):
+        ours(by_grade, data)
+    assert check_gold_answers(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))
+
+
+G = 4
+
+
+def shaped(completions, **columns):
+    """Differs within every group, whatever the verdicts: a shaped sum."""
+    return [float(len(text) + i % 3) for i, text in enumerate(completions)]
+
+
+def problems(kinds: str) -> Dataset:
+    """e: all completions right, h: all wrong, m: mixed, u: none can be graded."""
+    return Dataset.from_list([{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate(kinds)])
+
+
+def grades(rows, completions):
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    verdicts = {"e": (right, right), "h": (wrong, wrong), "m": (right, wrong), "u": (Verdict.CRASH, Verdict.CRASH)}
+    kinds = [row["answer"] for row in rows]
+    return [Grade(verdicts[kind][i % 2], kind, in_format=True, reason="") for i, kind in enumerate(kinds)]
+
+
+def resampling(ours, kinds, **settings):
+    trainer = ours(shaped, problems(kinds), per_device_train_batch_size=4 * G, resample_groups=2, **settings)
+    trainer._grade = grades
+    trainer.rollouts = []
+    generate = MathGRPOTrainer._generate_and_score_completions
+
+    def recorded(inputs):
+        output = generate(trainer, inputs)
+        texts = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        trainer.rollouts.append((output, texts))
+        return output
+
+    trainer._generate_and_score_completions = recorded
+    return trainer
+
+
+def history(trainer, name):
+    return [line[name] for line in trainer.state.log_history if name in line]
+
+
+def test_fresh_groups_take_the_places_of_dull_ones_as_far_as_they_are_better():
+    uniform, mixed = [True, True], [True, False]
+    assert replacing(uniform + mixed + uniform, uniform + mixed, 2) == [8, 9, 2, 3, 4, 5]
+    assert replacing(uniform, mixed + mixed, 2) == [2, 3]
+    assert replacing(mixed, mixed, 2) == [0, 1]
+
+
+def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_there():
+    rows = [{"prompt": i} for i in range(10)]
+    pool = PromptPool(rows, seed=3)
+    passes = [[row["prompt"] for row in pool.take(10, avoid=[])] for _ in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
+    assert passes[0] != passes[1]
+    assert [PromptPool(rows, seed).take(1, avoid=range(9)) for seed in range(9)] == [[rows[9]]] * 9
+    assert len(PromptPool(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
+
+
+def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
+    trainer = resampling(ours, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
+    trainer.train()
+    drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
+    thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
+    assert len(drawn) == 5
+    assert max(drawn) > 4
+    assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
+    replaced = 0
+    for (output, texts), n in zip(trainer.rollouts, kept, strict=True):
+        groups = [texts[i : i + G] for i in range(0, len(texts), G)]
+        assert all(len(set(group)) == 1 for group in groups)
+        assert sum(group[0].startswith("m") for group in groups) == n
+        assert len(texts) == 4 * G
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        advantages = output["advantages"].view(-1, G)
+        torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
+        replaced += n
+    assert replaced > sum(history(trainer, metrics.ACCURACY)) * 4  # more mixed groups than were drawn at first
+    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [t.split()[0] for t in trainer.rollouts[-1][1]]
+    assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
+
+
+@pytest.mark.slow
+def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
+    trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
+    trainer.train()
+    assert history(trainer, metrics.PROMPTS_DRAWN) == [12]  # four, and four more in each of two rounds
+    assert history(trainer, metrics.PROMPTS_KEPT) == [0]
+    assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
+    assert history(trainer, metrics.ACCURACY) == history(trainer, metrics.ALL_RIGHT) == [1.0]
+    phases = [history(trainer, phase)[0] for phase in metrics.PHASES if phase != metrics.SECONDS_SYNC]
+    whole = sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0]
+    assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
+
+
+def test_without_answers_there_is_nothing_to_judge_by(ours):
+    with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
+        ours(shaped, [{"prompt": "x"}] * 4, resample_groups=1)

@@ -1,0 +1,165 @@
+"""An optimizer step: without memory it is done again in halves, a gradient that is not finite moves no weight, and the
+gradients of an adapter share one buffer.
+
+Memory is made to run out by hooks on the model: there is no GPU here whose memory could.
+"""
+
+import traceback
+from itertools import pairwise
+
+import pytest
+import torch
+from peft import LoraConfig
+from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
+
+from grpo_math.errors import UserError
+from grpo_math.run import metrics
+from grpo_math.trainer import gradients
+from grpo_math.trainer.nonfinite import NonFiniteSteps
+
+AS_TRL = {**SMALL, **STEPS, "advantage_eps": 1e-4}
+
+
+def runs_out_backward(model, limit):
+    """Every backward pass with more tokens fails at the first layer, when the others have their gradients."""
+
+    def hook(module, grad_input, grad_output):
+        if grad_output[0].size(1) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.model.layers[0].register_full_backward_hook(hook)
+
+
+@pytest.mark.full(keep=["bnpo-runs_out_backward"])
+@pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(where, loss_type, trl_run, ours, caplog):
+    settings = {"loss_type": loss_type}
+    trainer = ours(**AS_TRL, **settings)
+    where(trainer.model, 30)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert 0 < trainer.budget.tokens <= 60
+    assert "max_tokens_per_micro_batch is now" in caplog.text
+    assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
+
+
+def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_run, ours):
+    settings = {"loss_type": "bnpo"}
+    trainer, failures = ours(**AS_TRL, **settings), []
+
+    def hook(module, args, kwargs):
+        # Once in a second training step, and once more while the first one is replayed for it.
+        names = [frame.name for frame in traceback.extract_stack()]
+        replays = "recompute_and_step" in names and "training_step" not in names[names.index("recompute_and_step") :]
+        if torch.is_grad_enabled() and trainer._retry.earlier and len(failures) < 2 and replays == bool(failures):
+            failures.append(replays)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    counts, log = [], trainer.log
+
+    def counted(*args):
+        if values := trainer._metrics["train"].get("entropy"):
+            counts.append((len(values), sum(len(step["micro_batches"]) for step in trainer._buffered_inputs)))
+        return log(*args)
+
+    trainer.log = counted
+    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
+    trainer.train()
+    assert failures == [False, True]
+    assert len(counts) == 3
+    logged, computed = ([count[i] for count in counts] for i in (0, 1))
+    # A replayed training step is logged once: the first, as the one micro-batch that it was before it was split in two.
+    assert logged == [computed[0] - 1, *computed[1:]]
+    assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "alone", "limit", "advice"),
+    [
+        ({}, True, 0, r"one completion, [0-9]+ tokens with its prompt: turn gradient_checkpointing"),
+        # A loss over whole micro-batches is not cut.
+        ({"entropy_coef": 0.01}, True, 0, r"set max_tokens_per_micro_batch|gradient_checkpointing"),
+        # With several processes, the others would not do the step again.
+        ({}, False, 30, r"set max_tokens_per_micro_batch to [0-9]+, or turn gradient_checkpointing on"),
+    ],
+)
+def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, ours):
+    trainer = ours(**AS_TRL, **settings)
+    trainer.budget.is_single_process = alone
+    runs_out_forward(trainer.model, limit)
+    with pytest.raises(UserError, match=advice):
+        trainer.train()
+
+
+def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(ours):
+    trainer = ours(**AS_TRL)
+
+    def fails(*args, **kwargs):
+        raise torch.OutOfMemoryError("in generate")
+
+    trainer.model.generate = fails
+    with pytest.raises(torch.OutOfMemoryError, match="in generate"):
+        trainer.train()
+
+
+@pytest.mark.full(keep=["inf"])
+@pytest.mark.parametrize(("factor", "max_grad_norm"), [(float("nan"), 1.0), (float("inf"), 0.0)])
+def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(factor, max_grad_norm, ours):
+    trainer = ours(optim="adamw_torch", max_grad_norm=max_grad_norm, logging_steps=1, max_steps=4)
+    loss_of, before = trainer._loss_of, []
+
+    def loss(model, rows):
+        before.append(weights(trainer.model))
+        return loss_of(model, rows) * (factor if trainer.state.global_step == 1 else 1.0)
+
+    trainer._loss_of = loss
+    trainer.train()
+    changed = [not torch.equal(*pair) for pair in pairwise([*before, weights(trainer.model)])]
+    assert changed == [True, False, True, True]
+    assert weights(trainer.model).isfinite().all()
+    skipped = [line[metrics.SKIPPED] for line in trainer.state.log_history if metrics.SKIPPED in line]
+    assert skipped == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_so_many_in_a_row_end_the_run_with_the_steps_that_were_skipped():
+    steps = NonFiniteSteps(2)
+    for norm in (float("inf"), 0.5, float("nan"), float("nan")):
+        assert steps.error(4) is None
+        assert steps.seen(norm) == (norm != 0.5)
+    assert "not finite in steps 4 to 5, 2 in a row: the weights are still those of step 3" in str(steps.error(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [LoraConfig(r=4, target_modules="all-linear"), None])
+def test_the_gradients_of_an_adapter_alone_share_one_buffer_in_each_optimizer_step(adapter, ours):
+    settings = {"max_steps": 1, "gradient_accumulation_steps": 2, "max_tokens_per_micro_batch": 40}
+    trainer = ours(peft_config=adapter, **settings)
+    norm, buffers = trainer._get_grad_norm, []
+
+    def seen(*args, **kwargs):
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        buffers.append(len({parameter.grad.untyped_storage().data_ptr() for parameter in trained}) / len(trained))
+        return norm(*args, **kwargs)
+
+    trainer._get_grad_norm = seen
+    trainer.train()
+    assert buffers == [1 / 28 if adapter else 1.0]
+
+
+def test_a_weight_that_backward_does_not_reach_has_no_gradient_and_the_buffer_goes_with_the_gradients():
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    buffer = gradients.FlatGradientBuffer([used, unused])
+    with torch.no_grad():
+        buffer.allocate()  # as in an evaluation
+    assert not buffer.free
+    for factor in (1.0, 3.0):
+        buffer.allocate()
+        (factor * used).sum().backward()
+        assert (used.grad.tolist(), unused.grad) == ([factor] * 2, None)
+        assert used.grad.untyped_storage().nbytes() == 16
+        used.grad = None
+    buffer.allocate()
+    (used.sum() + unused.sum()).backward()
+    assert not buffer.free
