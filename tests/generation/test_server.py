@@ -215,6 +215,7 @@ def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small
     process = ServerProcess(start, tmp_path / "run/server.log")
     process.wait(5)
     first = process.kept.process.pid
+    until(lambda: process.log.read_text() == "it loads\n")
     process.restart()
     assert process.running
     assert process.kept.process.pid != first
