@@ -236,7 +236,7 @@ def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small
 def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, small, tmp_path, capfd):
     small.stop()
     log = tmp_path / "server.log" if logged else None
-    code = "print(*range(20), sep='\\n\\n'); raise SystemExit('out of memory')"
+    code = "print(*range(20), sep='\\n\\n', flush=True); raise SystemExit('out of memory')"
     process = ServerProcess(Start([sys.executable, "-c", code], {}, small.url), log)
     ends = f"'out of memory', its log, {log}, ends as above" if logged else "its output is above"
     with pytest.raises(UserError) as error:
