@@ -39,8 +39,8 @@ class SmallVLLM(SmallHTTP):
         self.headers: list[dict[str, str]] = []
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
         self.before: Any = lambda path: None  # called with each path
-        # Called with each request for completions, before it is answered. It may return a status and a text instead.
-        self.sampling: Any = lambda body: None
+        self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
+        self.instead: Any = lambda body: None  # the same; may return a status and a text instead of completions
         self.lock = threading.Lock()
         self.generator = torch.Generator().manual_seed(0)
         super().__init__()
@@ -54,7 +54,10 @@ class SmallVLLM(SmallHTTP):
         self.asked.append(request.path)
         self.headers.append(dict(request.headers))
         self.before(request.path)
-        answer = self.sampling(body) if request.path == "/v1/completions" else None
+        answer = None
+        if request.path == "/v1/completions":
+            self.sampling(body)
+            answer = self.instead(body)
         if self.http is not request.server:  # stopped meanwhile
             return
         with self.lock:

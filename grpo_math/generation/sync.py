@@ -222,11 +222,16 @@ class AdapterGeneration(VLLMGeneration):
         were requested when training on the previous batch began."""
         # No staleness, an evaluation, or additional groups: a prefetched batch stays for the next training batch.
         if self.look is None or not self.look.is_rollout:
+            if self.asked is not None:
+                self.asked.wait()
             return self._sampling(prompts, n)()
         if self.asked is not None and self.asked.prompts != prompts:
             logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
             self.asked = None
         asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
+        # Two requests would both send the adapter to a restarted server.
+        if asked.folder == self.folder:
+            asked.wait()
         self.asked = None
         # Before waiting, so that the server always has requests. `send` sets ``asked`` to the next batch.
         self.look.send()

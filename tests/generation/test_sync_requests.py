@@ -128,7 +128,7 @@ def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeyp
             return 500, "the engine has restarted"
         return None
 
-    small.sampling, generation.rollouts = lose, 0
+    small.instead, generation.rollouts = lose, 0
     assert generation._sampling(prompts, 1)() == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
 
@@ -152,11 +152,11 @@ def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
 
 def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):
     generation = synced()
-    small.sampling = lambda body: (400, "no such setting")
+    small.instead = lambda body: (400, "no such setting")
     with pytest.raises(ServerError, match="answers 400: no such setting"):
         generation.generate(PROMPTS, None, 1)
     requests = []
-    small.sampling = lambda body: requests.append(body) or (500, "lost")
+    small.instead = lambda body: requests.append(body) or (500, "lost")
     with pytest.raises(ServerUnavailable, match="was lost 3 times over one request"):
         generation.generate(PROMPTS[:1], None, 1)
     assert len(requests) == 3
