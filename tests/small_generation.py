@@ -1,18 +1,51 @@
-"""What the tests of generation share: tiny families, prompts, and a count of what is computed."""
+"""What the tests of generation share: tiny models, a tokenizer of bytes, prompts, and a count of what is computed."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
-from transformers import AutoModelForCausalLM
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
+from grpo_math.generation.chat import OF_SMOLLM2
+
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, so that the others are padded", "x"]
-SAMPLED = {"do_sample": True, "top_k": 0}
+BYTES, END = 256, "<|im_end|>"
+VOCABULARY = BYTES + 2
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "bos_token_id": BYTES,
+    "eos_token_id": BYTES + 1,
+    "pad_token_id": BYTES + 1,
+}
 
 
-def load(path):
-    return AutoModelForCausalLM.from_pretrained(path).eval()
+def byte_tokenizer():
+    """A tokenizer whose tokens are bytes, with the chat template and the special tokens of SmolLM2."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = {"bos_token": "<|im_start|>", "eos_token": END, "pad_token": END}
+    settings = {"padding_side": "left", "chat_template": OF_SMOLLM2}
+    return PreTrainedTokenizerFast(tokenizer_object=bytewise, **special, **settings)
+
+
+def small_model(family="llama", **settings):
+    """A random model of a family, over bytes. One token in eight ends a completion, so that lengths differ."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SIZES, **settings})).eval()
+    for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
+        parameter.data.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    model.generation_config.eos_token_id = list(range(2, VOCABULARY, 8))
+    return model
 
 
 @contextmanager

@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from small_http import SmallHTTP, body_of, send
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
+from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -37,6 +40,7 @@ class SmallVLLM(SmallHTTP):
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
         self.before: Any = lambda path: None  # called with each path
         self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
+        self.instead: Any = lambda body: None  # the same; may return a status and a text instead of completions
         self.lock = threading.Lock()
         self.generator = torch.Generator().manual_seed(0)
         super().__init__()
@@ -50,13 +54,15 @@ class SmallVLLM(SmallHTTP):
         self.asked.append(request.path)
         self.headers.append(dict(request.headers))
         self.before(request.path)
+        answer = None
         if request.path == "/v1/completions":
             self.sampling(body)
+            answer = self.instead(body)
         if self.http is not request.server:  # stopped meanwhile
             return
         with self.lock:
-            status, text = self.trouble.pop(0) if self.trouble else self.answer(request.path, body)
-        send(request, status, text.encode())
+            answer = answer or (self.trouble.pop(0) if self.trouble else self.answer(request.path, body))
+        send(request, answer[0], answer[1].encode())
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         path = path.partition("?")[0]
@@ -99,6 +105,21 @@ class SmallVLLM(SmallHTTP):
                 made = {"token_ids": ids[len(prompt) :], "logprobs": {"token_logprobs": logprobs}}
                 choices.append({"index": len(choices), **made})
         return choices
+
+
+def adapted(base, **settings):
+    """The base with a random adapter."""
+    torch.manual_seed(0)
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    return get_peft_model(base, LoraConfig(**{**config, **settings}))
+
+
+def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **settings):
+    """The generation of a trainer alone, without the trainer."""
+    given = {"output_dir": folder, "seed": 3, **(args or {})}
+    base = {"processing_class": None, "mode": "server", "server_base_url": url, "max_completion_length": 8}
+    accelerator = Accelerator(cpu=True)
+    return kind(SimpleNamespace(**given), model=model, accelerator=accelerator, **{**base, **settings})
 
 
 def letters(completions, **columns):

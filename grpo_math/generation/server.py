@@ -61,7 +61,8 @@ def command(
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
     ... # doctest: +NORMALIZE_WHITESPACE
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
-     --max-logprobs -1 --tensor-parallel-size 2 --enable-lora --max-loras 1 --max-lora-rank 32'
+     --max-logprobs -1 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
+     --enable-lora --max-loras 1 --max-lora-rank 32'
 
     Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
     does not support.
@@ -71,11 +72,9 @@ def command(
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     options: dict[str, Any] = {"--host": host, "--port": port, "--dtype": dtype, "--seed": seed}
     options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
-    if tensor_parallel > 1:
-        options["--tensor-parallel-size"] = tensor_parallel
     # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
-    if data_parallel > 1:
-        options |= {"--data-parallel-size": data_parallel, "--api-server-count": 1}
+    options |= {"--tensor-parallel-size": tensor_parallel, "--data-parallel-size": data_parallel}
+    options["--api-server-count"] = 1
     if lora_rank:
         options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
     elif not fixed:

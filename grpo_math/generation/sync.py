@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -69,9 +70,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     if not args.use_vllm:
         yield
         return
-    trainers: Any = grpo_trainer
-    generations: Any = vllm_generation
-    trls, client = trainers.VLLMGeneration, generations.VLLMClient
+    trls = grpo_trainer.VLLMGeneration
 
     def generation(**kwargs: Any) -> VLLMGeneration:
         if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
@@ -82,11 +81,11 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         return trls(**kwargs)
 
     # TRL has no argument for either class: its constructors look them up by name in these modules.
-    trainers.VLLMGeneration, generations.VLLMClient = generation, KeyedClient
-    try:
+    with (
+        patch.object(grpo_trainer, "VLLMGeneration", generation),
+        patch.object(vllm_generation, "VLLMClient", KeyedClient),
+    ):
         yield
-    finally:
-        trainers.VLLMGeneration, generations.VLLMClient = trls, client
 
 
 class KeyedClient(VLLMClient):
@@ -367,16 +366,11 @@ class AdapterGeneration(VLLMGeneration):
 
     def _load_colocated(self) -> None:
         """Load TRL's colocated engine with support for adapters."""
-        made: Any = getattr(vllm_generation, "LLM", None)
-        if made is None:
-            raise UserError("vllm_mode=colocate needs vLLM where the training runs: pip install grpo_math[vllm]")
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
+        made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
-        vllm_generation.LLM = lambda **kwargs: _WithAdapter(made(**kwargs, **lora))
-        try:
+        with patch.object(vllm_generation, "LLM", lambda **kwargs: _WithAdapter(made(**kwargs, **lora)), create=True):
             super()._init_vllm()
-        finally:
-            vllm_generation.LLM = made
 
     # For the canary
 

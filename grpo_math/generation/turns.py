@@ -111,8 +111,8 @@ def play(
     the completion ends with the call.
     """
     rows = [replace(row, mask=[1] * len(row.tokens)) for row in first]
-    calling, rounds = [i for i, row in enumerate(rows) if calls_of(row)], 0
-    while rounds < limits.rounds:
+    calling = [i for i, row in enumerate(rows) if calls_of(row)]
+    for _ in range(limits.rounds):
         continued: dict[int, Completion] = {}
         for i, results in zip(calling, _results(rows, functions, calling), strict=True):
             statuses = [result.get("status") for result in results]
@@ -141,7 +141,7 @@ def play(
             shorter = replace(turn, tokens=turn.tokens[:room], logps=turn.logps and turn.logps[:room])
             rows[i] = _longer(row, shorter, 1, [message] if message else [])
             rows[i] = replace(rows[i], truncated=turn.truncated or len(turn.tokens) > room)
-        calling, rounds = [i for i in continued if calls_of(rows[i])], rounds + 1
+        calling = [i for i in continued if calls_of(rows[i])]
     return rows
 
 
@@ -187,9 +187,8 @@ def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
         if name not in functions:
             raise ValueError(f"Tool {name} not found.")
         result = functions[name](**call["function"]["arguments"])
-        if inspect.isawaitable(result):
-            # `asyncio.run` takes a coroutine only, and a tool may return any awaitable.
-            result = asyncio.run(_of(result))
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
         # The Python tool does not raise, and its answer has a status.
         status = getattr(result, "status", status)
     except UserError:
@@ -199,7 +198,3 @@ def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
         result = {"error": str(error)}
     message = {"role": "tool", "name": name, "content": str(result)}
     return message if status == "done" else {**message, "status": status}
-
-
-async def _of(result: Any) -> Any:
-    return await result

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import sys
-from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,11 +78,8 @@ class ServerProcess:
         return f"the vLLM server ended with exit code {code}: {where}; correct what it names and start again"
 
     def _last(self, n: int) -> list[str]:
-        if self.log is None:
-            return []
-        with contextlib.suppress(OSError), open(self.log, encoding="utf-8", errors="replace") as file:
-            return list(deque((line.rstrip() for line in file if line.strip()), n))
-        return []
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log else []
+        return [line.rstrip() for line in lines if line.strip()][-n:]
 
     def _tail(self) -> None:
         for line in self._last(LOG_LINES):

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.tools.limits import PythonLimits
+from grpo_math.tools.server import PACKAGES
 from grpo_math.tools.syscalls import is_supported
 
 # For the server, which imports numpy and sympy, and for a program's process.
 START_SECONDS = 60.0
 # Seconds before each attempt to get a process for a program.
 PAUSES = (0.0, 0.2, 1.0, 5.0)
-PACKAGES = ("numpy", "sympy", "mpmath")
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 # The server gets no other variable of the trainer's environment. Hashes are the same in all programs, so that a run
 # can be repeated.
@@ -76,11 +76,9 @@ def _start_server() -> Server:
     # Packets keep the calls of several threads apart, each with its one file descriptor.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(START_SECONDS)
-    packages = _packages()
     # -s and -P: no packages of the user, and no files of the current folder. -B: no .pyc files are written.
-    command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server"]
-    command += map(json.dumps, (readable_folders(), list(packages)))
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_folders(packages)])
+    command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server", json.dumps(readable_folders())]
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_package_folders()])
     try:
         # Closed in this process: if the server dies, `recv` then returns before its timeout.
         with theirs:
@@ -105,19 +103,15 @@ def _start_server() -> Server:
 def readable_folders() -> list[str]:
     """Return the folders that a program can read: the libraries of the interpreter and of the system."""
     prefixes = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in ("lib", "lib64")]
-    return [path for path in (*SYSTEM, *prefixes, *_folders(_packages())) if os.path.isdir(path)]
+    return [path for path in (*SYSTEM, *prefixes, *_package_folders()) if os.path.isdir(path)]
 
 
-def _packages() -> dict[str, Path]:
-    """Return the installed ones of `PACKAGES`, with their files."""
-    specs = {name: importlib.util.find_spec(name) for name in PACKAGES}
-    return {name: Path(spec.origin) for name, spec in specs.items() if spec and spec.origin}
-
-
-def _folders(packages: dict[str, Path]) -> list[str]:
+def _package_folders() -> list[str]:
+    """Return the folders that contain the installed ones of `PACKAGES`."""
+    specs = map(importlib.util.find_spec, PACKAGES)
+    files = [Path(spec.origin) for spec in specs if spec and spec.origin]
     # An environment may consist of links into an installer's cache.
-    files = [path for file in packages.values() for path in (file, file.resolve())]
-    return list(dict.fromkeys(str(file.parents[1]) for file in files))
+    return list(dict.fromkeys(str(path.parents[1]) for file in files for path in (file, file.resolve())))
 
 
 def call(code: str, limits: PythonLimits) -> Answer:

@@ -15,6 +15,7 @@ import signal
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from grpo_math.errors import UserError
 from grpo_math.tools import syscalls
@@ -57,8 +58,8 @@ def require_layers() -> None:
 def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
     """Restrict this process permanently. It can read ``paths``, read and write ``folder``, and open nothing else."""
     # The address space that the interpreter uses already. Read now, because Landlock closes /proc.
-    with open("/proc/self/statm") as pages:
-        memory = int(pages.read().split()[0]) * resource.getpagesize() + (limits["memory_mb"] << 20)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + (limits["memory_mb"] << 20)
     for kind, limit in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
         (resource.RLIMIT_CORE, 0),
@@ -68,8 +69,7 @@ def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
         resource.setrlimit(kind, (limit, limit))
 
     # If the machine runs out of memory, this process ends first.
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    Path("/proc/self/oom_score_adj").write_text("1000")
     os.chdir(folder)
 
     # Root's programs keep their user, but lose every capability. The zero bytes are three sets of 64 bits.

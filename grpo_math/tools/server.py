@@ -1,8 +1,8 @@
 """The processes behind the Python tool: a warm server, and for each call a supervisor and the program's process.
 
-``python -m grpo_math.tools.server PATHS PACKAGES`` is the server. It never had the trainer's memory or
-environment. It imports the packages once and then takes calls on its standard input, a socket. A call is the socket of
-a new conversation with the trainer. The server exits when the trainer's end of its standard input is closed.
+``python -m grpo_math.tools.server PATHS`` is the server. It never had the trainer's memory or environment. It imports
+`PACKAGES` once and then takes calls on its standard input, a socket. A call is the socket of a new conversation with
+the trainer. The server exits when the trainer's end of its standard input is closed.
 
 For each call the server forks a supervisor, which reads the program and its limits (one JSON line), forks the program's
 process, and kills it if it exceeds a limit. The supervisor sends one line if no program could be started: the error.
@@ -27,18 +27,20 @@ from typing import Any, NoReturn
 
 from grpo_math.tools import program, sandbox
 
+PACKAGES = ("numpy", "sympy", "mpmath")
 CHECK = 0.1  # seconds between two checks of a program's folder and threads
 FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
 
 
 def main() -> None:
-    paths, packages = map(json.loads, sys.argv[1:])
+    paths = json.loads(sys.argv[1])
     calls = socket.socket(fileno=os.dup(0))
     # Read from the environment, which is emptied below.
     tempfile.gettempdir()
     # A call forks these imports. Importing sympy in each program would take a hundred times as long.
-    for name in packages:
-        importlib.import_module(name)
+    for name in PACKAGES:
+        with suppress(ImportError):  # a package that is not installed
+            importlib.import_module(name)
 
     # A program must not find this process's folder or environment.
     sys.path[:] = [entry for entry in sys.path if any(f"{entry}/".startswith(f"{path}/") for path in paths)]

@@ -4,29 +4,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from peft import IA3Config, PeftModel, get_peft_model
+from small_generation import small_model
+from small_vllm import adapted
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.adapters import adapter_tensors, logps, refuse_unserved, save_adapter, scaled
 
-PROMPT, COMPLETION = [5, 6, 7, 300], [11, 12, 13]
-
-
-@pytest.fixture
-def adapted(tiny):
-    def make(**settings):
-        base = AutoModelForCausalLM.from_pretrained(tiny())
-        torch.manual_seed(0)
-        config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], **settings})
-        model = get_peft_model(base, config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
-                    parameter.normal_(std=0.1)
-        return model
-
-    return make
+PROMPT, COMPLETION = [5, 6, 7, 30], [11, 12, 13]
 
 
 @pytest.mark.parametrize(
@@ -43,34 +28,36 @@ def adapted(tiny):
         ({"trainable_token_indices": [3]}, r"trainable_token_indices=\[3\]"),
     ],
 )
-def test_what_vllm_cannot_serve_is_refused_by_name(settings, named, adapted):
+def test_what_vllm_cannot_serve_is_refused_by_name(settings, named, model):
     with pytest.raises(ConfigError, match=named + r".* cannot be synced as an adapter .*vllm_sync to merged") as error:
-        refuse_unserved(adapted(**settings))
+        refuse_unserved(adapted(model, **settings))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}])
+def test_other_kinds_of_adapters_are_refused(model):
+    with pytest.raises(ConfigError, match="peft_type='IA3' cannot be synced as an adapter"):
+        refuse_unserved(get_peft_model(model, IA3Config(target_modules=["q_proj"], feedforward_modules=[])))
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"lora_dropout": 0.5, "exclude_modules": ["lm_head"]}])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, adapted, tiny, tmp_path):
-    model = adapted(**settings)
-    refuse_unserved(model)
+def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, model, tmp_path):
+    policy = adapted(model, **settings).train()
+    refuse_unserved(policy)
+    policy.add_adapter("ref", policy.peft_config["default"])
     gathered = []
-    tensors = adapter_tensors(model, lambda parameters: gathered.append(parameters) or nullcontext())
-    assert len(gathered[0]) == len(tensors) == 8  # A and B of two maps in two layers
-    save_adapter(model, tensors, tmp_path / "new" / "folder", scale)
-    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), tmp_path / "new" / "folder")
-    plain = logps(model, PROMPT, COMPLETION)
-    with scaled(model, scale):
-        ours = logps(model, PROMPT, COMPLETION)
-    assert torch.equal(logps(read, PROMPT, COMPLETION), ours)
+    tensors = adapter_tensors(policy, lambda parameters: nullcontext(gathered.extend(parameters)))
+    assert len(gathered) == len(tensors) == 8  # A and B of two maps in two layers, without those of the reference
+    save_adapter(policy, tensors, tmp_path / "new" / "folder", scale)
+    saved = PeftModel.from_pretrained(small_model(), tmp_path / "new" / "folder")
+    plain = logps(policy, PROMPT, COMPLETION)
+    with scaled(policy, scale):
+        ours = logps(policy, PROMPT, COMPLETION)
+    assert torch.equal(logps(saved, PROMPT, COMPLETION), ours)
+    assert torch.equal(logps(policy, PROMPT, COMPLETION), plain)
     assert torch.equal(plain, ours) == (scale == 1)
-    assert model.peft_config["default"].lora_alpha == 8
-
-
-def test_the_reference_adapter_is_not_sent(adapted):
-    model = adapted()
-    model.add_adapter("ref", model.peft_config["default"])
-    gathered = []
-    tensors = adapter_tensors(model, lambda parameters: nullcontext(gathered.extend(parameters)))
-    assert len(tensors) == len(gathered) == 8
-    assert not any("ref" in name for name in tensors)
+    assert policy.training
+    assert policy.peft_config["default"].lora_alpha == 8
+    if scale == 0:
+        by_hand = small_model()(torch.tensor([PROMPT + COMPLETION])).logits[0].log_softmax(-1)
+        assert torch.allclose(ours, by_hand[[3, 4, 5], COMPLETION])

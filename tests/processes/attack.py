@@ -29,21 +29,6 @@ def fork():
     os.waitpid(child, 0)
 
 
-def start():
-    _, status = os.waitpid(os.posix_spawn("/proc/self/exe", ["python", "-c", "1"], {}), 0)
-    assert status == 0
-
-
-def read_memory(length=8):
-    class Part(ctypes.Structure):
-        _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-
-    into = ctypes.create_string_buffer(length)
-    mine, theirs = Part(ctypes.addressof(into), length), Part(0, length)
-    libc.process_vm_readv(pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-    assert ctypes.get_errno() == 14  # a wrong address: permission is checked before
-
-
 def attach():
     assert libc.ptrace(0x4206, pid, 0, 0) == 0
 
@@ -65,14 +50,13 @@ attempts = {
         lambda: open("/etc/passwd").close(),
         lambda: os.close(os.open(secret, os.O_RDONLY | os.O_TRUNC)),
     ],
-    "processes": [fork, start],
+    "processes": [fork],
     "memory": [lambda: bytearray(facts["memory"])],
     "trainer": [
         lambda: open(f"/proc/{pid}/environ").close(),
         lambda: open(f"/proc/{pid}/mem").close(),
         lambda: open(f"/proc/{pid}/cmdline").close(),
         lambda: next(iter(os.environ)),
-        read_memory,
         attach,
     ],
     "signals": [

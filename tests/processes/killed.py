@@ -12,7 +12,7 @@ In several processes (RANK is set) there is one job, and rank 0 dies.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import itertools
 import json
 import math
 import os
@@ -34,36 +34,28 @@ from grpo_math.train import program
 from grpo_math.trainer import trainer as trainers
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-FAILS = math.inf
-
 
 def noisy(completions, grade, **columns):
     """Draws from every generator that a reward function may use."""
     right = [10 * (g.verdict == "correct") for g in grade]  # or doctor would refuse it
     drawn = [float(torch.rand(())), random.random(), numpy.random.random()]
-    if columns["trainer_state"].global_step >= FAILS:
+    if columns["trainer_state"].global_step >= float(os.environ.get("FAILS", math.inf)):
         raise OSError(f"the judge is away ({drawn})")
     numbers = [n + sum(map(ord, str(completion))) % 7 for n, completion in zip(right, completions, strict=True)]
     return [n + random.random() + numpy.random.random() + float(torch.rand(())) for n in numbers]
 
 
 def dies(job: dict) -> None:
-    left = job["time"]
+    times = itertools.count(1)
 
-    def before(owner, name):
-        method = getattr(owner, name)
-
-        def counted(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return method(*args, **kwargs)
-
-        setattr(owner, name, counted)
+    def counted(method, *args, **kwargs):
+        if next(times) == job["time"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*args, **kwargs)
 
     for owner, name in PLACES[job["place"]]:
-        before(owner, name)
+        method = getattr(owner, name)
+        setattr(owner, name, lambda *args, method=method, **kwargs: counted(method, *args, **kwargs))
 
 
 def calls() -> None:
@@ -113,8 +105,7 @@ def main(job: dict) -> int:
         calls()
     if "graded_by_letters" in job:
         grade_by_letters()
-    if "fails" in job:
-        importlib.import_module("killed").FAILS = job["fails"]  # where the reward is, and not this program
+    os.environ["FAILS"] = str(job.get("fails", math.inf))
     if "nan" in job:
         loss_of = MathGRPOTrainer._loss_of
 

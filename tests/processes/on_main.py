@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
@@ -23,12 +24,11 @@ def slow() -> list[int]:
     return [1, 2]
 
 
-def refused() -> None:
-    raise UserError("this cannot be")
+def fails(error: Exception) -> None:
+    raise error
 
 
-def failed() -> None:
-    raise KeyError("nothing there")
+CALLS = (slow, partial(fails, UserError("this cannot be")), partial(fails, KeyError("nothing there")), lambda: "on")
 
 
 def main(folder: Path) -> None:
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         time.sleep(0.05)
     state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=2))
     seen = []
-    for call in (slow, refused, failed, lambda: "on"):
+    for call in CALLS:
         try:
             seen.append(on_main(call))
         except Exception as error:

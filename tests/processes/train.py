@@ -31,6 +31,7 @@ from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
+LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 LOGGED = ("loss", "reward", "ratio", "approx_kl")
 
 
@@ -119,47 +120,55 @@ def zero(engine):
     return [engine.zero_optimization_stage(), *("cpu" if "cpu" in str(device) else None for device in devices)]
 
 
+# Options of this program; the others are settings of the trainer.
+OPTIONS = {
+    "rewards": "letters",
+    "tile": 1024,
+    "poisoned_step": None,
+    "sampled_apart": False,
+    "eval_rewards": (),
+    "one_rank_unpacked": None,
+    "lora": False,
+    "scripted": False,
+}
+OURS = ("max_tokens_per_micro_batch", "longest_first")  # settings that TRL does not have
+
+
 def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    for name, extra in json.loads(settings).items():
-        rewards = scattered if extra.pop("rewards", "letters") == "sparse" else letters
-        tiled_mlp.MIN_TOKENS = extra.pop("tile", 1024)
-        poisoned, apart = extra.pop("poisoned_step", None), extra.pop("sampled_apart", False)
-        evaluated = Evaluated(extra.pop("eval_rewards", []))
-        unpacked, resampled = extra.pop("one_rank_unpacked", None), "resample_groups" in extra
-        lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if extra.pop("lora", False) else None
-        trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
-        rollout_func = scripted if extra.pop("scripted", False) else None
+    for name, given in json.loads(settings).items():
+        options = {option: given.pop(option, default) for option, default in OPTIONS.items()}
+        tiled_mlp.MIN_TOKENS, evaluated = options["tile"], Evaluated(options["eval_rewards"])
+        resampled, rollout_func = "resample_groups" in given, scripted if options["scripted"] else None
         if kind == "trl":
-            extra = {
-                key: value for key, value in extra.items() if key not in ("max_tokens_per_micro_batch", "longest_first")
-            }
+            trainer_class, config_class, extra = GRPOTrainer, GRPOConfig, {}
+            given = {setting: value for setting, value in given.items() if setting not in OURS}
         else:
-            extra["advantage_eps"] = 1e-4
+            trainer_class, config_class, extra = MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4}
         rows = [{"prompt": f"{prompt}{n if rollout_func else ''}"} for n in range(4) for prompt in PROMPTS]
         if resampled:
             rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
-        base = {"max_steps": 3, "logging_steps": 1, **SMALL}
-        arguments = config(config_class, Path(folder) / name, **{**base, **extra})  # starts the process group
+        base = {"max_steps": 3, "logging_steps": 1, **SMALL, **extra}
+        arguments = config(config_class, Path(folder) / name, **{**base, **given})  # starts the process group
         faults = ExitStack()
-        faults.enter_context(last_rank_unpacked(unpacked))
+        faults.enter_context(last_rank_unpacked(options["one_rank_unpacked"]))
         trainer = trainer_class(
             model=model,
-            reward_funcs=rewards,
+            reward_funcs=scattered if options["rewards"] == "sparse" else letters,
             args=arguments,
             train_dataset=Dataset.from_list(rows),
             eval_dataset=Dataset.from_list(rows[:2]) if arguments.do_eval else None,
             processing_class=tokenizer,
-            peft_config=lora,
+            peft_config=LORA if options["lora"] else None,
             callbacks=[evaluated],
             rollout_func=rollout_func,
         )
         if resampled:
             trainer._grade = grades
-        if apart:
+        if options["sampled_apart"]:
             sample_apart(trainer)
-        if poisoned is not None:
-            poison(trainer, poisoned)
+        if options["poisoned_step"] is not None:
+            poison(trainer, options["poisoned_step"])
         tokens = [0]
         model_ = trainer.accelerator.unwrap_model(trainer.model)
         model_.register_forward_pre_hook(

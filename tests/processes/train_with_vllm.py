@@ -27,7 +27,8 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 PROMPTS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello.", "What is 9 - 5?", "Count to five."]
 
 
-def base_hash(model) -> str:
+def digest(model) -> str:
+    """Of the base."""
     frozen = [p for name, p in model.named_parameters() if "lora_" not in name]
     return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in frozen)).hexdigest()
 
@@ -60,12 +61,8 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
     )
     generation, accelerator = trainer.vllm_generation, trainer.accelerator
-    probe = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Tell me about the sea."}], add_generation_prompt=True, tokenize=True
-    )
-    probe = list(probe["input_ids"])
-    policy = accelerator.unwrap_model(trainer.model)
-    answers, sync = [], generation.sync_weights
+    probe = list(tokenizer("The sea is")["input_ids"])
+    policy, answers, sync = accelerator.unwrap_model(trainer.model), [], generation.sync_weights
 
     def sync_and_ask() -> None:
         sync()
@@ -73,23 +70,21 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
             return
         greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
         (answer,) = generation.server.generate(probe, model=generation.folder.name, **greedy)
-        ours = logps(policy, probe, answer.tokens)
-        answers.append({"tokens": answer.tokens, "vllm": answer.logps, "trainer": ours.tolist()})
+        answers.append({"vllm": answer.logps, "trainer": logps(policy, probe, answer.tokens).tolist()})
         if trainer.state.global_step == 2:
             os.killpg(int(server_pid), signal.SIGKILL)
 
     generation.sync_weights = sync_and_ask
-    before = base_hash(policy)
+    before = digest(policy)
     trainer.train()
     if accelerator.is_main_process:
         record = {
             "distributed_type": str(accelerator.distributed_type),
             "processes": accelerator.num_processes,
-            "base": [before, base_hash(policy)],
+            "base": [before, digest(policy)],
             "answers": answers,
             "canaries": generation.canary.agreed,
-            "folders": [str(path) for path in generation.root.iterdir()],
-            "root": str(generation.root),
+            "folders": len(list(generation.root.iterdir())),
             "history": [line for line in trainer.state.log_history if "loss" in line],
         }
         (Path(folder) / "record.json").write_text(json.dumps(record))

@@ -18,8 +18,7 @@ from grpo_math.tools import PythonLimits, python
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml").read_text(encoding="utf-8"))
 LIMITS = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_chars": 200}
 CANARY = "canary-of-the-trainer"
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
 
 
 def memory():
@@ -27,49 +26,44 @@ def memory():
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """Return each program's answer by its name, the server, the trainer's secret file and the growth of memory."""
-    folder = tmp_path_factory.mktemp("programs")
-    tempfile.tempdir = str(folder)  # where the programs get their folders
-    secret = tmp_path_factory.mktemp("trainer") / "secret"
+def answers(tmp_path_factory, request):
+    """The answers, by name, of the programs that are tested now. They run at once, and leave nothing behind."""
+    tests = [getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__)]
+    cases = [test.params["case"] for test in tests if test]
+    folder, secret = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("trainer") / "secret"
     secret.write_text(CANARY)
-    os.environ["GRPO_MATH_CANARY"] = CANARY
-    python._server = None
+    patch = pytest.MonkeyPatch()
+    patch.setenv("GRPO_MATH_CANARY", CANARY)
+    patch.setattr(tempfile, "tempdir", str(folder))  # where the programs get their folders
+    patch.setattr(python, "_server", None)
     server = python.server()
-    tempfile.tempdir = None
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(6) as threads:
         words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
-        calls = []
-        for case in CASES:
-            code = re.sub("|".join(words), lambda results: words[results[0]], case["code"])
-            limits = PythonLimits(**{**LIMITS, **case.get("limits", {})})
-            calls.append((code, limits))
+
+        def answer(case):
+            code = re.sub("|".join(words), lambda word: words[word[0]], case["code"])
+            return case["name"], python.call(code, PythonLimits(**{**LIMITS, **case.get("limits", {})}))
+
         before = memory()
-        with ThreadPoolExecutor(6) as threads:  # more than there are cores: many sleep
-            answered = list(threads.map(lambda one: python.call(*one), calls))
-        given = dict(zip([case["name"] for case in CASES], answered, strict=True))
-        grown = memory() - before
-    yield given, server, secret, grown, folder
-    del os.environ["GRPO_MATH_CANARY"]
-    python._server = None
+        yield dict(threads.map(answer, cases))
+        assert memory() - before < 50_000_000
+    assert python.call("1 + 1", PythonLimits(**LIMITS)) == "2"
+    until(lambda: not descendants(server.process.pid))
+    patch.undo()
+    assert [*folder.iterdir()] == []
+    assert not Path("/dev/shm/grpo_math_pwned").exists()
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == (CANARY, 0o644)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+# A program with limits of its own waits for them.
+SLOW = {True: [pytest.mark.slow], False: []}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"], marks=SLOW["limits" in case]) for case in CASES])
 def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
-    answer = answers[0][case["name"]]
+    answer = answers[case["name"]]
     assert re.search(case["says"], answer), str(answer)
     assert answer.status == case.get("status", answer.status), str(answer)
     assert CANARY not in answer
     assert len(answer) <= LIMITS["output_chars"] + 300
-
-
-def test_nothing_is_left_behind(answers):
-    _, server, secret, grown, folder = answers
-    assert len(CASES) >= 80
-    assert python.call("1 + 1", PythonLimits(**LIMITS)) == "2"
-    until(lambda: not descendants(server.process.pid))
-    assert list(folder.iterdir()) == []
-    assert not Path("/dev/shm/grpo_math_pwned").exists()
-    assert secret.read_text() == CANARY
-    assert secret.stat().st_mode & 0o777 == 0o644
-    assert grown < 50_000_000
+    assert len(CASES) > 100

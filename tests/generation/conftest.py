@@ -1,0 +1,23 @@
+"""A tiny model of bytes, in memory and in a folder: a test with it takes a fraction of a second."""
+
+import pytest
+from small_generation import byte_tokenizer, small_model
+
+
+@pytest.fixture
+def model():
+    return small_model()
+
+
+@pytest.fixture(scope="session")
+def byte_ids():
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, byte_ids):
+    """The folder of the model and its tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "bytes"
+    small_model().save_pretrained(path)
+    byte_ids.save_pretrained(path)
+    return str(path)
