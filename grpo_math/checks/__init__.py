@@ -1,6 +1,6 @@
 """Findings: what is wrong with a run, and what to do about it. The doctor runs before a run, the diagnosis after it.
 
->>> finding = Finding("warning", "truncation", "completions are cut: 31%", "max_completion_length: 512")
+>>> finding = Finding("warning", "completions are cut: 31%", "max_completion_length: 512", "truncation")
 >>> finding.line()
 'warning: completions are cut: 31%. Remedy: max_completion_length: 512 (truncation)'
 
@@ -15,12 +15,12 @@ LEVELS = ("error", "warning", "info")
 
 class Finding(NamedTuple):
     """A problem of a run. ``message`` contains symptom, figures and cause. ``remedy`` ends in a line for the recipe;
-    it is empty if there is nothing to change."""
+    it is empty if there is nothing to change. ``check`` names the check, as preflight.py or diagnosis.py adds it."""
 
     level: str
-    check: str
     message: str
-    remedy: str
+    remedy: str = ""
+    check: str = ""
 
     def line(self) -> str:
         """Return the finding as a line for a terminal."""

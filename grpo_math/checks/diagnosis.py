@@ -144,5 +144,5 @@ def diagnose(
         if not EXPLAINED_BY.get(name, set()) & seen.keys():
             check = CHECKS[name]
             message = f"{check.symptom}: {words}; {check.cause}"
-            findings.append(Finding(check.level, name, message, f"{check.remedy}: {setting}"))
+            findings.append(Finding(check.level, message, f"{check.remedy}: {setting}", name))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

@@ -3,24 +3,20 @@
 The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer. After an
 error, the later stages are left out.
 
-Does not load weights, and writes nothing. Imports the checks when they run, so that ``--help`` answers at once.
+Does not load weights, and writes nothing.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 
-from grpo_math.checks import Finding
+from grpo_math.checks import Finding, prompts
+from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight
+from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.run.streams import Answer
-
-if TYPE_CHECKING:
-    from grpo_math.checks.setup import Setup
-    from grpo_math.settings.recipe import Recipe
+from grpo_math.settings import accelerate, recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Print each finding at once, and answer with all of them."""
-    from grpo_math.checks import prompts
-
     argv = ["--config", args.config, *args.fields]
     if args.show is not None:
         return prompts.show(argv, args.show)
@@ -44,26 +38,22 @@ def run(args: argparse.Namespace) -> Answer:
             findings.append(finding)
             if not args.json:
                 print(finding.line(), flush=True)
-    result = answer(findings)
-    return Answer(result, summary(findings), result["ok"])
+    ok = all(finding.level != "error" for finding in findings)
+    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings), ok)
 
 
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
     """Yield the findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` if the file is not a recipe."""
-    from grpo_math.checks.preflight import CHECKS, finding_of, preflight
-    from grpo_math.checks.setup import Setup
-    from grpo_math.settings import accelerate, recipe
-
     read = recipe.read(argv)
     launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else None
     # The accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
     processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
-    failed = bool(read.problems)
     for note in read.notes:
         yield finding_of(UserError(note), "settings", "warning")
     for problem in read.problems:
         yield finding_of(problem, "settings")
+    failed = bool(read.problems)
     for finding in preflight(setup, CHECKS, failed):
         failed |= finding.level == "error"
         yield finding
@@ -72,9 +62,9 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
         yield from _as_training(read, setup)
 
 
-def _as_training(read: Recipe, setup: Setup) -> Iterator[Finding]:
+def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
     """Yield the findings of TRL's classes, then of the tokenizer."""
-    from grpo_math.checks.preflight import WITH_TOKENIZER, finding_of, preflight
+    # These import torch, which takes seconds.
     from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
     from grpo_math.trainer.from_recipe import build
@@ -93,22 +83,10 @@ def _as_training(read: Recipe, setup: Setup) -> Iterator[Finding]:
     yield from preflight(setup, WITH_TOKENIZER)
 
 
-def answer(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the output of `grpo-math doctor --json`.
-
-    >>> answer([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])["ok"]
-    True
-    """
-    return {
-        "ok": all(finding.level != "error" for finding in findings),
-        "findings": [finding._asdict() for finding in findings],
-    }
-
-
 def summary(findings: Sequence[Finding]) -> str:
     """Return the last line of the text output.
 
-    >>> summary([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])
+    >>> summary([Finding("warning", "dropout", "lora_dropout: 0.0", "adapter")])
     'ok: no error, 1 warning'
     """
     counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}

@@ -18,25 +18,24 @@ from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
 
 MOST = 2000  # lines that one diagnosis parses
+EVERY = 10  # steps between two diagnoses
 
 
 class Diagnosis(TrainerCallback):
-    """Print a line when a warning or an error appears for the first time. Diagnoses every ``interval`` steps.
+    """Print a line when a finding appears for the first time.
 
     ``tell`` gets the line too, except for findings at the end of training: trackers are closed by then.
     """
 
-    def __init__(
-        self, history: History, settings: dict[str, Any], interval: int = 10, tell: Tell = lambda *told: None
-    ) -> None:
-        self.history, self.settings, self.interval, self.tell = history, settings, interval, tell
+    def __init__(self, history: History, settings: dict[str, Any], tell: Tell = lambda *told: None) -> None:
+        self.history, self.settings, self.tell = history, settings, tell
         self.last_step, self.reported = 0, set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         # Always at the last step: the trackers take no line after it.
         last = state.global_step >= state.max_steps
         # Each diagnosis reads the whole file, so long runs are diagnosed less often.
-        interval = max(self.interval, state.global_step // 50)
+        interval = max(EVERY, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):
@@ -56,7 +55,7 @@ class Diagnosis(TrainerCallback):
         base = base if base and base.get("grader") == GRADER else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
         findings = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)
-        new = [finding for finding in findings if finding.check not in self.reported and finding.level != "info"]
+        new = [finding for finding in findings if finding.check not in self.reported]
         for finding in new:
             self.reported.add(finding.check)
             tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)

@@ -16,8 +16,9 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from grpo_math import planner
+from grpo_math.checks import Finding
 from grpo_math.checks.prompts import lengths_of
-from grpo_math.checks.setup import CheckResult, Setup
+from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
@@ -49,7 +50,7 @@ def supported() -> dict[str, Requirement]:
     return {required.name: required for required in map(Requirement, lines) if required.specifier}
 
 
-def versions(setup: Setup) -> Iterator[CheckResult]:
+def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
@@ -71,11 +72,11 @@ def versions(setup: Setup) -> Iterator[CheckResult]:
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield CheckResult("error", f"{why} needs {name}, which is not installed", remedy)
+            yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
             continue
         if required and not required.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a version that this works with ({required.specifier})"
-            yield CheckResult("error", message, remedy)
+            yield Finding("error", message, remedy)
 
 
 def _kind(setup: Setup) -> Any:
@@ -94,7 +95,7 @@ def capabilities() -> tuple[float, ...]:
         return ()
 
 
-def number_formats(setup: Setup) -> Iterator[CheckResult]:
+def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
     # accelerate launch passes the number format of its config in this variable.
@@ -115,14 +116,12 @@ def number_formats(setup: Setup) -> Iterator[CheckResult]:
     copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
-        yield CheckResult("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
+        yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
     if not gpus and not s["use_cpu"]:
-        yield CheckResult(
-            "info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant"
-        )
+        yield Finding("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
 
 
-def launched(setup: Setup) -> Iterator[CheckResult]:
+def launched(setup: Setup) -> None:
     """DeepSpeed's file exists and is JSON; DeepSpeed and FSDP have a launcher, which starts their processes."""
     s = setup.settings
     deepspeed_config(s, None)
@@ -132,46 +131,37 @@ def launched(setup: Setup) -> Iterator[CheckResult]:
     for name in ("fsdp", "deepspeed"):
         reason = "needs processes that a launcher has started"
         setup.refuse(name, s[name], reason, "add --accelerate_config, or leave it out")
-    # Makes this function a generator, as every check is.
-    yield from ()
 
 
-def memory_plan(setup: Setup) -> Iterator[CheckResult]:
+def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
     if not gpus and not s["use_cpu"]:
-        yield CheckResult(
-            "info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB"
-        )
+        yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
     launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        measured: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        measured["prompt_tokens"] = max(lengths_of(setup))
-        answer = planner.plan(given, **measured, accelerate=launch, offline=True)
+        gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
+        answer = planner.plan(given, **gpu, prompt_tokens=max(lengths_of(setup)), accelerate=launch, offline=True)
     except UserError as error:
-        yield CheckResult("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
+        yield finding_of(error, "memory", "info")
         return
     if answer["fits"]:
         prompts = f"prompts of {answer['assumed']['prompt_tokens']} tokens"
-        yield CheckResult("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
+        yield Finding("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
-        yield CheckResult("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
+        yield Finding("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
 
 
-def disk(setup: Setup) -> Iterator[CheckResult]:
+def disk(setup: Setup) -> Iterator[Finding]:
     """The disk has room for one checkpoint and the final weights."""
     s = setup.settings
-    try:
-        tensors = memory.trainable(setup.shape, resolve(s))
-    except UserError as error:
-        yield CheckResult("info", f"disk space is not checked: {error}", "see that there is room for the checkpoints")
-        return
+    tensors = memory.trainable(setup.shape, resolve(s))
     # The final weights are written while the last checkpoint still exists.
     width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
     weights = width * sum(size * count for size, count in tensors)
@@ -180,10 +170,10 @@ def disk(setup: Setup) -> Iterator[CheckResult]:
     free = shutil.disk_usage(folder).free
     if needed > free:
         message = f"a checkpoint and the weights come to {needed / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
-        yield CheckResult("error", message, "name another output_dir, or make room")
+        yield Finding("error", message, "name another output_dir, or make room")
 
 
-def output_dir(setup: Setup) -> Iterator[CheckResult]:
+def output_dir(setup: Setup) -> Iterator[Finding]:
     """The run's folder can be written, and holds no run of other settings."""
     s = setup.settings
     name = s["output_dir"]
@@ -204,15 +194,13 @@ def output_dir(setup: Setup) -> Iterator[CheckResult]:
     defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
-        yield CheckResult("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
+        yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 
 
-def python_tool(setup: Setup) -> Iterator[CheckResult]:
+def python_tool(setup: Setup) -> None:
     """The kernel can sandbox the programs of the tool `python`, and such a program can be started."""
     names = setup.settings["tools"]
     read_tools(names, read_limits(setup.settings["python"] or {}))
     if "python" in names:
         sandbox.require_layers()
         server()  # raises if no process can be started
-    # Makes this function a generator, as every check is.
-    yield from ()

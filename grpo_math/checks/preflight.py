@@ -1,7 +1,7 @@
 """The checks before a run: settings, problems, rewards, machine and services -> findings, in seconds.
 
 `grpo-math doctor` prints the findings, and training runs the checks before weights load. A check is a function of
-checks/ that yields results, or raises the `UserError` that training would end with.
+checks/ that yields findings without its name, or raises the `UserError` that training would end with.
 
 >>> from grpo_math.settings.recipe import read
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
@@ -12,11 +12,12 @@ checks/ that yields results, or raises the `UserError` that training would end w
 Does not import torch, and does not look at a model's weights.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from grpo_math.checks import Finding, machine, model, prompts, rewards, services
-from grpo_math.checks.setup import CheckResult, Setup, result_of
+from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
+from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.main_process import on_main
 from grpo_math.settings import rules
 from grpo_math.settings.recipe import Recipe
@@ -38,14 +39,15 @@ def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
     return lines
 
 
-def settings(setup: Setup) -> Iterator[CheckResult]:
+def settings(setup: Setup) -> list[Finding]:
     """Settings do not contradict each other, and each has an effect."""
-    lines = [result_of(line, level) for level, line in rules.violations(setup.settings)]
+    lines = [finding_of(line, "settings", level) for level, line in rules.violations(setup.settings)]
     # Warnings about settings without effect are left out while there are errors.
-    yield from [line for line in lines if line.level == "error"] or lines
+    return [line for line in lines if line.level == "error"] or lines
 
 
-Check = Callable[[Setup], Iterator[CheckResult]]
+# A check that only raises returns None.
+Check = Callable[[Setup], Iterable[Finding] | None]
 # The order matters, because training ends with the first error. Checks that use the network come late.
 CHECKS: dict[str, Check] = {
     "settings": settings,
@@ -86,9 +88,12 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
         if name not in only or (failed and name in AFTER_ALL):
             continue
         try:
-            for result in check(setup):
-                failed |= result.level == "error"
-                yield Finding(result.level, name, result.message, result.remedy)
+            for finding in check(setup) or ():
+                failed |= finding.level == "error"
+                yield finding._replace(check=name)
+        # Training needs no plan: a model or a setting that the planner does not know is no error.
+        except NotPlanned as error:
+            yield finding_of(error, name, "info")
         except UserError as error:
             failed = True
             # Several checks read the same problems, and would report the same error.
@@ -98,24 +103,13 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
 
 # Checks that need neither torch nor the number of processes.
-EARLY = (*("settings", "versions", "number_format", "deepspeed", "problems", "output_dir", "rewards"),)
+EARLY = ("settings", "versions", "number_format", "deepspeed", "problems", "output_dir", "rewards")
 
 
 def refuse_early(read: Recipe) -> None:
     """Raise the error that training would end with, if it can be found in a second. Training runs the other checks."""
     # Not `ask`, which imports torch.
     warning_lines(Setup(read.sound().values, read.given), EARLY)
-
-
-def finding_of(error: UserError, check: str, level: str = "error") -> Finding:
-    """Return an error as a finding.
-
-    >>> from grpo_math.errors import ConfigError
-    >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
-    'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
-    """
-    result = result_of(error, level)
-    return Finding(level, check, result.message, result.remedy)
 
 
 def refusal(finding: Finding) -> UserError:

@@ -9,7 +9,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from grpo_math.checks.setup import CheckResult, Setup
+from grpo_math.checks import Finding
+from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_object
@@ -21,7 +22,7 @@ ANSWER = "ANSWER"  # the text of the assistant in the rendered turn
 QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 
-def chat_template(setup: Setup) -> Iterator[CheckResult]:
+def chat_template(setup: Setup) -> None:
     """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
     tokenizer, chat, name = setup.tokenizer, _is_chat(setup), setup.problems.template.name
     if chat and not tokenizer.chat_template:
@@ -46,11 +47,9 @@ def chat_template(setup: Setup) -> Iterator[CheckResult]:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
             model = setup.settings["model_name_or_path"]
             raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
-    # Makes this function a generator, as every check is.
-    yield from ()
 
 
-def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
+def end_of_turn(setup: Setup) -> Iterator[Finding]:
     """The token that ends an assistant's turn in the chat template is one at which generation stops.
 
     TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
@@ -60,7 +59,7 @@ def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
     configured = _configured_eos(tokenizer)
     if configured and eos not in configured:
         message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
-        yield CheckResult("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
+        yield Finding("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
     # Generation that does not stop at the end of a turn goes on to the length limit, and is cut off.
@@ -68,7 +67,7 @@ def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
     if end is not None and end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)
         message = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
-        yield CheckResult("error", f"{message}: no completion would end by itself", add.format(end))
+        yield Finding("error", f"{message}: no completion would end by itself", add.format(end))
 
 
 def turn_end(tokenizer: Any) -> int | None:
@@ -88,12 +87,12 @@ def _configured_eos(tokenizer: Any) -> set[int]:
     return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
 
 
-def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
+def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     """Prompts and completions together fit the model's context, and vLLM's if vLLM generates."""
     s, lengths = setup.settings, lengths_of(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
-    yield CheckResult("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
     # vLLM may be limited to a shorter context than the model's, to save memory.
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
@@ -105,7 +104,7 @@ def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
                 f"{over} of {len(lengths)} prompts and max_completion_length={longest} come to more "
                 f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
             )
-            yield CheckResult("error", message, "shorten max_completion_length, or leave out long problems")
+            yield Finding("error", message, "shorten max_completion_length, or leave out long problems")
 
 
 def lengths_of(setup: Setup) -> list[int]:
@@ -151,7 +150,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     setup = Setup(recipe.values, recipe.given)
     rows = setup.problems.rows[:n]
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
-    list(chat_template(setup))  # refuses a prompt that the chat template cannot render
+    chat_template(setup)  # refuses a prompt that the chat template cannot render
     shown, lines = [], []
     for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):
         text = setup.tokenizer.decode(ids, skip_special_tokens=False)

@@ -8,15 +8,18 @@ import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_math.checks.setup import CheckResult, Setup
+from grpo_math.checks import Finding
+from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
+from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 from grpo_math.settings.batch import plan
@@ -29,21 +32,21 @@ CORRECT = "correct these answers, or leave the rows out"
 JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
-def problems(setup: Setup) -> Iterator[CheckResult]:
+def problems(setup: Setup) -> Iterator[Finding]:
     """There are problems, each with one gold answer, and held-out ones are as many as asked for and not trained on."""
     rows, overlap = setup.problems.rows, setup.problems.overlap
-    yield CheckResult("info", f"{len(rows)} problems to train on")
+    yield Finding("info", f"{len(rows)} problems to train on")
     if evaluated := setup.problems.about_eval:
-        yield CheckResult("info", evaluated)
+        yield Finding("info", evaluated)
     for one in setup.problems.during:
-        yield CheckResult("info", f"{len(one.rows)} problems of {one.data}, {one.split}, are evaluated during training")
+        yield Finding("info", f"{len(one.rows)} problems of {one.data}, {one.split}, are evaluated during training")
     yield from _contradictions(rows)
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
-        yield CheckResult(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
+        yield Finding(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
 
 
-def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
+def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Find problems with gold answers that are not equal: one of them pays for a wrong answer."""
     # Reversed, so that the first row of each problem stays.
     first = {row["problem"]: row for row in reversed(rows)}
@@ -53,19 +56,19 @@ def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[CheckResult]:
     if apart:
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
-        yield CheckResult("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
+        yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
 
 
-def batch(setup: Setup) -> Iterator[CheckResult]:
+def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
     counted = plan(setup.settings, setup.given, setup.processes)
-    yield CheckResult("info", counted.line("process"))
+    yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
     if counted.total == counted.generations:
-        yield CheckResult("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
+        yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 
 
-def golds(setup: Setup) -> Iterator[CheckResult]:
+def golds(setup: Setup) -> Iterator[Finding]:
     """A gold answer, given as a completion in the template's format, is graded right."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
     # A gold answer that is not right against itself is at fault: no completion can be paid for it.
@@ -77,7 +80,7 @@ def golds(setup: Setup) -> Iterator[CheckResult]:
         message = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
-        yield CheckResult(level, f"{message}; {example}", CORRECT)
+        yield Finding(level, f"{message}; {example}", CORRECT)
 
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
@@ -86,7 +89,7 @@ def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) 
     return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
 
 
-def rewards(setup: Setup) -> Iterator[CheckResult]:
+def rewards(setup: Setup) -> Iterator[Finding]:
     """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
@@ -110,25 +113,23 @@ def rewards(setup: Setup) -> Iterator[CheckResult]:
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
     if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
         remedy = "look at the sign of the rewards and of reward_weights"
-        yield CheckResult("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy)
+        yield Finding("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy)
     elif sum(right) - sum(wrong) <= SURE:
         message = f"the rewards ({named}) do not pay right answers more than wrong ones, {example}"
-        yield CheckResult("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
+        yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
 
 
-def _trial(setup: Setup) -> tuple[list[Mapping[str, Any]], list[str]]:
+def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
     """Return rows, and two made-up completions of each: first all right ones, then all wrong ones of equal length."""
-    answer_format = setup.problems.template.answer_format
-    rows: list[Mapping[str, Any]] = []
-    right, wrong = [], []
-    for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
-        # Both have the same length, so that a reward for the length does not tell them apart.
-        answers = [row["answer"], _other(row["answer"])]
-        if _verdicts([row["answer"]] * 2, answers, answer_format) == [Verdict.CORRECT, Verdict.WRONG]:
-            rows.append(row)
-            right.append(made_up(answers[0], answer_format))
-            wrong.append(made_up(answers[1], answer_format))
-    return rows[:PAIRS], right[:PAIRS] + wrong[:PAIRS]
+    sample, answer_format = setup.problems.sample(GOLDS)[: 4 * PAIRS], setup.problems.template.answer_format
+    answers = [row["answer"] for row in sample]
+    right = _verdicts(answers, answers, answer_format)
+    # Of equal length, so that a reward for the length does not tell right and wrong apart.
+    wrong = _verdicts(answers, list(map(_other, answers)), answer_format)
+    usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
+    rows = list(compress(sample, usable))[:PAIRS]
+    answers = [row["answer"] for row in rows]
+    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(_other, answers))]
 
 
 def _other(gold: str) -> str:

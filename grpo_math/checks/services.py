@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_math.checks.setup import CheckResult, Setup
+from grpo_math.checks import Finding
+from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.server import Server
 from grpo_math.run.http import ServerError, reachable
@@ -21,7 +22,7 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 
-def hub(setup: Setup) -> Iterator[CheckResult]:
+def hub(setup: Setup) -> Iterator[Finding]:
     """A run that is to be pushed has a name that the Hub takes, a Hub that it can reach, and a token that may write.
 
     transformers' own push at every save is off: a run is pushed once, when it is whole.
@@ -39,12 +40,12 @@ def hub(setup: Setup) -> Iterator[CheckResult]:
     except UserError:
         raise
     except Exception as error:
-        yield CheckResult("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
+        yield Finding("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
         return
     owner = name.rpartition("/")[0]
     if owner and owner not in known:
         message = f"hub_model_id={name!r}: the token belongs to {known[0]}, who is not a member of {owner}"
-        yield CheckResult("warning", message, "see that it may write there")
+        yield Finding("warning", message, "see that it may write there")
 
 
 def check_repo_id(field: str, name: str) -> None:
@@ -73,7 +74,7 @@ def owners(token: str | None = None) -> list[str]:
     endpoint = huggingface_hub.constants.ENDPOINT
     if not is_address(endpoint):
         raise ConfigError(
-            "HF_ENDPOINT", "***", "is not an address", "give http://HOST:PORT, without a user or password"
+            "HF_ENDPOINT", endpoint, "is not an address", "give http://HOST:PORT, without a user or password"
         )
     # Not HfApi.whoami, which takes no timeout.
     headers = build_hf_headers(token=token or True)
@@ -88,10 +89,10 @@ def owners(token: str | None = None) -> list[str]:
     return [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
 
 
-def trackers(setup: Setup) -> Iterator[CheckResult]:
+def trackers(setup: Setup) -> Iterator[Finding]:
     """wandb has a key and a network, or the finding is that it stays offline."""
     if "wandb" in (setup.settings["report_to"] or ()) and (why := wandb_offline()):
-        yield CheckResult("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
+        yield Finding("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
 
 
 def wandb_offline() -> str:
@@ -117,7 +118,7 @@ def _in_netrc(host: str) -> bool:
         return False
 
 
-def vllm_server(setup: Setup) -> Iterator[CheckResult]:
+def vllm_server(setup: Setup) -> Iterator[Finding]:
     """In server mode the vLLM server answers, in a version of the supported range."""
     s = setup.settings
     if not s["use_vllm"] or s["vllm_mode"] != "server":
@@ -130,7 +131,7 @@ def vllm_server(setup: Setup) -> Iterator[CheckResult]:
         server.check_version()
     except ServerError as error:
         if error.status is None:
-            yield CheckResult("warning", f"no vLLM server answers at {url}", "start it before the run")
+            yield Finding("warning", f"no vLLM server answers at {url}", "start it before the run")
         # TRL's own server has no /version.
         elif error.status != 404 or not server.healthy():
-            yield CheckResult("error", str(error), "give vllm_server_base_url, or free the port")
+            yield Finding("error", str(error), "give vllm_server_base_url, or free the port")

@@ -1,7 +1,4 @@
-"""The input of the checks before a run (`Setup`), and their output (`CheckResult`).
-
-A check is a function of a `Setup` that yields a `CheckResult` for each finding, or raises the `UserError` that training
-would end with.
+"""The input of the checks before a run (`Setup`), and an error of a check as a `Finding`.
 
 Does not check anything.
 """
@@ -9,31 +6,27 @@ Does not check anything.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
+from grpo_math.checks import Finding
 from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.planner.model import Shape, read_config, shape_of
 from grpo_math.problems.of_recipe import RecipeProblems
 
 
-class CheckResult(NamedTuple):
-    """A finding without the name of the check, which preflight.py adds."""
+def finding_of(error: UserError, check: str, level: str = "error") -> Finding:
+    """Return an error as a finding. The text after the last colon is the remedy.
 
-    level: str
-    message: str
-    remedy: str = ""
-
-
-def result_of(error: UserError, level: str = "error") -> CheckResult:
-    """Return an error as a `CheckResult`. The text after the last colon is the remedy.
-
-    >>> result_of(ConfigError("beta", -1, "is negative", "give 0 or more"))
-    CheckResult(level='error', message='beta=-1 is negative', remedy='give 0 or more')
+    >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
+    'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
+    >>> finding_of(UserError("no such thing"), "model")
+    Finding(level='error', message='no such thing', remedy='correct it', check='model')
     """
+    # Not from the text: the remedy of a setting may contain a colon.
     if isinstance(error, ConfigError):
-        return CheckResult(level, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
+        return Finding(level, f"{error.field}={cut(error.value)} {error.reason}", error.remedy, check)
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return CheckResult(level, message or remedy, remedy if message else "correct it")
+    return Finding(level, message or remedy, remedy if message else "correct it", check)
 
 
 @dataclass

@@ -119,17 +119,14 @@ def reward_stuck(run: Run) -> Symptom | None:
     return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers right", setting)
 
 
-def _reward_names(run: Run) -> list[str]:
-    return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
-
-
 def format_without_accuracy(run: Run) -> Symptom | None:
     """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
         return None
     # A user's reward counts as one of the format by its name. Without any, fewer completions lack an answer.
-    names = {*FORMAT_REWARDS, *(name for name in _reward_names(run) if "format" in name)}
+    rewards = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
+    names = {*FORMAT_REWARDS, *(name for name in rewards if "format" in name)}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         if (change := run.change(key, LONG_TREND)) is None:
             continue

@@ -29,6 +29,8 @@ HERE = Path(__file__).parent
 # Fields of a config.json that do not change a shape.
 ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")
 ASIDE_ENDING = "_token_id"
+# The layers of a model with a language-model head: of most families, of GPT-2 and BLOOM, of GPT-NeoX, of OPT.
+PREFIXES = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
 
 
 class Linear(NamedTuple):
@@ -128,8 +130,8 @@ def check_targets(shape: Shape, settings: Mapping[str, Any]) -> None:
     modules = wanted_modules(settings)
     if modules is None or modules == "all-linear":
         return
-    # peft matches the whole name of a module. Most models have this prefix.
-    paths = [f"model.layers.0.{linear.path}" for linear in shape.linears]
+    # peft matches the whole name of a module. Which of these prefixes the model has is not measured.
+    paths = [f"{prefix}.0.{linear.path}" for prefix in PREFIXES for linear in shape.linears]
     for name in [modules] if isinstance(modules, str) else modules:
         if isinstance(modules, str):
             matches = any(re.fullmatch(name, path) for path in paths)

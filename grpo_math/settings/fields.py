@@ -10,21 +10,20 @@ import functools
 import importlib.util
 import math
 import operator
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run.user_functions import is_user_function
 
-# package, file, classes; a later class overrides the fields of an earlier class
+# package, file, class; a later class overrides the fields of an earlier class
 SOURCES = (
-    ("transformers", "training_args.py", ("TrainingArguments",)),
-    ("trl", "trainer/base_config.py", ("_BaseConfig",)),
-    ("trl", "trainer/grpo_config.py", ("GRPOConfig",)),
-    ("trl", "trainer/model_config.py", ("ModelConfig",)),
-    ("grpo_math", "trainer/config.py", ("MathGRPOConfig",)),
-    ("grpo_math", "settings/arguments.py", ("TrainArguments",)),
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
+    ("trl", "trainer/model_config.py", "ModelConfig"),
+    ("grpo_math", "trainer/config.py", "MathGRPOConfig"),
+    ("grpo_math", "settings/arguments.py", "TrainArguments"),
 )
 # Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
 # terminal.
@@ -118,8 +117,7 @@ class Field(NamedTuple):
         grpo_math.errors.ConfigError: temperature='0' is out of range: give a number above 0
         """
         if isinstance(value, str):
-            is_function = OWN_FUNCTION in self.choices and is_user_function(value)
-            if self.choices and not is_function:
+            if self.choices and not (OWN_FUNCTION in self.choices and is_user_function(value)):
                 one_of(self.name, value, self.choices)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
@@ -136,30 +134,26 @@ class Field(NamedTuple):
 def fields() -> dict[str, Field]:
     """Return every field of a recipe, by name."""
     enums = {
-        node.name: {
-            ast.unparse(x.targets[0]): ast.literal_eval(x.value) for x in node.body if isinstance(x, ast.Assign)
-        }
+        name: {ast.unparse(x.targets[0]): ast.literal_eval(x.value) for x in node.body if isinstance(x, ast.Assign)}
         for package, file in CHOICES
-        for node in _source(package, file).body
-        if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
+        for name, node in _classes(package, file).items()
+        if "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
     by_name: dict[str, Field] = {}
-    for node in (node for source in SOURCES for node in _classes(*source)):
-        lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
+    for package, file, name in SOURCES:
+        body = _classes(package, file)[name].body
+        lines = [line for line in body if isinstance(line, ast.AnnAssign) and line.value is not None]
         by_name |= {ast.unparse(line.target): _field(line, enums) for line in lines}
     return by_name | {name: by_name[name]._replace(default=default) for name, default in OURS.items()}
 
 
 @functools.cache
-def _source(package: str, file: str) -> ast.Module:
+def _classes(package: str, file: str) -> dict[str, ast.ClassDef]:
+    """Return the syntax trees of the classes of a file, by name."""
     # For a top-level package, find_spec does not import the package.
     spec: Any = importlib.util.find_spec(package)
-    return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-
-
-def _classes(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
-    """Return the syntax trees of these classes."""
-    return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:

@@ -17,6 +17,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,21 +181,14 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int:
-    # A bool is an int in Python: int(True) is 1.
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    if isinstance(value, float) and not value.is_integer():
         raise ValueError
     return int(value)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    return float(value)
-
-
 def _text(value: Any) -> str:
-    # YAML reads a folder named 7 as a number. A bool is a mistake: YAML reads no as false.
-    if not isinstance(value, str | int) or isinstance(value, bool):
+    # YAML reads a folder named 7 as a number.
+    if not isinstance(value, str | int):
         raise ValueError
     return str(value)
 
@@ -208,7 +202,7 @@ def _truth(value: Any) -> bool:
 COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dict": ("a mapping", _mapping),
     "int": ("a whole number", _whole),
-    "float": ("a number", _number),
+    "float": ("a number", float),
     "str": ("a text", _text),
     "bool": ("true or false", _truth),
 }
@@ -228,16 +222,18 @@ def coerced(field: Field, value: Any) -> Any:
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
         item = field._replace(kinds=frozenset({field.item or "str"}))
         return [coerced(item, one) for one in (value if isinstance(value, list) else [value])]
-    of = [COERCIONS[kind] for kind in COERCIONS if kind in kinds] or [COERCIONS["str"]]
-    for _, coerce in of:
-        try:
-            return coerce(value)
-        except (ValueError, TypeError, KeyError, OverflowError):
+    accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
+    for kind in accepted:
+        # A bool is an int in Python, and YAML reads no as false.
+        if isinstance(value, bool) and kind != "bool":
             continue
-    remedy = f"give {of[0][0]}"
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            return COERCIONS[kind][1](value)
+    words = [COERCIONS[kind][0] for kind in accepted]
+    remedy = f"give {words[0]}"
     if "dict" in kinds:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
         remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
     secret = is_secret(field.name) or ("dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS))
-    raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(name for name, _ in of)}", remedy)
+    raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(words)}", remedy)

@@ -25,11 +25,10 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     folder = path.parent.as_posix()
     # A user's own file of that name comes first.
-    if not path.exists() and folder in INSTALLED:
-        for location in _locations(folder):
-            if (location / path.name).exists():
-                return location / path.name
-    return path
+    if path.exists() or folder not in INSTALLED:
+        return path
+    shipped = _folder(folder) / path.name
+    return shipped if shipped.exists() else path
 
 
 def accelerate_file(name: str) -> Path:
@@ -58,9 +57,10 @@ def recipe_file(name: str | Path) -> Path:
     return recipes[path.name][0]
 
 
-def _locations(folder: str) -> tuple[Path, ...]:
-    """Return the folders that may contain the files: in an installed package, and in a checkout."""
-    return (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder)
+def _folder(name: str) -> Path:
+    """Return the folder of the shipped files: in the installed package, or in the checkout."""
+    installed = PACKAGE / INSTALLED[name]
+    return installed if installed.is_dir() else PACKAGE.parent / name
 
 
 def listed(folder: str) -> dict[str, tuple[Path, str]]:
@@ -69,9 +69,7 @@ def listed(folder: str) -> dict[str, tuple[Path, str]]:
     >>> listed("launch/configs")["demo_cpu"][1][:23]
     "The quickstart's recipe"
     """
-    files = sorted({path.name for location in _locations(folder) for path in location.glob("*.yaml")})
-    paths = {Path(name).stem: find(f"{folder}/{name}").resolve() for name in files}
-    return {name: (path, _first_sentence(path)) for name, path in paths.items()}
+    return {path.stem: (path, _first_sentence(path)) for path in sorted(_folder(folder).glob("*.yaml"))}
 
 
 def listing() -> str:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import namedtuple
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from small_http import AnsweringHTTP
 
 from grpo_math.checks import machine
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
+from grpo_math.run.resume import stated
 from grpo_math.settings.recipe import read
 from grpo_math.tools import sandbox
 
 ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"]
+ARGV += ["--prompt_template", "{problem}"]
+GPU = ["--use_cpu", "false"]
+ADAPTER = ["--use_peft", "--dtype", "float32"]
+ROWS = ["--dataset", "mine.jsonl", "--eval_n", "0"]
+SERVER = ["--use_vllm", "--vllm_mode", "server"]
+VERSION = {"/version": '{"version": "0.31.0+cpu"}', "/health": ""}
+# Rendered, a prompt of n words has n + 3 tokens, which are words: two roles and the end of a turn.
+CHAT = """\
+{% for m in messages %}{{ m.role }} {{ m.content }} <end> {% endfor %}{{ mood }}
+{% if add_generation_prompt %}assistant {% endif %}"""
 
 
 def setup(*words: str, **more) -> Setup:
@@ -24,272 +39,505 @@ def setup(*words: str, **more) -> Setup:
     return Setup(results.values, results.given, **more)
 
 
-def results(check: str, *words: str, **more) -> list[tuple[str, str]]:
-    findings = preflight(setup(*words, **more), only=(check,))
-    return [(finding.level, f"{finding.message}: {finding.remedy}") for finding in findings]
+def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = CHAT):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "<end>": 1, "<stop>": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=eos)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>", "<stop>"]})
+    tokenizer.chat_template, tokenizer.name_or_path = template, str(folder)
+    return tokenizer
 
 
-# The machine
+def run_of(**before: Any) -> dict[str, str]:
+    """Return the files of a run of these settings, with a checkpoint of step 12."""
+    content = {"stated": stated(setup().settings, setup().given) | before}
+    return {"run/config.yaml": yaml.safe_dump(content), "run/checkpoint-12/trainer_state.json": '{"global_step": 12}'}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
-def test_a_kernel_that_cannot_sandbox_the_python_tool_ends_the_run(monkeypatch):
-    words = ["--tools", "python", "--prompt_template", "python"]
-    assert results("python_tool") == results("python_tool", *words) == []
-    monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 0, "seccomp": 0})
-    [(level, message)] = results("python_tool", *words)
-    assert level == "error"
-    assert "a program could open connections" in message
+def rows_of(*pairs: tuple[str, str]) -> dict[str, str]:
+    return {"mine.jsonl": "".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in pairs)}
 
 
-def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
-    assert results("versions") == []
-    old = {"trl": "1.17.0", "bitsandbytes": "0.1"}
-    monkeypatch.setattr(machine.metadata, "version", lambda name: old.get(name, "999"))
-    trl = 'trl 1.17.0 is not a version that this works with (<1.17,>=1.16): pip install "trl<1.17,>=1.16"'
-    assert [text for _, text in results("versions")] == [trl]
-    [_, (level, text)] = results("versions", "--load_in_4bit")
-    assert (level, text.partition(" is not")[0]) == ("error", "bitsandbytes 0.1")
+def golds(bad: int) -> dict[str, str]:
+    """Return 100 problems, of which ``bad`` have half a gold answer."""
+    return rows_of(*((f"p{i}", "\\frac{1}{" if i < bad else str(i)) for i in range(100)))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "words", "levels"),
-    [
-        ((7.5,), ["--bf16", "true"], ["error"]),
-        ((7.5,), ["--dtype", "bfloat16"], ["error"]),
-        ((9.0, 7.0), ["--dtype", "bfloat16"], ["error"]),
-        ((), [], ["info"]),
-        ((8.0,), ["--bf16", "true"], []),
-        ((8.0,), ["--dtype", "bfloat16"], ["warning"]),  # weights without a float32 copy
-        ((8.0,), ["--dtype", "auto"], []),
-        ((8.0,), ["--dtype", "bfloat16", "--use_peft"], []),
-        ((8.0,), ["--dtype", "bfloat16", "--deepspeed", "deepspeed/zero2.json"], []),
-    ],
+def of_golds(level: str, bad: int) -> str:
+    message = f"{bad} of 100 gold answers are not right when graded against themselves; the first is mine/1"
+    return rf"{level}: {message}, '\\frac{{1}}{{': unparseable. Remedy: correct these answers, or leave the rows out"
+
+
+WORDS = rows_of(*((" ".join(["x"] * n), "1") for n in range(20, 0, -1)))
+LENGTHS = "info: prompt tokens of 20 problems: median 14, 95% 23, longest 23"
+OVER = (
+    "error: {} of 20 prompts and max_completion_length={} come to more than {} (the longest prompt has 23 tokens). "
+    "Remedy: shorten max_completion_length, or leave out long problems"
 )
-def test_bfloat16_needs_a_gpu_that_has_it_and_a_float32_copy_of_the_weights(gpus, words, levels, monkeypatch):
-    monkeypatch.setattr(machine, "capabilities", lambda: gpus)
-    assert [level for level, _ in results("number_format", "--use_cpu", "false", *words)] == levels
-    if levels == ["warning"]:
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        assert not results("number_format", "--use_cpu", "false", *words)
-
-
-def usage(free):
-    return lambda folder: namedtuple("usage", "total used free")(0, 0, free)
-
-
-def test_a_checkpoint_and_the_weights_are_held_against_the_disk(monkeypatch):
-    """q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters.
-
-    A checkpoint has float32 weights and Adam's two moments, and the final weights come to a third of that.
-    """
-    for free, levels in ((921_600 * 16.2, []), (921_600 * 15.9, ["error"])):
-        monkeypatch.setattr(machine.shutil, "disk_usage", usage(free))
-        assert [level for level, _ in results("disk", "--use_peft")] == levels
-
-
-@pytest.mark.parametrize(
-    ("check", "words", "levels"),
-    [
-        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "8"], ["info", "warning"]),  # one prompt
-        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "4"], ["info"]),
-        ("deepspeed", [], []),
-        ("deepspeed", ["--fsdp", "full_shard"], ["error"]),  # without a launcher
-        ("number_format", ["--attn_implementation", "flash"], ["error"]),
-        ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),  # which is not measured
-        ("disk", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
-    ],
-)
-def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
-    assert [level for level, _ in results(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
-
-
-# Problems and rewards
-
-
-def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
-    golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
-    file = tmp_path / "mine.jsonl"
-    output = "problems with different gold answers: 1; mine/3 has '7', mine/4 has '8'"
-    for rows, expected in ((golds, [output]), (golds[:3], [])):
-        file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
-        given = results("problems", "--dataset", str(file), "--eval_n", "0")
-        assert [text.rpartition(": ")[0] for level, text in given if level == "warning"] == expected
-
-
-PUBLIC = """
-from math_verify import parse, verify
-
-
-def verified(completions, answer, **columns):
-    return [float(verify(parse(a, parsing_timeout=3), parse(c[-1]["content"])))  for c, a in zip(completions, answer)]
-
-
+HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
+OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
+FLOAT32 = "Remedy: set dtype to float32 and bf16 to false"
+FLASH = "attn_implementation='flash_attention_2' needs flash_attn. Remedy: use sdpa, or install it, or kernels"
+LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
+UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
+PHI = {"config.json": '{"model_type": "phi3"}'}
+APART = "trainers that look at one of them alone see no end. Remedy: add 1 to eos_token_id in generation_config.json"
+NO_END = "no completion would end by itself. Remedy: add 1 to eos_token_id in generation_config.json"
+ADA = '{"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}'
+READS = '{"name": "ada", "auth": {"accessToken": {"role": "read"}}}'
+NAME = "is not a name for a model repository. Remedy: give user/name, of letters, digits, '-', '_' and '.', at most 96"
+HUB = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret", "HF_ENDPOINT": "<URL>"}
+NETRC = "machine 127.0.0.1 login me password secret"
+WANDB = ["--report_to", "wandb"]
+SYNC = "Remedy: wandb sync uploads the run later"
+REWARDS = {
+    "tried.py": """
 class Later:
     async def __call__(self, completions, grade, trainer_state, **columns):
         return [float(g.verdict == "correct") for g in grade]
 
-
 later = Later()
+
+def short(prompts, completion_ids, max_completion_length, log_metric, grade_timeout, **columns):
+    return [len(ids) / max_completion_length for ids in completion_ids]
+
+def first(completions, grade, **columns):
+    return [None if i else float(g.verdict == "correct") for i, g in enumerate(grade)]
+
+def worse_once(completions, grade, **columns):
+    return [float(g.verdict != "correct") if i % 8 else 0.5 for i, g in enumerate(grade)]
+
+def verified(completions, answer, **columns):
+    from math_verify import parse, verify
+
+    return [float(verify(parse(a, parsing_timeout=3), parse(c[-1]["content"]))) for c, a in zip(completions, answer)]
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["verified", "later"])
-def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
-    """Math-Verify's time limit works in the main thread alone."""
-    (tmp_path / "public_rewards.py").write_text(PUBLIC)
-    monkeypatch.syspath_prepend(tmp_path)
-    output = results("rewards", "--prompt_template", "boxed", "--rewards", f"public_rewards:{name}")
-    assert [level for level, _ in output if level != "info"] == [], output
-
-
-# The tokenizer
-
-
-class Other:
-    """The embedded tokenizer with some things changed."""
-
-    def __init__(self, tokenizer, **changed):
-        self.__dict__.update(tokenizer=tokenizer, changed=changed)
-
-    def __getattr__(self, name):
-        return self.changed[name] if name in self.changed else getattr(self.tokenizer, name)
-
-    def __call__(self, *arguments, **named):
-        return self.tokenizer(*arguments, **named)
-
-
-@pytest.mark.parametrize(
-    ("configured", "eos", "expected"),
-    [
-        (2, 2, []),
-        ([2, 0], 2, []),
-        (0, 0, ["error"]),  # <|endoftext|>, while a turn ends with <|im_end|>
-        (0, 2, ["warning"]),  # the two disagree, and TRL stops at both
-        ([0, 2], 0, []),
-    ],
-)
-def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tokenizer, tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
-    other = Other(tokenizer, eos_token_id=eos, name_or_path=str(tmp_path))
-    assert [level for level, _ in results("end_of_turn", tokenizer=other)] == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("check", "words", "changed", "levels", "output"),
-    [
-        ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
-        ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
-        ("chat_template", ["--chat_template_kwargs", '{"x": true}'], {}, ["error"], "is not a variable of this model"),
-        ("prompt_lengths", [], {}, ["info"], ""),
-        ("memory", [], {}, ["info"], "GB at the peak"),
+}
+NOT_MORE = "do not pay right answers more than wrong ones, such as 'It follows: \\\\boxed{20}.' and 'It follows: "
+BOXED = ["--prompt_template", "boxed", "--rewards"]
+# check -> (words of the command line, what the world is like, the starts of the lines)
+CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
+    "versions": [
         (
-            "prompt_lengths",
-            ["--max_completion_length", "8150"],
-            {},
-            ["info", "error"],
-            "max_position_embeddings of the model, 8192",
+            [],
+            {"versions": {"trl": "1.17.0"}},
+            ['error: trl 1.17.0 is not a version that this works with (<1.17,>=1.16). Remedy: pip install "trl<1.17,'],
+        ),
+        ([], {"versions": {"trl": "1.16.9"}}, []),
+        (["--load_in_4bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
+        (["--optim", "adamw_8bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
+        (["--deepspeed", "zero2.json"], {"versions": {"deepspeed": "0.1"}}, ["error: deepspeed 0.1 is not"]),
+        (
+            [],
+            {"versions": {"deepspeed": "0.1"}, "accelerate": {"distributed_type": "DEEPSPEED"}},
+            ["error: deepspeed 0.1 is not"],
         ),
         (
-            "prompt_lengths",
-            ["--use_vllm", "--vllm_max_model_length", "560"],
-            {},
-            ["info", "error"],
-            "vllm_max_model_length, 560",
+            ["--use_vllm", "--vllm_mode", "colocate"],
+            {"versions": {}},
+            ["error: use_vllm needs vllm, which is not installed. Remedy: set vllm_mode: server, whose vLLM has its"],
+        ),
+        (SERVER, {"versions": {}}, []),
+        (
+            ["--use_liger_kernel"],
+            {"versions": {}},
+            ["error: use_liger_kernel needs liger_kernel, which is not installed"],
         ),
     ],
-)
-def test_a_tokenizer_that_does_not_suit_the_run_is_an_error(check, words, changed, levels, output, tokenizer):
-    findings = results(check, *words, tokenizer=Other(tokenizer, **changed))
-    assert [level for level, _ in findings] == levels
-    assert output in "".join(text for _, text in findings)
-
-
-# Services
-
-
-@pytest.mark.parametrize(
-    ("environment", "level"),
-    [
-        ({"WANDB_MODE": "offline"}, ["info"]),
-        ({"WANDB_API_KEY": "", "HOME": "/nonexistent"}, ["info"]),
-        ({"WANDB_API_KEY": "secret", "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["info"]),
+    "number_format": [
+        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. {FLOAT32}"]),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. {FLOAT32}"]),
+        ([*GPU, "--dtype", "float32"], {"gpus": [7.5]}, []),
+        (["--bf16", "true"], {"gpus": [7.5]}, []),  # on the CPU
+        (
+            GPU,
+            {"gpus": []},
+            ["info: there is no GPU here, so this runs on the CPU. Remedy: set use_cpu: true, if that"],
+        ),
+        (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": ""}}, ["info: there is no GPU here"]),
+        (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, []),
+        ([*GPU, "--bf16", "true"], {"gpus": [8.0]}, []),
+        (
+            [*GPU, "--dtype", "bfloat16"],
+            {"gpus": [8.0]},
+            ["warning: dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy. Re"],
+        ),
+        ([*GPU, "--dtype", "bfloat16", "--use_peft"], {"gpus": [8.0]}, []),
+        ([*GPU, "--dtype", "bfloat16", "--deepspeed", "zero2.json"], {"gpus": [8.0]}, []),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [8.0], "accelerate": {"distributed_type": "FSDP"}}, []),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [8.0], "env": {"ACCELERATE_USE_FSDP": "true"}}, []),
+        (
+            GPU,
+            {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}},
+            ["error: mixed_precision='fp16' has given NaN with accumulation on GPUs without bfloat16 (T4, V100). Rem"],
+        ),
+        ([*GPU, "--allow_float16"], {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}}, []),
+        ([*GPU, "--attn_implementation", "flash_attention_2"], {"gpus": [8.0]}, [f"error: {FLASH}"]),
+        ([*GPU, "--attn_implementation", "kernels-community/flash-attn"], {"gpus": [8.0]}, []),
     ],
-)
-def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, level, monkeypatch):
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    output = results("trackers", "--report_to", "wandb")
-    assert [level for level, _ in output] == level
-    assert "secret" not in str(output)
+    "deepspeed": [
+        (["--fsdp", "full_shard"], {"gpus": []}, [f"error: fsdp='full_shard' {LAUNCHER}"]),
+        (
+            ["--deepspeed", "deepspeed/zero2.json"],
+            {"gpus": [8.0]},
+            [f"error: deepspeed='deepspeed/zero2.json' {LAUNCHER}"],
+        ),
+        (["--fsdp", "full_shard"], {"gpus": [8.0, 8.0]}, []),
+        (["--fsdp", "full_shard"], {"gpus": [], "processes": 2}, []),
+        (["--fsdp", "full_shard"], {"gpus": [], "accelerate": {"num_processes": 1}}, []),
+        (["--fsdp", "full_shard"], {"gpus": [], "env": {"RANK": "0"}}, []),
+    ],
+    # q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters. A checkpoint has
+    # float32 weights and Adam's two moments, and the final weights come to a third of that.
+    "disk": [
+        (ADAPTER, {"free": 921_600 * 16.2}, []),
+        (
+            ADAPTER,
+            {"free": 921_600 * 15.9},
+            ["error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output"],
+        ),
+        (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
+    ],
+    "memory": [
+        (
+            GPU,
+            {"gpu": (0, 0.0)},
+            ["info: memory is not planned: there is no GPU here. Remedy: grpo-math plan --gpus N"],
+        ),
+        (
+            [*GPU, *ADAPTER, *ROWS],
+            {"gpu": (1, 80.0), "files": WORDS},
+            ["info: memory: N GB at the peak, as planned for prompts of 23 tokens"],
+        ),
+        ([*GPU, *ADAPTER], {"gpu": (1, 0.1)}, ["warning: memory: "]),
+        (
+            [*GPU, "--optim", "adafactor"],
+            {"gpu": (1, 80.0)},
+            ["info: optim='adafactor' is not known to the plan. Remedy"],
+        ),
+    ],
+    "output_dir": [
+        ([], {}, []),
+        ([], {"files": run_of()}, ["info: continues the run in run, whose last checkpoint is of step 12"]),
+        (
+            [],
+            {"files": run_of(seed=1)},
+            [
+                "error: output_dir='run' holds a run with other settings (seed: 1 -> 42). Remedy: name a new folder, "
+                "give the settings that it had, or add --resume force to go on with these"
+            ],
+        ),
+        (["--seed", "1", "--resume_from_checkpoint", "run/checkpoint-12"], {"files": run_of(seed=1)}, []),
+        (["--resume", "force"], {"files": run_of(seed=1)}, ["info: continues the run in run, whose last checkpoint"]),
+        (
+            [],
+            {"files": {"run/config.yaml": "seed: 1"}},
+            ["error: output_dir='run' holds a run that cannot be continued, since its config.yaml does not say what"],
+        ),
+        (
+            ["--resume_from_checkpoint", "run/checkpoint-12"],
+            {"files": run_of() | {"run/config.yaml": "seed: 1"}},
+            [],  # of another program
+        ),
+        (
+            ["--resume_from_checkpoint", "run/checkpoint-7"],
+            {"files": run_of()},
+            ["error: resume_from_checkpoint='run/checkpoint-7' holds no trainer_state.json that says its step"],
+        ),
+    ],
+    "python_tool": [
+        ([], {"layers": {}}, []),
+        (["--tools", "python", "--prompt_template", "python"], {}, []),
+        (
+            ["--tools", "python", "--prompt_template", "python"],
+            {"layers": {"landlock": 0, "seccomp": 0}},
+            ["error: the Python tool cannot be sandboxed here (no Landlock"],
+        ),
+    ],
+    "problems": [
+        (
+            ROWS,
+            {"files": rows_of(*HALVES)},
+            [
+                "info: 4 problems to train on",
+                "warning: problems with different gold answers: 1; mine/3 has '7', mine/4 has '8'. Remedy: correct the",
+            ],
+        ),
+        (ROWS, {"files": rows_of(*HALVES[:3])}, ["info: 3 problems to train on"]),
+        (
+            ["--eval_n", "5", "--heldout_every", "1"],
+            {},
+            [
+                "info: 512 problems to train on",
+                "info: 64 problems of generated:sums, test, are evaluated during training",
+            ],
+        ),
+    ],
+    "batch": [
+        (
+            ["--per_device_train_batch_size", "8"],
+            {},
+            [
+                "info: 1 prompt x 8 completions = 8 = 1 process x 8 rows x 1 step",
+                "warning: a step has 1 prompt, so its gradient is mostly noise. Remedy: prompts_per_step: 16",
+            ],
+        ),
+        (
+            ["--num_generations", "4"],
+            {"processes": 2},
+            ["info: 4 prompts x 4 completions = 16 = 2 processes x 8 rows x 1 step"],
+        ),
+    ],
+    "golds": [
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(0)}, []),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(99)}, [of_golds("warning", 99)]),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(100)}, [of_golds("error", 100)]),
+    ],
+    "rewards": [
+        (
+            ["--rewards", "llm_judge"],
+            {"env": {"OPENAI_BASE_URL": ""}},
+            ["error: rewards=['llm_judge'] needs the variable OPENAI_BASE_URL. Remedy: set it"],
+        ),
+        (["--rewards", "llm_judge"], {"env": {"OPENAI_BASE_URL": "<URL>", "GRPO_MATH_JUDGE_MODEL": "m"}}, []),
+        (["--rewards", "accuracy", "format_strict", "--reward_weights", "1", "0.5"], {}, []),
+        (["--rewards", "accuracy", "--reward_weights", "1", "0.5"], {}, []),  # settings() reports it
+        ([*BOXED, "tried:later"], {"files": REWARDS}, []),
+        ([*BOXED, "tried:verified"], {"files": REWARDS}, []),  # Math-Verify's time limit needs the main thread
+        ([*BOXED, "tried:first"], {"files": REWARDS}, []),
+        ([*BOXED, "tried:short"], {"files": REWARDS}, [f"warning: the rewards (tried:short) {NOT_MORE}"]),
+        ([*BOXED, "tried:worse_once"], {"files": REWARDS}, [f"warning: the rewards (tried:worse_once) {NOT_MORE}"]),
+        ([*ROWS, *BOXED, "tried:short"], {"files": REWARDS | golds(100)}, []),  # golds() reports it
+    ],
+    "model": [
+        (["--model_name_or_path", "."], {"files": PHI}, []),
+        (
+            ["--model_name_or_path", "me/mine"],
+            {},
+            [
+                "error: model_name_or_path='me/mine' is neither a folder here nor in the Hub's cache, and did not come "
+                "from the Hub (HF_HUB_OFFLINE is set). Remedy: give a folder, a Hub id, or 'embedded'; hf auth login fo"
+            ],
+        ),
+    ],
+    "adapter": [
+        (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
+        (["--use_peft"], {}, []),
+        (["--lora_target_modules", "q_prj"], {}, []),  # without an adapter, nothing reads it
+        (
+            ["--use_peft", "--lora_target_modules", "q_proj"],
+            {},
+            [
+                "error: lora_target_modules=['q_proj'] is one name, which TRL takes as an expression for a module's "
+                'whole path. Remedy: write ".*q_proj"'
+            ],
+        ),
+        (["--use_peft", "--lora_target_modules", r".*layers\.[02]\..*(q|v)_proj"], {}, []),
+        (["--use_peft", "--lora_target_modules", r"transformer\.h\.0\..*q_proj"], {}, []),  # as GPT-2 names its layers
+        (["--use_peft", "--lora_modules_to_save", "lm_head", "q_proj"], {}, []),
+    ],
+    "end_of_turn": [
+        ([], {"eos": "<end>", "files": {"generation_config.json": '{"eos_token_id": 1}'}}, []),
+        ([], {"eos": "<end>", "files": {}}, []),
+        ([], {"eos": "<end>", "files": {"config.json": '{"eos_token_id": [2, 1]}'}}, []),
+        ([], {"eos": "<stop>", "files": {"config.json": '{"eos_token_id": [2, 1]}'}}, []),
+        (
+            [],
+            {"eos": "<end>", "files": {"config.json": '{"eos_token_id": 2}'}},
+            [f"warning: the tokenizer's EOS is 1 and generation_config has [2]: {APART}"],
+        ),
+        (
+            [],
+            {"eos": "<stop>", "files": {"generation_config.json": '{"eos_token_id": [2]}'}},
+            [f"error: a turn ends with '<end>' (1), and generation stops at [2]: {NO_END}"],
+        ),
+        (["--prompt_template", "r1_zero"], {"eos": "<stop>", "files": {"config.json": '{"eos_token_id": 2}'}}, []),
+    ],
+    "chat_template": [
+        ([], {}, []),
+        (["--chat_template_kwargs", '{"mood": "glad"}'], {}, []),
+        (
+            [],
+            {"template": None},
+            ["error: prompt_template='{problem}' is a chat, and the tokenizer of this model has no chat template. Re"],
+        ),
+        (["--prompt_template", "r1_zero"], {"template": None}, []),
+        (
+            [],
+            {"template": "{{ raise_exception('no such mood') }}"},
+            ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no such mood). Reme"],
+        ),
+        (
+            ["--chat_template_kwargs", '{"x": 1}'],
+            {},
+            ["error: chat_template_kwargs='x' is not a variable of this model's chat template. Remedy: leave it out"],
+        ),
+    ],
+    "prompt_lengths": [
+        (ROWS, {"files": WORDS}, [LENGTHS]),
+        ([*ROWS, "--max_completion_length", "8169"], {"files": WORDS}, [LENGTHS]),
+        (
+            [*ROWS, "--max_completion_length", "8171"],
+            {"files": WORDS},
+            [LENGTHS, OVER.format(2, 8171, "max_position_embeddings of the model, 8192")],
+        ),
+        ([*ROWS, "--vllm_max_model_length", "30"], {"files": WORDS}, [LENGTHS]),
+        ([*ROWS, "--use_vllm", "--vllm_max_model_length", "535"], {"files": WORDS}, [LENGTHS]),
+        (
+            [*ROWS, "--use_vllm", "--vllm_max_model_length", "530"],
+            {"files": WORDS},
+            [LENGTHS, OVER.format(5, 512, "vllm_max_model_length, 530")],
+        ),
+    ],
+    "trackers": [
+        (WANDB, {"env": {"WANDB_MODE": "Disabled"}}, [f"info: wandb stays offline: WANDB_MODE=disabled. {SYNC}"]),
+        (WANDB, {}, [f"info: wandb stays offline: there is no key (wandb login, or WANDB_API_KEY). {SYNC}"]),
+        (WANDB, {"files": {".netrc": NETRC.replace("127", "128")}}, ["info: wandb stays offline: there is no key"]),
+        (
+            WANDB,
+            {"env": {"WANDB_API_KEY": "secret", "WANDB_BASE_URL": "http://127.0.0.1:9"}},
+            [f"info: wandb stays offline: http://127.0.0.1:9 cannot be reached. {SYNC}"],
+        ),
+        (WANDB, {"env": {"WANDB_API_KEY": "secret"}}, []),
+        (WANDB, {"files": {".netrc": NETRC}}, []),
+        (["--report_to", "tensorboard"], {}, []),
+    ],
+    "vllm_server": [
+        ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": VERSION}, []),
+        ([*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"], {"answers": VERSION}, []),
+        ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/version": '{"version": "0.10.0"}'}}, ["error: "]),
+        ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/health": ""}}, []),  # TRL's own has no version
+        (
+            [*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"],
+            {},
+            ["error: "],
+        ),  # another program
+        (
+            [*SERVER, "--vllm_server_port", "9"],
+            {},
+            ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
+        ),
+        (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
+        (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
+    ],
+    "hub": [
+        ([], {"env": HUB, "queue": [(401, "")]}, []),
+        (["--push_to_hub"], {"env": HUB, "queue": [(200, ADA)]}, []),
+        (["--push_to_hub", "--hub_model_id", "ada/sums"], {"env": HUB, "queue": [(200, ADA)]}, []),
+        (["--push_to_hub", "--hub_model_id", "lovelace/sums"], {"env": HUB, "queue": [(200, ADA)]}, []),
+        (
+            ["--push_to_hub", "--hub_model_id", "babbage/sums"],
+            {"env": HUB, "queue": [(200, ADA)]},
+            ["warning: hub_model_id='babbage/sums': the token belongs to ada, who is not a member of babbage. Remedy"],
+        ),
+        (["--push_to_hub", "--hub_model_id", "a/b/c"], {"env": HUB}, [f"error: hub_model_id='a/b/c' {NAME}"]),
+        (["--push_to_hub", "--output_dir", "runs/my run"], {"env": HUB}, [f"error: hub_model_id='my run' {NAME}"]),
+        (
+            ["--push_to_hub"],
+            {"env": HUB | {"HF_HUB_OFFLINE": "true"}},
+            ["error: push_to_hub=True cannot work while HF_HUB_OFFLINE is set. Remedy: leave one of them out"],
+        ),
+        (
+            ["--push_to_hub"],
+            {"env": HUB | {"HF_TOKEN": ""}},
+            ["error: the Hub wants a token. Remedy: run hf auth login, or set HF_TOKEN"],
+        ),
+        (["--push_to_hub", "--hub_token", "hf_x"], {"env": HUB | {"HF_TOKEN": ""}, "queue": [(200, ADA)]}, []),
+        (
+            ["--push_to_hub"],
+            {"env": HUB | {"HF_ENDPOINT": "http://ada:secret@h"}},
+            ["error: HF_ENDPOINT='http://***@h' is not an address. Remedy: give http://HOST:PORT, without a user or"],
+        ),
+        (
+            ["--push_to_hub"],
+            {"env": HUB, "queue": [(200, READS)]},
+            ["error: this token of <URL> may only read. Remedy: make"],
+        ),
+        (
+            ["--push_to_hub"],
+            {"env": HUB, "queue": [(401, "")]},
+            ["error: <URL> does not take this token (401). Remedy: run hf auth login again, or set another HF_TOKEN"],
+        ),
+        (
+            ["--push_to_hub"],
+            {"env": HUB, "queue": [(500, "")]},
+            ["warning: the Hub cannot be asked (HfHubHTTPError). Remedy: push later: grpo-math push"],
+        ),
+    ],
+}
 
 
 @pytest.fixture
 def server():
     server = AnsweringHTTP()
-    yield server.url, server.answers
+    yield server
     server.stop()
 
 
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ({"/version": '{"version": "0.31.0+cpu"}', "/health": ""}, []),
-        ({"/version": '{"version": "0.10.0"}', "/health": ""}, ["error"]),
-        ({"/health": ""}, []),  # TRL's own server says no version
-        ({}, ["error"]),  # something else has the port
-    ],
-)
-def test_a_vllm_server_is_asked_for_its_version(answers, expected, server):
-    url, answered = server
-    answered.update(answers)
-    words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
-    assert [level for level, _ in results("vllm_server", *words)] == expected
-
-
 @pytest.fixture
-def on_the_hub(server, monkeypatch):
-    """A Hub that knows ada, of lovelace, by any token."""
-    url, answered = server
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    ada = {"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}
-    answered["/api/whoami-v2"] = json.dumps(ada)
-    return answered
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
+    """Make this machine, its environment and its folder what ``world`` says."""
+    # Without the cache, which would keep another test's GPUs.
+    monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
+    gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
+    monkeypatch.setattr(machine.devices, "ask", lambda query: gpus)
+    if "gpu" in world:
+        monkeypatch.setattr(machine.devices, "here", lambda: world["gpu"])
+    if "free" in world:
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(world["free"]))
+    if "layers" in world:
+        monkeypatch.setattr(sandbox, "layers", lambda: world["layers"])
+    if "versions" in world:
+        versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
+        monkeypatch.setattr(machine.metadata, "version", lambda name: version_of(name, versions))
+    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC", "GRPO_MATH_JUDGE_MODEL"), "")
+    for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
+        monkeypatch.setenv(name, value.replace("<URL>", url))
+    # The Hub's client reads its variables when it is imported.
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", world.get("env", {}).get("HF_ENDPOINT", "").replace("<URL>", url)
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", world.get("env", {}).get("HF_HUB_OFFLINE") != "0")
+    for name, text in world.get("files", {}).items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+        (here / name).chmod(0o600)  # else Python refuses to read .netrc
+
+
+def version_of(name: str, versions: dict[str, str]) -> str:
+    if name not in versions:
+        raise machine.metadata.PackageNotFoundError
+    return versions[name]
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], []),
-        (["--hub_model_id", "ada/sums", "--hub_strategy", "end"], []),
-        (["--hub_model_id", "lovelace/sums"], []),
-        (["--hub_model_id", "babbage/sums"], ["warning"]),
-        (["--hub_model_id", "a/b/c"], ["error"]),
-        (["--output_dir", "runs/my run"], ["error"]),
-    ],
+    ("check", "words", "world", "lines"), [(check, *case) for check, cases in CASES.items() for case in cases]
 )
-def test_a_run_that_is_to_be_pushed_has_a_name_that_the_hub_takes(words, expected, on_the_hub):
-    assert [level for level, _ in results("hub", "--push_to_hub", *words)] == expected
-
-
-def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch):
-    on_the_hub["/api/whoami-v2"] = json.dumps({"name": "ada", "auth": {"accessToken": {"role": "read"}}})
-    [(level, text)] = results("hub", "--push_to_hub")
-    assert (level, "may only read" in text) == ("error", True)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    [(level, text)] = results("hub", "--push_to_hub")
-    assert (level, text) == ("warning", "the Hub cannot be asked (ConnectError): push later: grpo-math push")
-    monkeypatch.delenv("HF_TOKEN")
-    [(level, text)] = results("hub", "--push_to_hub")
-    assert (level, "wants a token" in text) == ("error", True)
+def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines, here, server, monkeypatch):
+    if check == "python_tool" and sys.platform != "linux":
+        pytest.skip("the Python tool needs Linux")
+    pretend(world, here, server.url, monkeypatch)
+    server.answers, server.queue = world.get("answers", {}), world.get("queue", [])
+    words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
+    more = {name: world[name] for name in ("processes", "accelerate") if name in world}
+    tokenizer = tokenizer_of_words(here, world.get("eos", "<end>"), world.get("template", CHAT))
+    findings = [*preflight(setup(*words, tokenizer=tokenizer, **more), only=(check,))]
+    assert {finding.check for finding in findings} <= {check}
+    output = [re.sub(r"[\d.]+ GB", "N GB", finding.line()) for finding in findings]
+    expected = [line.replace("<URL>", server.url).replace("<HERE>", str(here)) for line in lines]
+    assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
+    assert "secret" not in str(output)
 
 
 # What is evaluated where eval_n is not said
@@ -310,20 +558,18 @@ def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_
     assert output in asked.problems.about_eval
 
 
-def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
+def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(here):
     problems = [f"What is {i} + 1?" for i in range(40)]
-    rows = [{"problem": problem, "answer": str(i + 1)} for i, problem in enumerate(problems)]
-    extra = tmp_path / "own.jsonl"
-    extra.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    (here / "mine.jsonl").write_text(rows_of(*((problem, "1") for problem in [*problems, problems[0]]))["mine.jsonl"])
 
     def divided(*arguments):
-        asked = setup("--dataset", str(extra), *arguments).problems
+        asked = setup("--dataset", "mine.jsonl", *arguments).problems
         return [row["problem"] for row in asked.rows], [row["problem"] for row in asked.held_out], asked.about_eval
 
     train, held_out, line = divided()
     assert {*train, *held_out} == {*problems}
     assert not {*train} & {*held_out}
-    assert f"{len(held_out)} of the 41 problems of {extra} are held out of training by a hash" in line
+    assert f"{len(held_out)} of the 41 problems of mine.jsonl are held out of training by a hash" in line
     assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
     stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
     assert stated[:2] == (problems[8:], problems[:4])
