@@ -17,6 +17,7 @@ import argparse
 import ast
 import compileall
 import difflib
+import gc
 import importlib
 import os
 import py_compile
@@ -200,7 +201,7 @@ def _run(tests: list[str], copy: Path) -> None:
         os.chdir(copy)
         os.environ["PYTHONPATH"] = str(copy)
         sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
-        options = ["-x", "-q", "--fast", "-p", "no:cacheprovider", "-m", "not gpu"]
+        options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
         code = int(importlib.import_module("pytest").main([*options, *tests]))
     finally:
         os._exit(code)
@@ -214,6 +215,7 @@ def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
     os.environ.update(ENVIRONMENT)
     for name in HEAVY:
         importlib.import_module(name)
+    gc.freeze()  # pytest collects garbage at its end: not what all forks share
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "repository"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs", "build"))
