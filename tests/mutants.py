@@ -17,6 +17,7 @@ import argparse
 import ast
 import compileall
 import difflib
+import gc
 import importlib
 import os
 import py_compile
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +68,7 @@ DELETED = ast.AugAssign | ast.Raise | ast.Delete | ast.If | ast.For | ast.Contin
 LOGGING = {"print", "say", "warn", "debug", "info", "warning", "warning_once", "error"}
 # Keywords without an effect on a correct program, and arguments whose order is free.
 LAYOUT = {"strict", "flush", "indent", "stacklevel"}
-SYMMETRIC = {"max", "min", "isclose", "allclose"}
+SYMMETRIC = {"max", "min", "gcd", "isclose", "allclose"}
 
 
 class Mutant(NamedTuple):
@@ -101,9 +103,7 @@ def mutants_of(path: Path, source: bytes) -> list[Mutant]:
     >>> mutants_of(Path("f.py"), b"NUMBER = 1\\n")
     []
     """
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
     mutants = []
     for node in _nodes(ast.parse(source), in_function=False):
         start = starts[node.lineno - 1] + node.col_offset
@@ -178,15 +178,13 @@ def caught(tests: list[str], copy: Path, limit: float) -> bool:
     if child == 0:
         _run(tests, copy)
     deadline = time.monotonic() + limit
-    finished, status = 0, 0
-    while not finished and time.monotonic() < deadline:
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
         time.sleep(0.02)
-        finished, status = os.waitpid(child, os.WNOHANG)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # also the processes that a test left behind
-    if not finished:
+    if ended == (0, 0):
         os.waitpid(child, 0)
-    return not finished or status != 0
+    return ended != (child, 0)
 
 
 def _run(tests: list[str], copy: Path) -> None:
@@ -200,7 +198,7 @@ def _run(tests: list[str], copy: Path) -> None:
         os.chdir(copy)
         os.environ["PYTHONPATH"] = str(copy)
         sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
-        options = ["-x", "-q", "--fast", "-p", "no:cacheprovider", "-m", "not gpu"]
+        options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
         code = int(importlib.import_module("pytest").main([*options, *tests]))
     finally:
         os._exit(code)
@@ -214,6 +212,7 @@ def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
     os.environ.update(ENVIRONMENT)
     for name in HEAVY:
         importlib.import_module(name)
+    gc.freeze()  # pytest collects garbage at its end: not what all forks share
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "repository"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs", "build"))
@@ -221,8 +220,8 @@ def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
         compileall.compile_dir(copy, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         started = time.monotonic()
         if caught(quick_tests(package, Path()), copy, limit=600):
-            log = (copy.parent / "log").read_text(encoding="utf-8", errors="replace")
-            raise SystemExit(f"{log[-3000:]}\nthe tests fail on the unchanged code")
+            log = (copy.parent / "log").read_bytes()[-3000:].decode(errors="replace")
+            raise SystemExit(f"{log}\nthe tests fail on the unchanged code")
         seconds = time.monotonic() - started
         print(f"{package}: {len(mutants)} mutants; the tests take {seconds:.0f} s", file=sys.stderr, flush=True)
         for mutant in sample:

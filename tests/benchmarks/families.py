@@ -37,9 +37,6 @@ def outcome(family: str, tokenizer: object, output: Said) -> tuple[str, str]:
     output.reason = ""
     try:
         model = tiny_model(family)
-    except Exception as error:
-        return "not tried", f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
-    try:
         with tempfile.TemporaryDirectory() as folder:
             packed, logps, gradient = compared(model, tokenizer, folder)
             figures, kind = f"{logps:.0e}, {gradient:.0e}", "packed" if packed else "plain"
@@ -47,7 +44,8 @@ def outcome(family: str, tokenizer: object, output: Said) -> tuple[str, str]:
                 _, logps, gradient = compared(tiny_model(family), tokenizer, folder, prompts=(7, 7, 7))
                 figures, kind = f"{logps:.0e}, {gradient:.0e}, but for padding, which TRL counts", f"{kind}, unpadded"
     except Exception as error:
-        return "not tried", f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
+        message = str(error).partition("\n")[0]
+        return "not tried", f"{type(error).__name__}: {message[:80]}"
     close = logps <= CLOSE[0] and gradient <= CLOSE[1]
     return kind if close else "wrong", figures if packed or not close else output.reason
 

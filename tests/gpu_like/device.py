@@ -78,8 +78,8 @@ def _torch() -> Path:
     return Path(spec.origin).parent
 
 
-def load() -> None:
-    """Make the device, for as long as this process lives. Before anything imports torch."""
+def register() -> None:
+    """Register the device with torch's C++ side. Before anything imports torch."""
     if "torch" in sys.modules:
         raise RuntimeError("no pretended GPU: torch is imported already, and has looked for devices")
     if reason := hindrance():
@@ -87,6 +87,11 @@ def load() -> None:
     ctypes.CDLL(str(_torch() / "lib/libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory(prefix="gpu_like-") as folder:
         ctypes.CDLL(str(build(Path(folder))))
+
+
+def load() -> None:
+    """Make the device, for as long as this process lives."""
+    register()
     from gpu_like import tensors
 
     tensors.take_over()

@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-# What C++ is told. Autocast for CUDA takes tensors of XLA too, and the autograd engine asks no CUDA stream for them.
-BELOW = torch.device("xla", 0)
 KNOWN_WHOLE, KNOWN_FLOAT = 1 << 22, 1 << 16  # elements up to which numbers are carried along
 TOKEN = 5  # the token that is "sampled"
 VALUE = "_known"  # the attribute with the numbers of a fake tensor
@@ -49,13 +47,11 @@ class FakeCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, func = kwargs or {}, SHARES.get(func, func)
-        if func is torch.ops.prim.device.default:
-            return below(args[0].fake_device)
         device = kwargs.get("device")
         if device is not None:
             device = torch.device(device)
             # The guard of meta tensors makes ``torch.tensor(..., device="cuda")`` ask for a copy there.
-            if device.type in ("cuda", "xla") or (device.type == "meta" and func is aten._to_copy.default):
+            if device.type == "cuda" or (device.type == "meta" and func is aten._to_copy.default):
                 device = CUDA
             kwargs = {**kwargs, "device": device}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -179,7 +175,3 @@ def known_or_same(value: Any) -> Any:
 
 def small(tensor: Tensor) -> bool:
     return tensor.numel() <= (KNOWN_FLOAT if tensor.is_floating_point() else KNOWN_WHOLE)
-
-
-def below(device: torch.device) -> torch.device:
-    return BELOW if device.type == "cuda" else device

@@ -6,10 +6,7 @@ choice of an attention kernel, what fake tensors cannot do, and Triton's kernels
 Does not make tensors.
 """
 
-import ctypes
 import importlib
-import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -17,7 +14,7 @@ from typing import Any
 
 import torch
 from gpu_like import answers
-from gpu_like.simulation.device import BELOW, CUDA, below, known
+from gpu_like.simulation.device import CUDA, known
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -32,19 +29,7 @@ def install() -> None:
     for name in ("torch._dynamo", "bitsandbytes"):  # which would look for functions that only a GPU's torch has
         with suppress(ImportError):
             importlib.import_module(name)
-    _register_guard()
-    handlers: Any = fake_tensor._DISPATCH_META_HANDLERS
-    extra = handlers[torch.ops.prim.device.default]
-    handlers[torch.ops.prim.device.default] = lambda args: below(extra(args))
-    dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
-
-    def dispatched(cls: Any, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = dispatch(cls, func, kinds, args, kwargs)
-        return below(out) if func is torch.ops.prim.device.default else out
-
     fake: Any = FakeTensor
-    fake.__torch_dispatch__ = classmethod(dispatched)
-    fake.is_cuda = property(lambda tensor: tensor.fake_device.type == "cuda")
     fake.tolist = lambda tensor: _numbers(tensor).tolist()
     fake.numpy = lambda tensor, *args, **kwargs: _numbers(tensor).numpy()
     fake.data_ptr = lambda tensor: id(tensor.untyped_storage())
@@ -54,38 +39,13 @@ def install() -> None:
     inner.init_gpu_context = lambda *args: None
     torch._C._set_only_lift_cpu_tensors(True)
     torch.autograd.set_multithreading_enabled(False)
-    _pretend_cuda()
-    any_tensor: Any = torch.Tensor
-    plain_to = any_tensor.to
-    any_tensor.to = lambda tensor, *args, **kwargs: plain_to(
-        tensor, *map(_for_below, args), **{name: _for_below(value) for name, value in kwargs.items()}
-    )
-    any_tensor.cuda = lambda tensor, *args, **kwargs: plain_to(tensor, BELOW)
+    answers.put_in(1 << 40)
     torch.nn.functional.scaled_dot_product_attention = _attention
     torch.backends.cuda.can_use_flash_attention = _flash_takes
-    torch.nn.functional.dropout = _dropout
     module: Any = torch.nn.Module
     module._apply = _apply
     # Without a kernel for CUDA torch would take this one apart before a mode hears of it.
     _LIBRARY.impl("silu_backward", lambda *args: NotImplemented, "CUDA")
-
-
-def _register_guard() -> None:
-    """A device that torch was not built for has no guard; that of meta tensors does nothing, and serves."""
-    library = ctypes.CDLL(os.path.join(os.path.dirname(str(torch.__file__)), "lib", _library()))
-    guards = (ctypes.c_void_p * 16).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, xla, meta = 1, 9, 14  # of c10::DeviceType
-    guards[cuda] = guards[xla] = guards[meta]
-
-
-def _library() -> str:
-    return {"darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "libc10.so")
-
-
-def _for_below(value: Any) -> Any:
-    if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
-        return below(torch.device(value))
-    return CUDA if type(value) is int else value
 
 
 def _numbers(tensor: Any) -> Tensor:
@@ -99,16 +59,6 @@ def _deep_copied(tensor: Any, memo: dict[int, Any]) -> Any:
         memo[id(tensor)] = torch.nn.Parameter(copy) if isinstance(tensor, torch.nn.Parameter) else copy
         memo[id(tensor)].requires_grad_(tensor.requires_grad)
     return memo[id(tensor)]
-
-
-def _pretend_cuda() -> None:
-    answers.put_in(1 << 40)
-    accelerator: Any = torch.accelerator
-    accelerator.is_available = lambda: True
-    accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
-    accelerator.device_count = lambda: 1
-    accelerator.current_device_index = lambda: 0
-    accelerator.current_stream = torch.cuda.current_stream
 
 
 def _apply(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -172,16 +122,6 @@ def _attention(
 
 def _flash_takes(params: Any, debug: bool = False) -> bool:
     return params.query.dtype != torch.float32 and params.query.size(-1) <= 256
-
-
-_plain_dropout = torch.nn.functional.dropout
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """CUDA's own kernel, which keeps a mask of one byte an element; elsewhere torch keeps one in the input's dtype."""
-    if isinstance(input, FakeTensor) and training and not inplace and 0 < p < 1 and input.numel():
-        return torch.native_dropout(input, p, True)[0]
-    return _plain_dropout(input, p, training, inplace)
 
 
 class _Kernel:

@@ -21,9 +21,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpu_like.simulation import pretend
+from gpu_like.device import register
 
-if __name__ == "__main__":  # before transformers looks for a GPU, and in no process that goes on as itself
+if __name__ == "__main__":  # before torch looks for a GPU, and in no process that goes on as itself
+    register()
+    from gpu_like.simulation import pretend
+
     pretend.install()
 
 import torch
