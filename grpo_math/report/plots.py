@@ -37,7 +37,7 @@ CSS_COLOURS = {
 }
 COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
-STYLE = {
+STYLE: Any = {
     "axes.titlelocation": "left",
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
