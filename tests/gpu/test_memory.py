@@ -1,7 +1,6 @@
 """On a real GPU: what a run holds at most, against what the plan says beforehand.
 
-The pretended GPU counts the bytes of its tensors, so that a rehearsal checks the plan too. It has no CUDA context, and
-no allocator that rounds.
+The pretended GPU counts no memory: a rehearsal shows that the test runs. gpu_like/test_simulation.py checks the plan.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_like.counting import memory
 
 NAME, MEMORY = "pretended GPU", 140 * 2**30
 
@@ -45,15 +44,13 @@ class Stream:
 
     wait_stream = wait_event = synchronize = record = wait = nothing
 
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
-
 
 ANSWERS: dict[Any, str] = {
     True: "is_available is_initialized is_bf16_supported _is_compiled",
     None: "_lazy_init init set_device manual_seed manual_seed_all set_rng_state set_rng_state_all empty_cache "
-    "synchronize ipc_collect",
-    0: "current_device _exchange_device _maybe_exchange_device",
+    "synchronize ipc_collect reset_peak_memory_stats",
+    0: "current_device _exchange_device _maybe_exchange_device memory_allocated max_memory_allocated memory_reserved "
+    "max_memory_reserved",
     (9, 0): "get_device_capability",
     NAME: "get_device_name",
 }
@@ -73,11 +70,6 @@ def put_in(size: int = MEMORY) -> None:
         "get_rng_state": lambda *args: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "memory_stats": always({}),
-        "memory_allocated": lambda *args: memory.allocated,
-        "max_memory_allocated": lambda *args: memory.peak,
-        "memory_reserved": lambda *args: memory.allocated,
-        "max_memory_reserved": lambda *args: memory.peak,
-        "reset_peak_memory_stats": lambda *args: memory.reset(),
         "Stream": Stream,
         "Event": Stream,
         "current_stream": always(default),
@@ -90,6 +82,12 @@ def put_in(size: int = MEMORY) -> None:
                 setattr(module, name, answer)
     torch.cuda._initialized = True
     torch.backends.cuda.is_built = always(True)
+    torch.backends.cuda.can_use_flash_attention = flash_takes
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the CPU and copied
+
+
+def flash_takes(params: Any, debug: bool = False) -> bool:
+    return params.query.dtype != torch.float32 and params.query.size(-1) <= 256
 
 
 def always(value: Any) -> Any:

@@ -1,96 +1,44 @@
-"""Waits for the device and kernel launches, counted by the line of Python that made them.
+"""Waits for the device, counted by the line of Python that made them.
 
 A line is that of the innermost frame outside of torch and accelerate, which only pass on what others ask for. Backward
 runs in a thread of autograd's own: what it does has no line.
 
-Does not weigh: a launch is an operator that computes, whatever CUDA would make of it; a wait is one of those at which
-``torch.cuda.set_sync_debug_mode`` warns.
+Does not weigh: a wait is one of those at which ``torch.cuda.set_sync_debug_mode`` warns.
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
 
 PASS_ON = ("torch", "accelerate", "contextlib.py", "functools.py")
 OWN = tuple(str(Path(__file__).parent / name) for name in ("counting.py", "tensors.py"))
 SITE, OURS = "site-packages/", "/grpo_math/"
 
-
-@dataclass
-class Counts:
-    """``synchronisations``: "file:line function" -> how often; ``kernels``: operator -> how often."""
-
-    synchronisations: Counter[str] = field(default_factory=Counter)
-    kernels: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def launches(self) -> int:
-        return self.kernels.total()
-
-    def of(self, package: str) -> int:
-        """Synchronisations by lines of a package."""
-        return sum(n for line, n in self.synchronisations.items() if line.startswith(f"{package}/"))
-
-
-_open: list[Counts] = []
+_open: list[Counter[str]] = []
 
 
 @contextmanager
-def counting() -> Iterator[Counts]:
-    """What is done in it. May be nested; each counts."""
-    counts = Counts()
-    _open.append(counts)
+def counting() -> Iterator[Counter[str]]:
+    """Yield the waits of what is done in it, "file:line function" -> how often. May be nested; each counts."""
+    _open.append(Counter())
     try:
-        yield counts
+        yield _open[-1]
     finally:
-        _open.remove(counts)
-
-
-def launched(name: str, times: int = 1) -> None:
-    for counts in _open:
-        counts.kernels[name] += times
+        _open.pop()
 
 
 def waited() -> None:
-    if _open:
-        line = _line()
-        for counts in _open:
-            counts.synchronisations[line] += 1
+    for waits in _open:
+        waits[_line()] += 1
 
 
-class Memory:
-    """Bytes of the storages on the device, and the most at once since `reset`."""
-
-    def __init__(self) -> None:
-        self.allocated, self.peak = 0, 0
-        self._held: dict[int, int] = {}
-
-    def take(self, tensor: torch.Tensor) -> None:
-        """Count the storage of a tensor until it is freed. A view takes nothing."""
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._held and size:
-            self._held[key] = size
-            self.allocated += size
-            self.peak = max(self.peak, self.allocated)
-            weakref.finalize(storage, self._give, key).atexit = False
-
-    def _give(self, key: int) -> None:
-        self.allocated -= self._held.pop(key)
-
-    def reset(self) -> None:
-        self.peak = self.allocated
-
-
-memory = Memory()
+def of(waits: Counter[str], package: str) -> int:
+    """Return the waits by lines of a package."""
+    return sum(n for line, n in waits.items() if line.startswith(f"{package}/"))
 
 
 def _line() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import flash_reference
 import torch
-from gpu_like.counting import launched, memory, waited
+from gpu_like.counting import waited
 from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -25,9 +25,6 @@ WAIT |= {"_unique", "_unique2", "unique_dim", "unique_consecutive"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # A number on the CPU may stand beside tensors on the device in what is computed element by element, and in these.
 TAKE_NUMBERS = {"where", "fill_", "fill", "masked_fill", "masked_fill_", "index_fill", "index_fill_", *INDEXING}
-# Make or look at a tensor without computing; `is_view` operators besides.
-NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "_reshape_alias", "lift_fresh", "is_same_size", "set_data"}
-NO_KERNEL |= {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 # What every other way to make a tensor begins with, or would hand to an operator that gives it another shape.
 FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "eye", "eye.m")
 
@@ -51,7 +48,6 @@ class Cuda(torch.Tensor):
 
     def __init__(self, inner: torch.Tensor, device: torch.device = DEVICE) -> None:
         self.inner = inner
-        memory.take(inner)
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:  # by which `Module.to` takes parameters over
         return ["inner"], self.device
@@ -107,9 +103,7 @@ def on(device: torch.device) -> torch.device:
 def take_over() -> None:
     """For good: what makes a tensor on the device from none that is there begins with one of `FACTORIES`."""
     torch.nn.functional.scaled_dot_product_attention = attention
-    torch.backends.cuda.can_use_flash_attention = _flash_takes
     flash_reference.register()
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the CPU and copied
     library = torch.library.Library("aten", "IMPL")
     for factory in FACTORIES:
         library.impl(factory, partial(_made, factory), "CUDA")
@@ -121,8 +115,6 @@ _kept: list[Any] = []  # a library that is dropped takes its operators with it
 
 def _made(factory: str, *args: Any, device: Any = None, **kwargs: Any) -> Cuda:
     name, _, overload = factory.partition(".")
-    if name not in NO_KERNEL:
-        launched(name)
     made = getattr(getattr(torch.ops.aten, name), overload or "default")(*args, device=CPU, **kwargs)
     return Cuda(made, DEVICE if device is None else torch.device(device))
 
@@ -147,8 +139,6 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _refuse_mixed(func, name, args, tensors, device)
     if _waits(name, args, kwargs):
         waited()
-    if not (func.is_view or name in NO_KERNEL):
-        launched(name)
     plain, inside = tree_map(within, (args, inside))
     if name == "addmm" and "dtype" in func._overloadname:  # CUDA alone has it: a product that is added up in float32
         out = plain[0] + plain[1].float() @ plain[2].float()
@@ -176,7 +166,6 @@ def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: torch.device |
     target = source.device if asked is None else on(asked) if asked.type == "cuda" else asked
     if target != source.device and not inside.get("non_blocking"):
         waited()
-    launched("_to_copy")
     out = func(within(source), *args[1:], **inside)
     return Cuda(out, target) if target.type == "cuda" else out
 
@@ -186,7 +175,6 @@ def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
     non_blocking = inside.get("non_blocking") or (others and others[0])
     if isinstance(target, Cuda) != isinstance(source, Cuda) and not non_blocking:
         waited()
-    launched("copy_")
     func(within(target), within(source), *others, **inside)
     return target
 
@@ -216,33 +204,6 @@ def _waits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return name in WAIT
 
 
-class _Fused(torch.autograd.Function):
-    """One kernel forward and two backward, as a fused attention has."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, mask: Any, settings: dict[str, Any]) -> torch.Tensor:
-        ctx.save_for_backward(q, k, v, mask)
-        ctx.settings = settings
-        launched("attention")
-        inner = (t.inner for t in (q, k, v))
-        out = _sdpa(*inner, attn_mask=within(mask), **settings)
-        return Cuda(out.contiguous(), q.device)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        *inputs, mask = ctx.saved_tensors
-        launched("attention backward", 2)
-        with torch.enable_grad():
-            leaves = [t.inner.detach().requires_grad_() for t in inputs]
-            out = _sdpa(*leaves, attn_mask=within(mask), **ctx.settings)
-            of_leaves = torch.autograd.grad(out, leaves, gradients[0].inner)
-        return *(Cuda(of_leaf, gradients[0].device) for of_leaf in of_leaves), None, None
-
-
-def _flash_takes(params: Any, debug: bool = False) -> bool:
-    return params.query.dtype in (torch.float16, torch.bfloat16) and params.query.size(-1) <= 256
-
-
 def attention(
     query: Any,
     key: Any,
@@ -253,18 +214,16 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention`: one kernel, where the tensors are there."""
+    """`scaled_dot_product_attention`, of which CUDA has kernels: here its formula, operator by operator."""
     states = (query, key, value)
-    if isinstance(attn_mask, CausalBias):  # of the lower right: no mask in memory, which is not counted here
+    if isinstance(attn_mask, CausalBias):  # of the lower right
         lower = torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2))
         attn_mask = Cuda(lower, query.device)
-    settings = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
-        return _sdpa(*states, attn_mask=attn_mask, **settings)
-    if torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled("cuda") and isinstance(query, Cuda):
         states = tuple(state.to(torch.get_autocast_dtype("cuda")) for state in states)
-    given = [*states, *([] if attn_mask is None else [attn_mask])]
-    if not all(isinstance(tensor, Cuda) for tensor in given) or len({state.dtype for state in states}) > 1:
-        kinds = [f"{tensor.dtype} on {tensor.device}" for tensor in given]
-        raise RuntimeError(f"Expected query, key, value and mask of one dtype on one device, but got {kinds}")
-    return _Fused.apply(*states, attn_mask, settings)
+    settings = {"scale": scale, "enable_gqa": enable_gqa}
+    if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
+        return _sdpa(*states, attn_mask, dropout_p, is_causal, **settings)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the formula adds its mask
+        attn_mask = torch.zeros_like(attn_mask, dtype=states[0].dtype).masked_fill(~attn_mask, -torch.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math(*states, attn_mask, dropout_p, is_causal, **settings)[0]

@@ -22,10 +22,8 @@ def generate(trainer: Any, plain: Any, prompts: list[list[int]], *others: Any) -
     gives_back: Any = torch.cuda.empty_cache
     gives_back()
     torch.cuda.empty_cache = lambda: None  # but not between the first tokens and the last
-    try:
-        plain(prompts, *others)
-    finally:
-        torch.cuda.empty_cache = gives_back
+    plain(prompts, *others)
+    torch.cuda.empty_cache = gives_back
     settings.max_new_tokens = length
     if length > FIRST:
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)

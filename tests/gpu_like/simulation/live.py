@@ -4,63 +4,51 @@ Does not know what an allocator makes of it (allocator.py), nor what the figures
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from gpu_like.answers import Stream
 from gpu_like.simulation import workspace
-from gpu_like.simulation.record import GENERATION, LOADING, TRAINING, Record, Storage
+from gpu_like.simulation.record import LOADING, Record, Storage
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 
 class Live:
-    """Writes ``record`` while a program runs on the pretended GPU."""
+    """Writes ``record`` while a program runs on the pretended GPU. ``phase`` is the program's to set."""
 
     def __init__(self) -> None:
-        self.record, self.phase = Record(phases=[(0, LOADING)]), LOADING
-        self._held: dict[int, tuple[int, Any]] = {}
-
-    @contextmanager
-    def generating(self) -> Iterator[None]:
-        self.enter(GENERATION)
-        yield
-        self.enter(TRAINING)
-
-    def enter(self, phase: str) -> None:
-        self.phase = phase
-        self.record.phases.append((len(self.record.events), phase))
+        self.record, self.phase = Record(), LOADING
+        self._held: dict[int, int] = {}
 
     def after(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Hears of every operator on the pretended GPU."""
         for tensor in tree_leaves(out):
-            if not isinstance(tensor, FakeTensor) or tensor.fake_device.type != "cuda":
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key in self._held or not (size := storage.nbytes()):
-                continue
-            number = self._came(Storage(size, self.phase, Stream.current))
-            self._held[key] = number, weakref.ref(storage, partial(self._went, key))
-        # A kernel takes its workspaces beside its output, and frees them all at its end.
-        taken = [self._came(Storage(size, self.phase)) for size in workspace.of(func, args, out)]
-        self.record.events += [-number for number in taken]
+            if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._held and storage.nbytes():
+                    self._held[key] = self._came(storage.nbytes(), Stream.current)
+                    weakref.finalize(storage, self._went, key).atexit = False
+        # A kernel takes its workspaces next to its output, and frees them all at its end.
+        for number in [self._came(size) for size in workspace.of(func, args, out)]:
+            self._happened(-number)
 
-    def _came(self, storage: Storage) -> int:
-        self.record.storages.append(storage)
-        self.record.events.append(len(self.record.storages))
-        return len(self.record.storages)
+    def _came(self, size: int, stream: int = 0) -> int:
+        self.record.storages.append(Storage(size, self.phase, stream))
+        number = len(self.record.storages)
+        self._happened(number)
+        return number
 
-    def _went(self, key: int, dead: Any) -> None:
-        if (held := self._held.pop(key, None)) is not None:
-            self.record.events.append(-held[0])
+    def _went(self, key: int) -> None:
+        self._happened(-self._held.pop(key))
 
     def emptied(self) -> None:
-        self.record.events.append(0)
+        self._happened(0)
+
+    def _happened(self, number: int) -> None:
+        self.record.events.append((number, self.phase))
 
     def name(self, tensor: Any, kind: str) -> None:
         """Say what a tensor's storage is."""
-        if isinstance(tensor, FakeTensor) and (held := self._held.get(tensor.untyped_storage()._cdata)):
-            self.record.storages[held[0] - 1].kind = kind
+        if isinstance(tensor, FakeTensor) and (number := self._held.get(tensor.untyped_storage()._cdata)):
+            self.record.storages[number - 1].kind = kind

@@ -4,8 +4,6 @@ In 4 bit its linear maps are bitsandbytes' own, with storages of the size that i
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,10 @@ def folder_of(config: dict[str, Any], path: Path) -> Path:
     return path
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """While open, ``from_pretrained`` makes the model on the pretended GPU and reads no weights."""
+def without_weights() -> None:
+    """From now on ``from_pretrained`` makes the model on the pretended GPU and reads no weights."""
     base: Any = transformers.PreTrainedModel
-    plain = base.__dict__["from_pretrained"]
     base.from_pretrained = classmethod(_made)
-    try:
-        yield
-    finally:
-        base.from_pretrained = plain
 
 
 def _made(cls: Any, path: str, *args: Any, **given: Any) -> Any:

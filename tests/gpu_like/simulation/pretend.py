@@ -7,6 +7,7 @@ Does not make tensors.
 """
 
 import importlib
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -37,11 +38,9 @@ def install() -> None:
     fake.record_stream = lambda tensor, stream: None
     inner: Any = fake_tensor
     inner.init_gpu_context = lambda *args: None
-    torch._C._set_only_lift_cpu_tensors(True)
     torch.autograd.set_multithreading_enabled(False)
     answers.put_in(1 << 40)
     torch.nn.functional.scaled_dot_product_attention = _attention
-    torch.backends.cuda.can_use_flash_attention = _flash_takes
     module: Any = torch.nn.Module
     module._apply = _apply
     # Without a kernel for CUDA torch would take this one apart before a mode hears of it.
@@ -96,14 +95,10 @@ def _attention(
     if torch.is_autocast_enabled("cuda"):
         half = torch.get_autocast_dtype("cuda")
         query, key, value = (states.to(half) for states in (query, key, value))
-    width = query.size(-1)
     if isinstance(attn_mask, CausalBias):  # of the lower right, which no kernel spells out
         attn_mask = None
-    if attn_mask is None and query.dtype != torch.float32 and width <= 256:
-        if width % 8:
-            query, key, value = (torch.nn.functional.pad(states, (0, -width % 8)) for states in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return out[..., :width]
+    if attn_mask is None and query.dtype != torch.float32 and query.size(-1) <= 256:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     if enable_gqa and key.size(1) != query.size(1):
         key, value = (states.repeat_interleave(query.size(1) // key.size(1), 1) for states in (key, value))
     if attn_mask is not None:
@@ -120,23 +115,14 @@ def _attention(
     )[0]
 
 
-def _flash_takes(params: Any, debug: bool = False) -> bool:
-    return params.query.dtype != torch.float32 and params.query.size(-1) <= 256
-
-
-class _Kernel:
-    """A Triton kernel's place: launched, it allocates nothing."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **kwargs: None
-
-
 def pretend_triton() -> None:
     """TRL's fused LM head goes the way that it goes on a GPU."""
     import trl.trainer.utils
     from trl.kernels import chunked_logprob as head
 
     changed: Any = head
+    # A kernel is launched as ``kernel[grid](...)``, and allocates nothing.
+    nothing = defaultdict(lambda: answers.always(None))
     changed._use_triton = trl.trainer.utils._use_triton = lambda device: device.type == "cuda"
-    changed._forward_kernel = changed._backward_kernel = _Kernel()
+    changed._forward_kernel = changed._backward_kernel = nothing
     changed.triton = SimpleNamespace(cdiv=lambda a, b: -(-a // b))

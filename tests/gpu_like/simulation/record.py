@@ -1,4 +1,4 @@
-"""The allocations of a simulated run -> its peaks by phase, and the live bytes at the peak of training. Pure.
+"""The allocations of a simulated run -> its peaks, and the live bytes at the peak of training. Pure.
 
 Does not know where the record comes from: live.py writes it.
 """
@@ -25,68 +25,45 @@ class Storage:
 
 @dataclass
 class Record:
-    """``events``: +n and -n for the n-th storage's coming and going, n from 1, 0 for an emptied cache; ``phases``: how
-    many events there were when each phase began."""
+    """``events``: +n and -n for the n-th storage's coming and going, n from 1, and 0 for an emptied cache; each with
+    the phase in which it happened. The phase of loading comes first."""
 
     storages: list[Storage] = field(default_factory=list)
-    events: list[int] = field(default_factory=list)
-    phases: list[tuple[int, str]] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)
 
-    def _told(self) -> Iterator[tuple[int, str]]:
-        """Every event with its phase, from the moment when the model is loaded: what it left behind comes first."""
-        loaded = next((position for position, phase in self.phases if phase != LOADING), 0)
-        gone = {-event for event in self.events[:loaded] if event < 0}
-        for event in self.events[:loaded]:
-            if event > 0 and event not in gone:
-                yield event, LOADING
-        marks = [mark for mark in self.phases if mark[0] >= loaded]
-        for (start, phase), (end, _) in zip(marks, [*marks[1:], (len(self.events), "")], strict=True):
-            for event in self.events[start:end]:
-                yield event, phase
-
-    def peaks(self) -> dict[str, int]:
-        """Most bytes at once in each phase.
-
-        >>> storages, phases = [Storage(8, "loading"), Storage(4, "forward")], [(0, "loading"), (1, "forward")]
-        >>> record = Record(storages, [1, 2, -2], phases)
-        >>> record.peaks()
-        {'loading': 8, 'forward': 12}
-        """
-        now, peaks = 0, dict[str, int]()
-        for event, phase in self._told():
-            if event:
-                size = self.storages[abs(event) - 1].size
-                now += size if event > 0 else -size
-            peaks[phase] = max(peaks.get(phase, 0), now)
-        return peaks
-
-    def training(self) -> dict[str, int]:
-        """Bytes of each kind at the peak, as if something else generated."""
-        now, top = Counter[str](), Counter[str]()
-        for event, _ in self._told():
-            storage = self.storages[abs(event) - 1]
-            if event and storage.phase != GENERATION:
-                now[storage.kind] += storage.size if event > 0 else -storage.size
-                if now.total() > top.total():
-                    top = now.copy()
-        return dict(top)
-
-    def reserved(self) -> int:
-        """Most bytes that the caching allocator has reserved."""
-        allocator, blocks, most = Allocator(), dict[int, Block](), 0
-        for event, _ in self._told():
-            if event > 0:
-                storage = self.storages[event - 1]
-                blocks[event] = allocator.take(storage.size, storage.stream)
-            elif event < 0:
-                allocator.give(blocks.pop(-event))
-            else:
-                allocator.empty()
-            most = max(most, allocator.reserved)
-        return most
+    def _from_loaded(self) -> Iterator[tuple[int, str]]:
+        """Yield what loading has left behind, and then every event after it."""
+        gone = {-number for number, phase in self.events if phase == LOADING}
+        for number, phase in self.events:
+            if phase != LOADING or (number > 0 and number not in gone):
+                yield number, phase
 
     def answer(self) -> dict[str, Any]:
-        """In bytes."""
-        kinds = self.training()
-        live = {"training": sum(kinds.values()), "generation": self.peaks().get(GENERATION)}
-        return {"live": live, "kinds": kinds, "reserved": self.reserved()}
+        """Return bytes: the peaks of both phases, what is live at the peak of training, and what is reserved at most.
+
+        Training's peak leaves out what generation made, as if something else generated.
+        """
+        allocator, blocks, reserved = Allocator(), dict[int, Block](), 0
+        all_live, generation = 0, None
+        kinds, at_peak = Counter[str](), Counter[str]()
+        for number, phase in self._from_loaded():
+            if number == 0:
+                allocator.empty()
+                continue
+            storage = self.storages[abs(number) - 1]
+            if number > 0:
+                blocks[number] = allocator.take(storage.size, storage.stream)
+                size = storage.size
+            else:
+                allocator.give(blocks.pop(-number))
+                size = -storage.size
+            reserved = max(reserved, allocator.reserved)
+            all_live += size
+            if phase == GENERATION:
+                generation = max(generation or 0, all_live)
+            if storage.phase != GENERATION:
+                kinds[storage.kind] += size
+                if kinds.total() > at_peak.total():
+                    at_peak = kinds.copy()
+        live = {"training": at_peak.total(), "generation": generation}
+        return {"live": live, "kinds": dict(at_peak), "reserved": reserved}

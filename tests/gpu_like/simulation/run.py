@@ -33,7 +33,7 @@ import torch
 from gpu_like.simulation import device, generation
 from gpu_like.simulation.live import Live
 from gpu_like.simulation.model import folder_of, without_weights
-from gpu_like.simulation.record import TRAINING
+from gpu_like.simulation.record import GENERATION, TRAINING
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 from transformers.utils import logging
@@ -90,8 +90,8 @@ def name_weights(live: Live, trainer: Any) -> None:
     for model, frozen in ((trainer.model, "weights"), (trainer.ref_model, "reference")):
         for module in model.modules() if model is not None else ():
             for parameter in module.parameters(recurse=False):
-                adapter = trainer.accelerator.unwrap_model(model) is not None and hasattr(model, "peft_config")
-                live.name(parameter, "adapter" if adapter and parameter.requires_grad else frozen)
+                adapter = hasattr(model, "peft_config") and parameter.requires_grad
+                live.name(parameter, "adapter" if adapter else frozen)
             for buffer in module.buffers(recurse=False):
                 live.name(buffer, frozen)
             if (state := getattr(module, "quant_state", None)) is not None:
@@ -100,17 +100,9 @@ def name_weights(live: Live, trainer: Any) -> None:
                     live.name(value, frozen)
 
 
-def watch(trainer: Any, live: Live) -> None:
-    """Name the gradients, and compute no more parts of a step than `PARTS`."""
-    gradient, loss_of = torch.autograd.grad, trainer._loss_of
-
-    def named(*args: Any, **kwargs: Any) -> Any:
-        gradients = gradient(*args, **kwargs)
-        for tensor in gradients:
-            live.name(tensor, "gradients")
-        return gradients
-
-    torch.autograd.grad = named
+def compute_few(trainer: Any) -> None:
+    """Compute no more parts of a step than `PARTS`."""
+    loss_of = trainer._loss_of
     done = [0] * STEPS
     largest: list[Any] = []
 
@@ -149,7 +141,8 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
     torch.cuda.empty_cache = live.emptied
     pretend.pretend_triton()
     rows = [{"prompt": text, "answer": "1"} for text in prompts(prompt)]
-    with device.FakeCuda(live.after), without_weights():
+    without_weights()
+    with device.FakeCuda(live.after):
         trainer: Any = build.trainer_of(config, settings.model, rows, tokenizer(), [reward])
         name_weights(live, trainer)
         trainer._grade = lambda *args: None
@@ -157,16 +150,17 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
 
         def made_up(prompts: list[list[int]], *others: Any) -> Any:
             if not engine:
-                with live.generating():
-                    generation.generate(trainer, generates, prompts, *others)
+                live.phase = GENERATION
+                generation.generate(trainer, generates, prompts, *others)
+                live.phase = TRAINING
             logps = [[0.0] * length for _ in prompts] if engine else None
             return [[device.TOKEN] * length for _ in prompts], logps
 
         trainer._generate_single_turn, trainer.use_vllm = made_up, engine
-        watch(trainer, live)
+        compute_few(trainer)
         trainer.add_callback(Names(live))
         trainer.remove_callback(PrinterCallback)
-        live.enter(TRAINING)
+        live.phase = TRAINING
         trainer.train()
     return live
 
