@@ -7,13 +7,14 @@ import re
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from small_http import AnsweringHTTP
 
-from grpo_math.checks import machine
+from grpo_math.checks import machine, services
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.run.resume import stated
@@ -488,6 +489,8 @@ def here(tmp_path, monkeypatch) -> Path:
 
 def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     """Make this machine, its environment and its folder what ``world`` says."""
+    # A busy machine may need more than five seconds for an answer.
+    monkeypatch.setattr(services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
     gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
@@ -500,7 +503,9 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
         monkeypatch.setattr(sandbox, "layers", lambda: world["layers"])
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
-        monkeypatch.setattr(machine.metadata, "version", lambda name: version_of(name, versions))
+        # Not importlib.metadata itself, which libraries ask while they are imported.
+        metadata = SimpleNamespace(**vars(machine.metadata) | {"version": lambda name: version_of(name, versions)})
+        monkeypatch.setattr(machine, "metadata", metadata)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC", "GRPO_MATH_JUDGE_MODEL"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))
@@ -528,7 +533,7 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     if check == "python_tool" and sys.platform != "linux":
         pytest.skip("the Python tool needs Linux")
     pretend(world, here, server.url, monkeypatch)
-    server.answers, server.queue = world.get("answers", {}), world.get("queue", [])
+    server.answers, server.queue = world.get("answers", {}), list(world.get("queue", []))
     words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
     more = {name: world[name] for name in ("processes", "accelerate") if name in world}
     tokenizer = tokenizer_of_words(here, world.get("eos", "<end>"), world.get("template", CHAT))

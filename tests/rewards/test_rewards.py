@@ -19,7 +19,7 @@ from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
 from grpo_math.rewards.columns import text_of
 from grpo_math.rewards.guard import RewardContext, checked
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
-from grpo_math.run.signals import Stop, Stopped
+from grpo_math.run.signals import Stopped, stopping
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
 GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"
@@ -282,7 +282,7 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
         signal.raise_signal(number)
         return [1.0]
 
-    with Stop(), pytest.raises(raised):
+    with stopping(), pytest.raises(raised):
         checked(mine, RewardContext())(["p"], ["a"])
 
 

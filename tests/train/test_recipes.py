@@ -153,7 +153,7 @@ DEEPSPEED = sorted((ROOT / "deepspeed").glob("*.json"))
 # file -> (distributed type, processes, [ZeRO's stage, optimizer offloaded to, parameters offloaded to])
 LAUNCHED = {"single_gpu": ("NO", 1, None), "zero3": ("DEEPSPEED", 2, [3, None, None])}
 ELSEWHERE = {
-    "cpu": "tests/trainer/test_reference.py",
+    "cpu": "tests/train/test_program.py",
     "multi_gpu": "tests/trainer/test_processes.py",
     "zero2": "tests/train/test_resume.py",
     "zero2_offload": "tests/trainer/test_processes.py",
