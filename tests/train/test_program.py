@@ -150,7 +150,7 @@ def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, 
     evaluated = answer("evaluate", "--run", str(run_dir), *problems)
     assert evaluated["trained"]["adapter"] == str(best_dir)
     assert evaluated["trained"]["results"] == str(run_dir / "evaluation-best/trained.json")
-    assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
+    assert of_run.read(str(run_dir)).models["trained"][1] == str(run_dir / "adapter")
 
     answer("export", str(run_dir), "--merge", str(merged))
     base = AutoModelForCausalLM.from_pretrained(letters_model, dtype="bfloat16")

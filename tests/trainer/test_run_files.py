@@ -55,7 +55,7 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(fol
     golds = {row["prompt"]: row["solution"] for row in ROWS}
     assert [golds[prompt] for prompt in table["prompt"]] == table["gold"].tolist()
     assert {"step", "completion", "letters", "verdict", "advantage"} <= set(table.columns)
-    assert of_run.read(str(folder)).trained[1] == str(folder / "adapter")
+    assert of_run.read(str(folder)).models["trained"][1] == str(folder / "adapter")
     files = report(folder)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
