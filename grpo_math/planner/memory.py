@@ -20,7 +20,7 @@ COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 # Memory that the caching allocator reserves beyond the live tensors, as a share of them. The simulated runs reserve 0.3
-# to 4.2% more (tests/benchmarks/plans.md). Training sets expandable segments, which vLLM's sleep mode does not allow:
+# to 5.2% more (tests/benchmarks/plans.md). Training sets expandable segments, which vLLM's sleep mode does not allow:
 # next to a colocated vLLM the segments have a fixed size, and the same runs reserved 1 to 11% more.
 FRAGMENTATION = {"transformers": 0.04, "server": 0.04, "colocate": 0.078}
 # A tile of TRL's fused LM head (TOKEN_CHUNK_SIZE and chunk size); layer inputs that TRL's offloading keeps on the GPU.

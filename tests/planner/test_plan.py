@@ -60,7 +60,7 @@ def printed(arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", json.loads(PLANS.read_text()))
-def test_a_plan_is_the_one_that_was_read_and_checked(arguments, monkeypatch):
+def test_a_plan_is_the_stored_one(arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("grpo_math.planner.model._ask", None)  # the shipped measurements are enough
     assert printed(arguments) == json.loads(PLANS.read_text())[arguments]
