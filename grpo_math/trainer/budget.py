@@ -33,6 +33,12 @@ class TokenBudget:
     def tokens(self) -> int:
         return self.setting if self.halved_to is None else self.halved_to
 
+    def state_dict(self) -> dict[str, int | None]:
+        return {"halved_to": self.halved_to}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self.halved_to = state["halved_to"]
+
     def halve(self, several: int, largest: int, reason: str) -> int:
         """Halve the budget and return it.
 

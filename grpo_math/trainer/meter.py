@@ -35,6 +35,12 @@ class StepMeter:
         self.tokens_per_step = 0.0
         self.marked: dict[str, int] = {}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
+
     def report_first(self, completions: int) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins."""
         for line in first_rollout(self.log(), completions, self.rollouts_per_step):

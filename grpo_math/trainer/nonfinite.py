@@ -20,6 +20,12 @@ class NonFiniteSteps:
     def __init__(self, limit: int) -> None:
         self.limit, self.in_a_row = limit, 0
 
+    def state_dict(self) -> dict[str, int]:
+        return {"in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.in_a_row = state["in_a_row"]
+
     def seen(self, grad_norm: Any) -> bool:
         """Return True if this step is skipped.
 

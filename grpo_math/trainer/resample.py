@@ -110,6 +110,12 @@ class Resampler:
         self.pool, self.size = PromptPool(data, trainer.args.seed), trainer.num_generations
         self.table, self.accelerator = trainer._logs, trainer.accelerator
 
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.pool.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.pool.position = state["position"]
+
     def __call__(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
     ) -> tuple[Rollout, dict[str, float]]:

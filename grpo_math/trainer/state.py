@@ -22,16 +22,16 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run.checkpoints import STATE
 from grpo_math.run.main_process import on_main
 
-# Attributes of the trainer, which neither TRL nor transformers saves, and of its collaborators.
-ATTRIBUTES = {
-    "trainer": (
-        *("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "entropy_coef", "_last_world_entropy"),
-    ),
-    "meter": ("rollout_tokens", "tokens_per_step"),
-    "nonfinite": ("in_a_row",),
-    "budget": ("halved_to",),
-    "prompt_pool": ("position",),
-}
+# Attributes of TRL's and transformers' trainers, which neither of them saves.
+ATTRIBUTES = (
+    "_step",
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "entropy_coef",
+    "_last_world_entropy",
+)
+COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
@@ -51,10 +51,8 @@ def state_of(trainer: Any) -> dict[str, Any]:
     table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
-        **{
-            name: {attribute: deepcopy(getattr(owner, attribute)) for attribute in ATTRIBUTES[name]}
-            for name, owner in _owners(trainer).items()
-        },
+        **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
+        **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
         "rollout": trainer._buffered_inputs if in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
@@ -64,10 +62,8 @@ def state_of(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _owners(trainer: Any) -> dict[str, Any]:
-    """Return the objects that have `ATTRIBUTES`."""
-    owners = {"trainer": trainer, "meter": trainer.meter, "nonfinite": trainer.nonfinite, "budget": trainer.budget}
-    return owners | ({"prompt_pool": trainer.resampler.pool} if trainer.resampler else {})
+def _collaborators(trainer: Any) -> dict[str, Any]:
+    return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
 
 
 def to_keep(trainer: Any) -> dict[str, Any]:
@@ -108,9 +104,11 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
 
     ``position``: the training steps of this epoch that are done, which is the position of the data loader.
     """
-    for name, owner in _owners(trainer).items():
-        # resume=force may switch on resampling.
-        vars(owner).update(state.get(name, {}))
+    for name in ATTRIBUTES:
+        setattr(trainer, name, state[name])
+    for name, part in _collaborators(trainer).items():
+        if name in state:  # resume=force may switch on resampling
+            part.load_state_dict(state[name])
     # transformers divides the sum of all losses, which is restored, by the steps since this one.
     trainer._initial_global_step = 0
     trainer._buffered_inputs = state["rollout"]

@@ -77,10 +77,10 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     held = state.state_of(trainer)
-    assert (held["trainer"]["_step"], len(held["rollout"])) == (2, 4)
-    position = held["prompt_pool"]["position"]
+    assert (held["_step"], len(held["rollout"])) == (2, 4)
+    position = held["resampler"]["position"]
     held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": []}
-    del held["prompt_pool"]  # a run that did not resample
+    del held["resampler"]  # a run that did not resample
     state.restore(trainer, held, position=7)
     assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)
     assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)

@@ -155,7 +155,7 @@ def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor(
     trls = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source), *re.findall(r"def (_[a-z]\w*)\(self", source)}
     # Every other file reads what is TRL's alone: ours have public names there, or are handed in.
     assert {name: names - trls for name, names in read.items() if names - trls} == {}
-    assert set(state.ATTRIBUTES["trainer"]) <= {*trls, *re.findall(r"self\.(\w+) = ", source)}
+    assert set(state.ATTRIBUTES) <= {*trls, *re.findall(r"self\.(\w+) = ", source)}
     ours = inspect.getsource(MathGRPOTrainer)
     assert {name for name in extra - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
 
