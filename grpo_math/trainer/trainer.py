@@ -103,6 +103,8 @@ class MathGRPOTrainer(GRPOTrainer):
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
             super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
+        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
+        self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
