@@ -18,7 +18,6 @@ from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
 
 MOST = 2000  # lines that one diagnosis parses
-EVERY = 10  # steps between two diagnoses
 
 
 class Diagnosis(TrainerCallback):
@@ -34,8 +33,8 @@ class Diagnosis(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         # Always at the last step: the trackers take no line after it.
         last = state.global_step >= state.max_steps
-        # Each diagnosis reads the whole file, so long runs are diagnosed less often.
-        interval = max(EVERY, state.global_step // 50)
+        # Every ten steps. Each diagnosis reads the whole file, so long runs are diagnosed less often.
+        interval = max(10, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):

@@ -13,7 +13,6 @@ differently, which changes a few tokens in bfloat16. transformers runs the calls
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation import GenerationMode, logits_process
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
+from grpo_math.run.replaced import replaced
 
 # Caches from which a row can be dropped.
 KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
@@ -63,7 +63,7 @@ def lean_generation(model: Any) -> Iterator[None]:
                 pass
         return plain(**inputs, **kwargs)
 
-    with patch.object(model, "generate", generate):
+    with replaced(model, generate=generate):
         yield
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, is_folder, near, read_json
+from grpo_math.run.replaced import replaced
 
 
 def model_path(name: str | None) -> str:
@@ -100,7 +100,7 @@ def check_weights(path: str) -> None:
             # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
             options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
             # ZeRO-3 would split the weights among processes, and rejects a device map.
-            with patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None):
+            with replaced(deepspeed, _hf_deepspeed_config_weak_ref=None):
                 _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     finally:
         logging.set_verbosity(verbosity)

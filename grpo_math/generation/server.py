@@ -73,8 +73,11 @@ def command(
     options: dict[str, Any] = {"--host": host, "--port": port, "--dtype": dtype, "--seed": seed}
     options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
     # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
-    options |= {"--tensor-parallel-size": tensor_parallel, "--data-parallel-size": data_parallel}
-    options["--api-server-count"] = 1
+    options |= {
+        "--tensor-parallel-size": tensor_parallel,
+        "--data-parallel-size": data_parallel,
+        "--api-server-count": 1,
+    }
     if lora_rank:
         options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
     elif not fixed:

@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -52,6 +51,7 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.server import Server, key, served_rank
 from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
+from grpo_math.run.replaced import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         return trls(**kwargs)
 
     # TRL has no argument for either class: its constructors look them up by name in these modules.
-    with (
-        patch.object(grpo_trainer, "VLLMGeneration", generation),
-        patch.object(vllm_generation, "VLLMClient", KeyedClient),
-    ):
+    with replaced(grpo_trainer, VLLMGeneration=generation), replaced(vllm_generation, VLLMClient=KeyedClient):
         yield
 
 
@@ -369,7 +366,7 @@ class AdapterGeneration(VLLMGeneration):
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
-        with patch.object(vllm_generation, "LLM", lambda **kwargs: _WithAdapter(made(**kwargs, **lora)), create=True):
+        with replaced(vllm_generation, LLM=lambda **kwargs: _WithAdapter(made(**kwargs, **lora))):
             super()._init_vllm()
 
     # For the canary

@@ -5,7 +5,6 @@ card.md is the template; all values come from the run directory. The same run al
 Does not write to the network, and does not show text that a model wrote.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,7 @@ RESULTS = {
 QUESTION = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
-Base = Mapping[str, Any]
-
-
-def base_of(run: Run, stated: str | None = None, api: Any = None) -> Base:
+def base_of(run: Run, stated: str | None = None, api: Any = None) -> dict[str, Any]:
     """Return the model that was trained. ``stated`` is its name on the Hub, if the run names a folder.
 
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
@@ -74,7 +70,7 @@ def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str,
     return {key: value for key in keys if data and isinstance(value := data.get(key), str)}
 
 
-def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
+def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
     """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top."""
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
@@ -108,7 +104,7 @@ def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
     )
 
 
-def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evaluated: str) -> str:
+def _metadata(run: Run, repo_id: str, base: dict[str, Any], kind: str, dataset: str, evaluated: str) -> str:
     """Return the metadata that the Hub reads, in YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 

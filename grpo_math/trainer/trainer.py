@@ -40,6 +40,7 @@ from grpo_math.rewards.guard import RewardContext
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
+from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, weighted
@@ -50,7 +51,7 @@ from grpo_math.trainer.gold_answers import check_gold_answers
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import SCORING, replaced, results_of, sees_rows
+from grpo_math.trainer.overrides import SCORING, results_of, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
