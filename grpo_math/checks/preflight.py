@@ -33,7 +33,7 @@ def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
     lines = []
     for finding in preflight(setup, checks):
         if finding.level == "error":
-            raise refusal(finding)
+            raise UserError(f"{finding.message}: {finding.remedy}")
         if finding.level == "warning":
             lines.append(finding.line())
     return lines
@@ -110,8 +110,3 @@ def refuse_early(read: Recipe) -> None:
     """Raise the error that training would end with, if it can be found in a second. Training runs the other checks."""
     # Not `ask`, which imports torch.
     warning_lines(Setup(read.sound().values, read.given), EARLY)
-
-
-def refusal(finding: Finding) -> UserError:
-    """Return a finding as the error that ends a run."""
-    return UserError(f"{finding.message}: {finding.remedy}")

@@ -156,12 +156,15 @@ class PackedScorer:
         def score(ids: Tensor, mask: Tensor) -> Scores:
             return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, **kwargs)
 
-        # The rows of an update are one micro-batch already.
-        if torch.is_grad_enabled():
+        # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
+        batches = (
+            [] if torch.is_grad_enabled() else self._batches(input_ids, attention_mask, logits_to_keep, batch_size)
+        )
+        if len(batches) < 2:
             return score(input_ids, attention_mask)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
-        for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
+        for index in batches:
             at = torch.tensor(index).to(input_ids.device, non_blocking=True)
             logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at])
             if entropies is not None and batch_entropies is not None:

@@ -281,7 +281,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._metrics["train"][metrics.SKIPPED].append(float(skipped))
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
-            model.zero_grad(set_to_none=True)
+            model.zero_grad()
         if error := self.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
             state.save_last_step(self)

@@ -15,7 +15,7 @@ from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-OURS = 20  # waits of a step by lines of grpo_math besides sampling
+OURS = 21  # waits of a step by lines of grpo_math besides sampling
 OF_TRL = 65  # by lines of TRL, whose loss logs figure by figure
 BACKWARD = 2  # in autograd's own thread: TRL's head picks the scored tokens by a mask
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
