@@ -1,17 +1,14 @@
-"""What the tests of generation share: tiny models, a tokenizer of bytes, prompts, and a count of what is computed."""
+"""What the tests of generation share: tiny models of bytes, prompts, and a count of what is computed."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-from grpo_math.generation.chat import OF_SMOLLM2
+from transformers import AutoConfig, AutoModelForCausalLM
 
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, so that the others are padded", "x"]
-BYTES, END = 256, "<|im_end|>"
+BYTES = 256
 VOCABULARY = BYTES + 2
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -26,16 +23,6 @@ SIZES = {
     "eos_token_id": BYTES + 1,
     "pad_token_id": BYTES + 1,
 }
-
-
-def byte_tokenizer():
-    """A tokenizer whose tokens are bytes, with the chat template and the special tokens of SmolLM2."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = {"bos_token": "<|im_start|>", "eos_token": END, "pad_token": END}
-    settings = {"padding_side": "left", "chat_template": OF_SMOLLM2}
-    return PreTrainedTokenizerFast(tokenizer_object=bytewise, **special, **settings)
 
 
 def small_model(family="llama", **settings):

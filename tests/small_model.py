@@ -17,13 +17,17 @@ from grpo_math.evaluation import backends
 from grpo_math.generation.chat import OF_SMOLLM2
 from grpo_math.generation.completions import read_off
 
+END = "<|im_end|>"
+
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens are bytes, with the chat template and the special tokens of SmolLM2."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bare = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>", "additional_special_tokens": ["<|im_start|>"]}
-    return PreTrainedTokenizerFast(tokenizer_object=bare, chat_template=OF_SMOLLM2, padding_side="left", **names)
+    bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = {"bos_token": "<|im_start|>", "eos_token": END, "pad_token": END}
+    settings = {"padding_side": "left", "chat_template": OF_SMOLLM2}
+    return PreTrainedTokenizerFast(tokenizer_object=bytewise, **special, **settings)
 
 
 def write_small_model(folder: Path) -> str:
@@ -61,7 +65,7 @@ def script(monkeypatch):
                 batches.append((problems, seed))
                 made = []
                 for problem in problems:
-                    ids = model.tokenizer.encode(texts[problem][times[problem] % len(texts[problem])] + "<|im_end|>")
+                    ids = model.tokenizer.encode(texts[problem][times[problem] % len(texts[problem])] + END)
                     made.append(read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]))
                     times[problem] += 1
                 return made

@@ -91,26 +91,6 @@ def rank(launcher: subprocess.Popen, number: int) -> psutil.Process | None:
     return None
 
 
-def write_letters_model(folder: Path) -> str:
-    """Write a random model of 20,000 weights whose tokens are letters: a run of it takes a second."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    alphabet = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    letters = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<end>", pad_token="<end>")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}assistant: "
-    tokenizer.save_pretrained(folder)
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(alphabet), **shape, **ends)).save_pretrained(folder)
-    return str(folder)
-
-
 def write_adapter_run(folder: Path, base: str, settings: str = "") -> Path:
     """Write what a run with LoRA leaves: its settings, and an adapter whose answers are not those of the base."""
     from peft import LoraConfig, get_peft_model

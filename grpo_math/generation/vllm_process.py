@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,8 +79,9 @@ class ServerProcess:
         return f"the vLLM server ended with exit code {code}: {where}; correct what it names and start again"
 
     def _last(self, n: int) -> list[str]:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log else []
-        return [line.rstrip() for line in lines if line.strip()][-n:]
+        # The log of a long run is large, so only its last lines are kept. Without a log there are none.
+        with open(self.log or os.devnull, encoding="utf-8", errors="replace") as file:
+            return list(deque((line.rstrip() for line in file if line.strip()), n))
 
     def _tail(self) -> None:
         for line in self._last(LOG_LINES):

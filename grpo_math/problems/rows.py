@@ -128,14 +128,14 @@ def _parts(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, sour
     parts = {
         "level": level if isinstance(level, int | str) and level != "Level ?" else None,
         "subject": subject if isinstance(subject, str) else None,
-        "tolerance": _tolerance(fields, accepted, gold, source),
+        "tolerance": _tolerance(fields, accepted, gold, source) if source.relative or source.absolute else None,
     }
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def _tolerance(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
-    """Return the accepted distance from the gold answer, if the authors of the data set accept such answers."""
-    number = value(gold) if source.relative or source.absolute else None
+    """Return the accepted distance from the gold answer, in a data set whose authors accept such answers."""
+    number = value(gold)
     stated = value(str(columns.first(fields, "tolerance", accepted.get("tolerance", ()))[1]))
     absolute = source.absolute if stated is None else abs(float(stated))
     return None if number is None else abs(float(number)) * source.relative + absolute

@@ -1,7 +1,8 @@
 """A tiny model of bytes, in memory and in a folder: a test with it takes a fraction of a second."""
 
 import pytest
-from small_generation import byte_tokenizer, small_model
+from small_generation import small_model
+from small_model import byte_tokenizer
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
-from small_generation import BYTES, END, PROMPTS, counted, small_model
+from small_generation import BYTES, PROMPTS, counted, small_model
+from small_model import END
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 

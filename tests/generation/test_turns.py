@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import pytest
-from small_generation import END
+from small_model import END
 from small_tools import python
 from trl.chat_template_utils import qwen3_chat_template
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-from small_runs import write_letters_model
+from small_model import small
 
-
-@pytest.fixture(scope="session")
-def letters_model(tmp_path_factory):
-    """The folder of a random model whose tokens are letters."""
-    return write_letters_model(tmp_path_factory.mktemp("letters"))
+__all__ = ["small"]

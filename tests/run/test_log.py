@@ -133,13 +133,13 @@ PHASES = (*metrics.PHASES, metrics.SECONDS_UPDATE)
 
 
 @pytest.fixture
-def trained(letters_model, tmp_path):
+def trained(small, tmp_path):
     """``trained(**settings)`` -> the lines of a history of two steps."""
 
     def run(**settings):
-        tokenizer = AutoTokenizer.from_pretrained(letters_model, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(small, padding_side="left")
         settings = {"max_steps": 2, "max_completion_length": 8, "logging_steps": 1, **settings}
-        trainer = make(MathGRPOTrainer, MathGRPOConfig, letters_model, tokenizer, tmp_path, **settings)
+        trainer = make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, **settings)
         (history,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RunFiles))
         trainer.train()
         return history.lines()

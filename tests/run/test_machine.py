@@ -167,8 +167,8 @@ def test_a_reader_that_asks_for_the_owner_delays_a_run_for_an_instant_and_does_n
         lock.hold(tmp_path)
 
 
-def test_training_refuses_a_folder_in_which_another_run_trains(other, letters_model, tmp_path, capsys):
-    command = ["--model_name_or_path", letters_model, "--output_dir", str(tmp_path / "run"), *RUN]
+def test_training_refuses_a_folder_in_which_another_run_trains(other, small, tmp_path, capsys):
+    command = ["--model_name_or_path", small, "--output_dir", str(tmp_path / "run"), *RUN]
     assert main(command) == 2
     line = (
         f"error: output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"

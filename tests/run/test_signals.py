@@ -145,7 +145,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
     ("number", "code", "word"), [(signal.SIGTERM, AGAIN, "Stopped"), (signal.SIGINT, INTERRUPTED, "Interrupted")]
 )
 def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(
-    number, code, word, letters_model, tmp_path, monkeypatch, capfd
+    number, code, word, small, tmp_path, monkeypatch, capfd
 ):
     run_dir, left = tmp_path / "run", [number]
 
@@ -157,7 +157,7 @@ def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(
     module = ModuleType("mine")
     module.signalled = signalled
     monkeypatch.setitem(sys.modules, "mine", module)
-    command = ["--model_name_or_path", letters_model, "--output_dir", str(run_dir), *RUN, "--rewards=mine:signalled"]
+    command = ["--model_name_or_path", small, "--output_dir", str(run_dir), *RUN, "--rewards=mine:signalled"]
     assert main(command) == code
     assert saved_after(run_dir, capfd.readouterr().err, f"{word} after step {{}} of 4") == 2
     assert main(command) == 0

@@ -6,20 +6,17 @@ import sys
 from types import ModuleType
 
 import pytest
-from small_runs import RUN, write_letters_model
+from small_model import small
+from small_runs import RUN
 from small_trainers import letters
 
 from grpo_math.train.program import main
 
-
-@pytest.fixture(scope="session")
-def letters_model(tmp_path_factory):
-    """The folder of a random model whose tokens are letters."""
-    return write_letters_model(tmp_path_factory.mktemp("letters"))
+__all__ = ["small"]
 
 
 @pytest.fixture
-def train(letters_model, tmp_path, monkeypatch, capfd):
+def train(small, tmp_path, monkeypatch, capfd):
     """``train(*words, reward=...)`` -> the exit code of a run in ``tmp_path / "run"``, and its lines on stderr."""
 
     def run(*words, reward=letters, output_dir=tmp_path / "run"):
@@ -27,15 +24,7 @@ def train(letters_model, tmp_path, monkeypatch, capfd):
         module.reward = reward
         monkeypatch.setitem(sys.modules, "mine", module)
         capfd.readouterr()
-        command = [
-            "--model_name_or_path",
-            letters_model,
-            "--output_dir",
-            output_dir,
-            *RUN,
-            "--rewards=mine:reward",
-            *words,
-        ]
+        command = ["--model_name_or_path", small, "--output_dir", output_dir, *RUN, "--rewards=mine:reward", *words]
         return main([str(word) for word in command]), capfd.readouterr().err.splitlines()
 
     return run

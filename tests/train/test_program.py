@@ -45,14 +45,14 @@ BEST = [
 
 
 @pytest.fixture(scope="module")
-def outputs(letters_model, tmp_path_factory):
+def outputs(small, tmp_path_factory):
     """``outputs(name, *words)`` -> the folder of a run of three steps, and what it printed; each is run once."""
     done: dict[str, tuple[Path, str, str]] = {}
 
     def run(name: str, *words: str) -> tuple[Path, str, str]:
         if name not in done:
             folder, out, err = tmp_path_factory.mktemp("runs") / name, io.StringIO(), io.StringIO()
-            fields = ["--model_name_or_path", letters_model, "--output_dir", str(folder), *launching.TINY]
+            fields = ["--model_name_or_path", small, "--output_dir", str(folder), *launching.TINY]
             with (
                 pytest.MonkeyPatch.context() as patch,
                 contextlib.redirect_stdout(out),
@@ -73,7 +73,7 @@ def best(outputs):
     return outputs("best", "--use_peft", "--eval_n=4", "--heldout", sets)
 
 
-def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(best, letters_model):
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(best, small):
     run_dir, out, err = best
     lines = out.splitlines()
     assert lines[0] == "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step"
@@ -106,9 +106,9 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
 
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert (config["distributed_type"], config["num_processes"], config["push_to_hub"]) == ("NO", 1, False)
-    assert config["model_name_or_path"] == config["stated"]["model_name_or_path"] == letters_model
+    assert config["model_name_or_path"] == config["stated"]["model_name_or_path"] == small
     assert (config["stated"]["max_steps"], "beta" in config["stated"]) == (3, False)
-    assert config["command"].startswith(f"grpo_math.train --model_name_or_path {letters_model} ")
+    assert config["command"].startswith(f"grpo_math.train --model_name_or_path {small} ")
 
     state = {name: load_file(run_dir / name / "adapter_model.safetensors") for name in ("adapter", "checkpoint-3")}
     first = load_file(run_dir / "checkpoint-1/adapter_model.safetensors")
@@ -137,7 +137,7 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, letters_model, tmp_path, capsys):
+def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, small, tmp_path, capsys):
     run_dir, merged = best[0], tmp_path / "merged"
     best_dir = run_dir / "checkpoint-1"
 
@@ -153,7 +153,7 @@ def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, 
     assert of_run.read(str(run_dir)).models["trained"][1] == str(run_dir / "adapter")
 
     answer("export", str(run_dir), "--merge", str(merged))
-    base = AutoModelForCausalLM.from_pretrained(letters_model, dtype="bfloat16")
+    base = AutoModelForCausalLM.from_pretrained(small, dtype="bfloat16")
     expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
     exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert all(torch.equal(exported[name], expected[name]) for name in expected)

@@ -255,20 +255,20 @@ def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_not_by_three(tiny, tmp
 
 
 @pytest.fixture(scope="module")
-def finished(letters_model, tmp_path_factory):
+def finished(small, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each, on problems of its own."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [{"id": f"p{i}", "problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {**LORA, "max_steps": 2, "save_steps": 1, "dataset": folder / "problems.jsonl", "eval_n": 0}
     sys.path.insert(0, str(PROGRAM.parent))  # for the reward
-    assert program.main(arguments(letters_model, folder / "run", settings)) == 0
+    assert program.main(arguments(small, folder / "run", settings)) == 0
     yield folder, settings
     sys.path.remove(str(PROGRAM.parent))
 
 
 @pytest.fixture
-def again(finished, letters_model, tmp_path, capfd, monkeypatch):
+def again(finished, small, tmp_path, capfd, monkeypatch):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
     source, settings = finished
     monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)  # half of a short run's time
@@ -276,7 +276,7 @@ def again(finished, letters_model, tmp_path, capfd, monkeypatch):
 
     def start(**changed) -> tuple[int, list[str]]:
         capfd.readouterr()
-        code = program.main(arguments(letters_model, tmp_path / "run", {**settings, **changed}))
+        code = program.main(arguments(small, tmp_path / "run", {**settings, **changed}))
         return code, capfd.readouterr().err.splitlines()
 
     return start
