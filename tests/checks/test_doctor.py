@@ -3,8 +3,6 @@
 The cases are in tests/cases/bad_configs.yaml.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -18,6 +16,8 @@ import yaml
 from grpo_math.checks import Finding
 from grpo_math.checks.doctor import doctor
 from grpo_math.cli import main
+from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.prompts import as_template
 from grpo_math.train import program
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,7 @@ FILES = {
     "odd_model/model.safetensors": NO_WEIGHTS,
     "earlier/history.jsonl": "{}\n",
     "odd_rewards.py": REWARDS,
+    "own_prompts.py": 'def plain(problem):\n    return f"Q: {problem} Answer after ####.\\nA:"\n',
     "three.yaml": "distributed_type: MULTI_CPU\nnum_processes: 3\n",
 }
 
@@ -199,3 +200,27 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
     assert done.stdout.endswith(end)
     assert done.stderr.startswith(err.replace("CWD", str(here)))
     assert done.stderr.count("\n") == bool(err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "start"),
+    [
+        ("gsm8k", "<|im_start|>assistant\n"),
+        ("r1_zero", "<think>"),
+        ("Q: {problem}", "<|im_start|>assistant\n"),
+        ("own_prompts:plain", "\nA:"),
+    ],
+)
+def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenizer, template, start):
+    from grpo_math.generation.completions import token_ids
+
+    settings = {"model_name_or_path": tiny(), "dataset": "generated:sums", "prompt_template": template}
+    words = ["doctor", "--config", recipe(here, settings), "--show", "2"]
+    capsys.readouterr()  # what torch's libraries print when they are imported first
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
+    assert [one["ids"] for one in shown["prompts"]] == token_ids(tokenizer, [row["prompt"] for row in rows])
+    assert main(words) == 0
+    assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2

@@ -1,11 +1,8 @@
 """The checks before a run, each on what it is for: a machine, a tokenizer or a server that is not this one."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +43,8 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "<end>": 1, "<stop>": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=eos)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>", "<stop>"]})
-    tokenizer.chat_template, tokenizer.name_or_path = template, str(folder)
-    return tokenizer
+    special = {"eos_token": eos, "additional_special_tokens": ["<end>", "<stop>"]}
+    return PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template, name_or_path=str(folder), **special)
 
 
 def run_of(**before: Any) -> dict[str, str]:
@@ -194,10 +189,10 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
     # q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters. A checkpoint has
     # float32 weights and Adam's two moments, and the final weights come to a third of that.
     "disk": [
-        (ADAPTER, {"free": 921_600 * 16.2}, []),
+        (ADAPTER, {"disk": SimpleNamespace(free=921_600 * 16.2)}, []),
         (
             ADAPTER,
-            {"free": 921_600 * 15.9},
+            {"disk": SimpleNamespace(free=921_600 * 15.9)},
             ["error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output"],
         ),
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
@@ -480,32 +475,24 @@ def server():
     server.stop()
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
 def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     """Make this machine, its environment and its folder what ``world`` says."""
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)
     # A busy machine may need more than five seconds for an answer.
     monkeypatch.setattr(services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
     gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
     monkeypatch.setattr(machine.devices, "ask", lambda query: gpus)
-    if "gpu" in world:
-        monkeypatch.setattr(machine.devices, "here", lambda: world["gpu"])
-    if "free" in world:
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(world["free"]))
-    if "layers" in world:
-        monkeypatch.setattr(sandbox, "layers", lambda: world["layers"])
+    replaced = {"gpu": (machine.devices, "here"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
+    for name in replaced.keys() & world.keys():
+        monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
         # Not importlib.metadata itself, which libraries ask while they are imported.
-        metadata = SimpleNamespace(**vars(machine.metadata) | {"version": lambda name: version_of(name, versions)})
-        monkeypatch.setattr(machine, "metadata", metadata)
+        pretended = {"version": versions.__getitem__, "PackageNotFoundError": KeyError}
+        monkeypatch.setattr(machine, "metadata", SimpleNamespace(**vars(machine.metadata) | pretended))
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC", "GRPO_MATH_JUDGE_MODEL"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))
@@ -520,62 +507,20 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
         (here / name).chmod(0o600)  # else Python refuses to read .netrc
 
 
-def version_of(name: str, versions: dict[str, str]) -> str:
-    if name not in versions:
-        raise machine.metadata.PackageNotFoundError
-    return versions[name]
-
-
 @pytest.mark.parametrize(
     ("check", "words", "world", "lines"), [(check, *case) for check, cases in CASES.items() for case in cases]
 )
-def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines, here, server, monkeypatch):
+def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines, tmp_path, server, monkeypatch):
     if check == "python_tool" and sys.platform != "linux":
         pytest.skip("the Python tool needs Linux")
-    pretend(world, here, server.url, monkeypatch)
+    pretend(world, tmp_path, server.url, monkeypatch)
     server.answers, server.queue = world.get("answers", {}), list(world.get("queue", []))
     words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
     more = {name: world[name] for name in ("processes", "accelerate") if name in world}
-    tokenizer = tokenizer_of_words(here, world.get("eos", "<end>"), world.get("template", CHAT))
+    tokenizer = tokenizer_of_words(tmp_path, world.get("eos", "<end>"), world.get("template", CHAT))
     findings = [*preflight(setup(*words, tokenizer=tokenizer, **more), only=(check,))]
     assert {finding.check for finding in findings} <= {check}
     output = [re.sub(r"[\d.]+ GB", "N GB", finding.line()) for finding in findings]
-    expected = [line.replace("<URL>", server.url).replace("<HERE>", str(here)) for line in lines]
+    expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
     assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
     assert "secret" not in str(output)
-
-
-# What is evaluated where eval_n is not said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "n", "output"),
-    [
-        (["--dataset", "generated:sums"], 128, "128 problems of generated:sums, test, are evaluated: 256 completions"),
-        (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
-        (["--eval_split", "nowhere"], 0, "no verdict on the run: eval_split='nowhere' is not known"),
-    ],
-)
-def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_it_costs(arguments, n, output):
-    asked = setup(*arguments)
-    assert asked.problems.eval_n == n
-    assert len(asked.problems.held_out) == n
-    assert output in asked.problems.about_eval
-
-
-def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(here):
-    problems = [f"What is {i} + 1?" for i in range(40)]
-    (here / "mine.jsonl").write_text(rows_of(*((problem, "1") for problem in [*problems, problems[0]]))["mine.jsonl"])
-
-    def divided(*arguments):
-        asked = setup("--dataset", "mine.jsonl", *arguments).problems
-        return [row["problem"] for row in asked.rows], [row["problem"] for row in asked.held_out], asked.about_eval
-
-    train, held_out, line = divided()
-    assert {*train, *held_out} == {*problems}
-    assert not {*train} & {*held_out}
-    assert f"{len(held_out)} of the 41 problems of mine.jsonl are held out of training by a hash" in line
-    assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
-    stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
-    assert stated[:2] == (problems[8:], problems[:4])
-    assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
