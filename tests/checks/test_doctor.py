@@ -23,9 +23,11 @@ from grpo_math.train import program
 ROOT = Path(__file__).parents[2]
 BASE = yaml.safe_load((ROOT / "launch/configs/demo_cpu.yaml").read_text()) | {"output_dir": "run"}
 CASES = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text())
-ERRORS = [case for case in CASES if case["says"].startswith("error")]
-ONE_OF_EACH_CHECK = list({case["says"].rpartition("(")[2]: case for case in ERRORS}.values())
-RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
+ONE_OF_EACH_CHECK = list(
+    {
+        case["says"].rpartition("(")[2]: case for case in [case for case in CASES if case["says"].startswith("error")]
+    }.values()
+)
 # What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
 LACKING = re.compile(r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub")
 
@@ -48,7 +50,6 @@ def huge(completions, **columns):
 def upside_down(completions, grade, **columns):
     return [float(g.verdict != "correct") for g in grade]
 """
-NO_WEIGHTS = "\2\0\0\0\0\0\0\0{}"  # of safetensors: the length of a header, and an empty one
 FILES = {
     "file": "x",
     "folder/x": "",
@@ -60,7 +61,7 @@ FILES = {
     "empty_model/x": "",
     "bare_model/config.json": '{"model_type": "llama"}',
     "odd_model/config.json": '{"model_type": "nosuch"}',
-    "odd_model/model.safetensors": NO_WEIGHTS,
+    "odd_model/model.safetensors": "\2\0\0\0\0\0\0\0{}",
     "earlier/history.jsonl": "{}\n",
     "odd_rewards.py": REWARDS,
     "own_prompts.py": 'def plain(problem):\n    return f"Q: {problem} Answer after ####.\\nA:"\n',
@@ -131,7 +132,7 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "launch/configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
     results = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
     errors = [finding.line() for finding in results if finding.level == "error"]

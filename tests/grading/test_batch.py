@@ -1,23 +1,25 @@
-"""Many rows at once, each with its own format, and what a grader may decide either way (`GradingPolicy`)."""
+"""Many rows at once, also of a file, each with its own format; what a `GradingPolicy` may decide either way."""
+
+import json
 
 import pytest
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, DataError
 from grpo_math.grading import GradingPolicy, Verdict, batch, grade, grade_batch
+from grpo_math.grading.file import grade_file
 
 
 def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(monkeypatch):
     find = batch.find
 
-    def breaks(completion, *others, **more):
-        if "evil" in completion:
-            raise IndexError("no such group")
-        return find(completion, *others, **more)
+    def breaks(completion, *others):
+        assert "evil" not in completion
+        return find(completion, *others)
 
     monkeypatch.setattr(batch, "find", breaks)
     first, second, third = grade_batch(["7"] * 3, ["#### 7", "#### evil", "#### 8"])
     assert (first.verdict, second.verdict, third.verdict) == (Verdict.CORRECT, Verdict.UNCHECKABLE, Verdict.WRONG)
-    assert second.reason == "IndexError while reading the answer"
+    assert second.reason == "AssertionError while reading the answer"
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("7", "7"), (r"\sqrt{12}", r"2\sqrt{3}")])  # the second needs a worker
@@ -48,3 +50,40 @@ def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):
 def test_digits_that_would_pay_a_near_answer_are_refused():
     with pytest.raises(ConfigError, match="digits=3 would pay answers that are only near: give 0, or 6 or more"):
         grade_batch(["1"], ["1"], policy=GradingPolicy(digits=3))
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_results_of_a_file_keep_the_row_order_and_verdicts_are_counted_and_a_row_can_name_its_own_format(tmp_path):
+    rows = [{"gold": "7", "prediction": p} for p in ("#### 7", "#### 8", "")] + [{"gold": "", "prediction": "7"}]
+    rows += [
+        {"gold": 7, "prediction": None},
+        {"gold": "1", "prediction": "<answer>1</answer>\n#### 2", "format": "xml"},
+    ]
+    results = json.loads(json.dumps(grade_file(write(tmp_path, *rows), answer_format="gsm8k")))
+    assert [(r["verdict"], r["answer"]) for r in results["results"]] == [
+        *(("correct", "7"), ("wrong", "8"), ("no_answer", None), ("bad_gold", None), ("no_answer", None)),
+        ("correct", "1"),
+    ]
+    counts = {"correct": 2, "wrong": 1, "no_answer": 2, "unparseable": 0, "uncheckable": 0, "bad_gold": 1, "crash": 0}
+    assert (results["rows"], results["verdicts"]) == (6, counts)
+    assert all(0 <= r["seconds"] < 10 for r in results["results"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"gold": "1"}', ":2: prediction is missing"),
+        ('{"prediction": "1"}', ":2: gold is missing"),
+        ("not json", ":2: row cannot be read"),
+        ("[1]", ":2: gold is missing"),
+        ('{"gold": "1", "prediction": "1", "format": "latex"}', ":2: format is 'latex'"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line_and_field(tmp_path, line, message):
+    with pytest.raises(DataError, match="answers.jsonl" + message):
+        grade_file(write(tmp_path, {"gold": "1", "prediction": "1"}, line))

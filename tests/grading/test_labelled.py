@@ -14,6 +14,7 @@ in ten ways that keep the value and in ten that do not.
 """
 
 import json
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -100,3 +101,42 @@ ORDERED = [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"]
 )
 def test_a_known_mistake_of_other_graders_is_not_made_here(gold, completion, verdict):
     assert str(grade_batch([gold], [completion])[0].verdict) == verdict
+
+
+# The gold solutions of GSM8K and MATH against themselves and against their neighbours
+
+
+@pytest.fixture
+def rows(data_dir):
+    def read(*names):
+        lines = (line for name in names for line in (data_dir / f"{name}.jsonl").read_text().splitlines())
+        return [json.loads(line) for line in lines]
+
+    return read
+
+
+def verdicts(golds, completions, **options):
+    return Counter(str(grade.verdict) for grade in grade_batch(golds, completions, **options))
+
+
+def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_the_next_rows(rows):
+    answers = [row["answer"] for row in rows("gsm8k/train", "gsm8k/test")]
+    bare = [answer.split("####")[1].strip() for answer in answers]
+    assert verdicts(answers, answers) == verdicts(bare, answers, answer_format="gsm8k") == {"correct": 8792}
+    numbers = [number.replace(",", "") for number in bare]
+    others = [i for i in range(len(answers)) if numbers[i] != numbers[i - 1]]
+    assert len(others) > 8600
+    assert verdicts([answers[i] for i in others], [answers[i - 1] for i in others]) == {"wrong": len(others)}
+
+
+def test_math_solutions_are_correct_against_their_own_answers(rows):
+    math = rows("math/train", "math/test_outside_math500", "math500/test")
+    assert len(math) == 12_500
+    grades = grade_batch([row["answer"] for row in math], [row["solution"] for row in math])
+    # Two gold answers are empty.
+    ungradable = {row["unique_id"] for row, g in zip(math, grades, strict=True) if g.verdict.ungradable}
+    assert ungradable == {"train/number_theory/7115.json", "train/number_theory/7117.json"}
+    # The others box several answers next to each other, where the data takes the last one for the gold answer, or check
+    # "our answer" after the box. One boxes 12 and says 6.
+    others = [(row["unique_id"], g) for row, g in zip(math, grades, strict=True) if str(g.verdict) != "correct"]
+    assert len(others) <= 30, others

@@ -1,33 +1,37 @@
-"""Real worker processes: limits of CPU time and memory, kills from outside, busy machines, forks, Ctrl-C, threads."""
+"""Real worker processes: limits of CPU time and memory, kills from outside, busy machines, forks, Ctrl-C, threads.
+
+At the end, answers that hang, fill memory, or break out: each row of cases/hostile_answers.jsonl, and the machine
+afterwards. A text there is a list of [piece, count], so that a 100,000-character string takes a short line.
+"""
 
 import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from string import ascii_letters
 
 import psutil
 import pytest
 from waiting import until
 
-from grpo_math.grading import Verdict, grade_batch, workers
+from grpo_math.grading import Verdict, grade, grade_batch, workers
+from grpo_math.grading.where import TAIL
 from grpo_math.grading.workers import Pool
 
 ROOT = Path(__file__).parents[2]
 HANGS = r"\sum_{i=1}^{10^9} \sin(i^i)"
 NEEDS_WORKER = ("x^2-1", "(x-1)(x+1)")
-TAKES_A_SECOND = (r"\int_0^1 x dx", r"\int_0^1 (1+x)^{30}(1-x)^{30} dx")
 
 
 def pids_of(pool: Pool) -> list[int]:
     return [worker.process.pid for worker in list(pool.workers)]
-
-
-def end(pids: list[int]) -> None:
-    until(lambda: not any(alive(pid) for pid in pids), 60.0, "a worker is left")
 
 
 def alive(pid: int) -> bool:
@@ -36,24 +40,11 @@ def alive(pid: int) -> bool:
     return False
 
 
-def cpu_seconds(pid: int) -> float:
-    return sum(psutil.Process(pid).cpu_times()[:2])
-
-
 @pytest.fixture
 def one():
     made = Pool(1)
     yield made
     made.close()
-
-
-def kill_when_busy(pool: Pool, killed: set[int]) -> None:
-    """Kill the worker of a pool of one while it compares; not one that was killed before."""
-    until(lambda: set(pids_of(pool)) - killed)
-    time.sleep(0.3)
-    [pid] = set(pids_of(pool)) - killed
-    os.kill(pid, signal.SIGKILL)
-    killed.add(pid)
 
 
 # ------------------------------------------------------------------------------------------------------ its own limits
@@ -68,15 +59,6 @@ def test_a_slow_answer_is_uncheckable_and_delays_no_other():
     assert (outcomes[0].verdict, outcomes[0].reason) == (Verdict.UNCHECKABLE, "more than 0.5 s of CPU time")
     assert [o.verdict for o in outcomes[1:]] == [Verdict.CORRECT] * 20
     assert outcomes[0].seconds >= 1.0  # two tries
-
-
-@pytest.mark.full
-def test_an_answer_that_fills_the_memory_harms_no_later_answer(one):
-    [outcome] = one.run([("1+2^{10^{10}}", r"\sum_{i=1}^{2} i^{10^{10}}")], 60.0)  # 2^(10^10) alone takes 1.25 GB
-    assert not outcome.verdict.ungradable
-    assert one.run([NEEDS_WORKER], 60.0)[0].verdict is Verdict.CORRECT
-    limits = Path(f"/proc/{pids_of(one)[0]}/limits").read_text()
-    assert limits.split("Max address space")[1].split()[0] == str(workers.MEMORY_BYTES)
 
 
 @pytest.mark.slow
@@ -102,14 +84,21 @@ def test_a_gold_answer_that_cannot_be_checked_is_a_bad_gold():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kills", "outcome"),
-    [(TAKES_A_SECOND, 1, (Verdict.WRONG, "Math-Verify")), (("42", HANGS), 2, (Verdict.CRASH, "the worker was killed"))],
+    [
+        ((r"\int_0^1 x dx", r"\int_0^1 (1+x)^{30}(1-x)^{30} dx"), 1, (Verdict.WRONG, "Math-Verify")),
+        (("42", HANGS), 2, (Verdict.CRASH, "the worker was killed")),
+    ],
 )
 def test_an_answer_whose_worker_is_killed_once_is_compared_again_and_twice_is_a_crash(job, kills, outcome, one):
     outcomes, killed = [], set()
     thread = threading.Thread(target=lambda: outcomes.extend(one.run([job], 20.0)))
     thread.start()
     for _ in range(kills):
-        kill_when_busy(one, killed)
+        until(lambda: set(pids_of(one)) - killed)
+        time.sleep(0.3)  # the worker compares
+        [pid] = set(pids_of(one)) - killed
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
     thread.join(120)
     assert [(results.verdict, results.reason) for results in outcomes] == [outcome]
     one.run([NEEDS_WORKER], 20.0)
@@ -171,6 +160,10 @@ ENDS = {
 threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()
 grade("42", hangs, timeout=2.0)
 """,
+    "Ctrl-C while a worker compares": """
+threading.Timer(0.5, os.killpg, (0, signal.SIGINT)).start()
+grade("42", hangs, timeout=300.0)
+""",
     "a forked child lives on": FORK,
 }
 
@@ -178,29 +171,19 @@ grade("42", hangs, timeout=2.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ENDS)
 def test_no_worker_outlives_its_parent_after(then):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", GRADES_THEN + ENDS[then]], text=True, cwd=ROOT, **pipes) as process:
+    command, pipes = (
+        [sys.executable, "-c", GRADES_THEN + ENDS[then]],
+        dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+    )
+    with subprocess.Popen(command, text=True, cwd=ROOT, start_new_session=True, **pipes) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert pids
         if then == "a forked child lives on":
             assert process.stdout.readline() == "True\n"
-        process.wait(60) if then != "an ordinary end" else process.communicate(timeout=60)
-        end(pids)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_batch_at_once_and_leaves_no_worker():
-    program = GRADES_THEN + "grade('42', hangs, timeout=300.0)"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", program], text=True, cwd=ROOT, start_new_session=True, **pipes)
-    pids = [int(pid) for pid in process.stdout.readline().split()]
-    started = cpu_seconds(pids[0])
-    until(lambda: cpu_seconds(pids[0]) > started + 0.3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert errors.count("Traceback") == 1  # the user's own; no worker prints one
-    assert "KeyboardInterrupt" in errors
-    end(pids)
+        process.wait(60)
+        until(lambda: not any(map(alive, pids)), 60.0, "a worker is left")
+        # With Ctrl-C it is the user's own. No worker prints one.
+        assert process.communicate()[1].count("Traceback") == ("Ctrl-C" in then)
 
 
 @pytest.mark.slow
@@ -254,3 +237,109 @@ def test_a_system_without_open_files_left_is_asked_again_and_then_one_clear_erro
     done = subprocess.run([sys.executable, "-c", LIMITED, "0"], cwd=ROOT, capture_output=True, text=True)
     message = f"the grading worker cannot start: Too many open files: {workers.REMEDY}"
     assert done.stderr.splitlines()[-1].endswith(message)
+
+
+# --------------------------------------------------------------------------------------------------- hostile answers
+
+CASES = Path(__file__).parents[1] / "cases" / "hostile_answers.jsonl"
+
+CALLER = 0.1  # seconds of CPU time in this process: ten times what the documentation says, for a slow machine
+PWNED = "/tmp/grpo_math_pwned"  # what the rows would make
+
+
+def text(pieces):
+    return "".join(piece * count for piece, count in pieces)
+
+
+@pytest.fixture(scope="module")
+def pwned():
+    """A path that no other program uses, without a digit that could be an answer."""
+    return Path(tempfile.gettempdir(), "grpo_math_pwned_" + "".join(random.SystemRandom().choices(ascii_letters, k=12)))
+
+
+@pytest.fixture(scope="module")
+def graded(pwned):
+    """(row, grade, seconds of CPU time in this process) for every row, one call each, with a worker ready."""
+    rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
+    results = []
+    assert sum(PWNED in text(row["prediction"]) for row in rows) >= 2
+    for row in rows:
+        prediction = text(row["prediction"]).replace(PWNED, str(pwned))
+        grade("x^2-1", r"\boxed{(x-1)(x+1)}")  # waits for a worker where the last row had its killed
+        started = time.process_time()
+        [result] = grade_batch([text(row["gold"])], [prediction], timeout=0.5)
+        results.append((row, result, time.process_time() - started))
+    return results
+
+
+@pytest.mark.slow
+def test_every_row_costs_this_process_little(graded):
+    assert [(row["kind"], seconds) for row, _, seconds in graded if seconds > CALLER] == []
+
+
+@pytest.mark.slow
+def test_a_true_pair_is_never_called_wrong_and_a_false_pair_is_never_called_correct(graded):
+    same = [(row, g) for row, g, _ in graded if row["truth"] == "same" and len(text(row["prediction"])) <= TAIL]
+    assert len(same) >= 20
+    assert [row for row, g in same if g.verdict in (Verdict.WRONG, Verdict.NO_ANSWER)] == []
+    assert [row for row, g, _ in graded if row["truth"] == "different" and g.verdict is Verdict.CORRECT] == []
+
+
+@pytest.mark.slow
+def test_no_answer_makes_itself_ungradable(graded):
+    """Otherwise a policy could leave its bad answers out of the group's mean."""
+    rows = [(row, g) for row, g, _ in graded if text(row["gold"]) == "42"]
+    assert len(rows) >= 40
+    assert [(row["kind"], g.reason) for row, g in rows if g.verdict.ungradable] == []
+
+
+@pytest.mark.slow
+def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded, pwned):
+    assert not pwned.exists()
+    assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT
+    for worker in workers.shared_pool().workers:
+        status = Path(f"/proc/{worker.process.pid}/status").read_text()
+        peak = int(status.split("VmPeak:")[1].split()[0]) * 1024
+        assert peak <= workers.MEMORY_BYTES
+
+
+WORDS = r"""
+. , ; ? ! ' " ` * ** _ $ # #### ( ) [ { {} } | / \ \\ ^ ^{ & % ° < = + - 0 1 1, 1= 1/ a/b x= x ½ √ ∛ ﷺ − \( \[ \{ \text{
+\text{a} \boxed{ \boxed{} \boxed{1} <answer> <answer></answer> </answer> answer answer: </think> option (A) 1{,} \pm
+"""
+SPACED = ["x ", "1 ", "\n", "\n1", "a b ", "5 a-", " (a", "of a", "answer is, because ", "the answer is ", "not 5 "]
+PIECES = [*WORDS.split(), *SPACED]
+ENDINGS = ((r"\boxed{", ")}"), (r"\boxed{5 ", " (a b)}"), (r"\boxed{", " percent}"), ("<answer>", "5</answer>"))
+PATTERNS = """
+import json, resource, sys
+from grpo_math.grading.batch import _quick
+from grpo_math.grading.formats import FORMATS, in_format
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+for text in json.load(sys.stdin):
+    for name in FORMATS:
+        in_format(text, name)
+    for answer_format in (None, "gsm8k", "xml"):
+        _quick("42", text, answer_format)
+"""
+LONG = [
+    "<|a",
+    "<<1",
+    "$1$ ",
+    "(1,",
+    "(a) ",
+    "\\boxed{1}, ",
+    "\\boxed 1 ",
+    "#### 1\n",
+    "\\a{b}",
+    "1 a b per ",
+    "\\fbox ",
+    "答案",
+]
+
+
+def test_no_pattern_goes_over_an_answer_again_and_again():
+    """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes minutes."""
+    texts = [opening + piece * (1900 // len(piece)) + closing for piece in PIECES for opening, closing in ENDINGS]
+    texts += [opening + piece * (TAIL // len(piece)) for piece in [*PIECES, *LONG] for opening in ("", "answer is ")]
+    done = subprocess.run([sys.executable, "-c", PATTERNS], input=json.dumps(texts), text=True)
+    assert done.returncode == 0

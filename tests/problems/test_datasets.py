@@ -1,14 +1,21 @@
-"""Rows of files, of the Hub (a stand-in) and of the generated problems: what is kept, drawn and refused."""
+"""Rows of files of five formats, of the Hub (a stand-in) and of generated problems: what is kept, drawn and refused."""
 
+import gzip
 import json
+import re
 from collections import Counter
+from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 
 import datasets as hub_datasets
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
-from grpo_math.errors import ConfigError, DataError
+from grpo_math.errors import ConfigError, DataError, UserError
 from grpo_math.problems.datasets import ACCEPTED, load_problems
+from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
 
@@ -49,7 +56,6 @@ def test_the_published_sets_have_their_rows_and_every_row_has_a_gold(data_dir, d
     for row in rows:
         assert list(row) == keys
         assert row["answer"] == row["answer"].strip() != ""
-        assert row["prompt"][-1] == {"role": "user", "content": row["problem"]}
 
 
 # A file of the user
@@ -244,9 +250,6 @@ def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub
         ("owner/name", "extra", "test", "1a2b"),
         ("open-r1/OpenR1-Math-220k", "extended", "train", "v2"),
     ]
-    hub["owner/name", "test"] = [{"problem": "b?"}]
-    with pytest.raises(ConfigError, match="dataset='owner/name' has no column for the answer"):
-        load_problems("owner/name", "test")
     hub["owner/name", "test"] = [{"problem": "b?", "answer": " "}]
     with pytest.raises(DataError, match=r"^owner/name \(test\):1: answer is empty"):
         load_problems("owner/name", "test")
@@ -291,3 +294,105 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
     assert load_problems("generated", limit=50, seed=1) != load_problems("generated", limit=50)
     assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
     assert len(load_problems("generated", "heldout", limit=320)) == 306  # all that there are
+
+
+def test_the_same_seed_gives_the_same_bytes_on_every_platform():
+    made = [generate(split, 200, seed, ("sums", "differences", "products")) for split in SPLITS for seed in (0, 7)]
+    digest = sha256(json.dumps(made).encode()).hexdigest()
+    assert digest == "8786bf0d644fcf90da74fb979db093ff3ac0d4907f3f30a35c77297ff7305b4e"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_answer_is_right_and_no_arithmetic_is_in_both_splits(level):
+    seen = {}
+    for split in SPLITS:
+        for p in generate(split, len(problems(level, split)), 0, (level,)):
+            a, sign, b = re.fullmatch(r"What is (\d+) ([-+*]) (\d+)\?", p["problem"]).groups()
+            assert int(p["answer"]) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] >= 0
+            content = (a, b) if sign == "-" else tuple(sorted((a, b)))
+            assert seen.setdefault(content, split) == split
+    assert set(seen.values()) == set(SPLITS)
+
+
+# Files of any format
+
+ROWS = [{"problem": "What is 3 + 4?", "answer": "7"}, {"problem": "Wie viel, “genau”, ist 0,5 · 3?", "answer": "1.50"}]
+JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+CSV = 'problem,answer,level\r\nWhat is 3 + 4?,7,\r\n"Wie viel, “genau”, ist 0,5 · 3?",1.50,2\r\n'
+FILES = {
+    "mine.jsonl": JSONL.encode(),
+    "mine.json": json.dumps(ROWS, indent=2).encode(),
+    "lines.json": JSONL.encode(),
+    "mine.csv": CSV.encode(),
+    "marked.csv": CSV.encode("utf-8-sig"),
+    "semicolons.csv": "problem;answer\nWhat is 3 + 4?;7\nWie viel, “genau”, ist 0,5 · 3?;1.50\n".encode(),
+    "mine.tsv": "problem\tanswer\nWhat is 3 + 4?\t7\nWie viel, “genau”, ist 0,5 · 3?\t1.50\n".encode(),
+    "mine.jsonl.gz": gzip.compress(JSONL.encode()),
+    "mine.csv.gz": gzip.compress(CSV.encode("utf-16")),
+    "utf16.jsonl": JSONL.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_format_has_the_same_rows(tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    rows = load_problems(str(tmp_path / name))
+    assert [{"problem": row["problem"], "answer": row["answer"]} for row in rows] == ROWS
+    assert [row["id"] for row in rows] == [f"{name.partition('.')[0]}/{row['id'].rpartition('/')[2]}" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "golds"),
+    [
+        (
+            "mine.parquet",
+            pyarrow.table(
+                {
+                    "prompt": [[{"role": "user", "content": row["problem"]}] for row in ROWS],
+                    "answer": [Decimal("7.00"), Decimal("12345678901234567890.25")],
+                }
+            ),
+            ["7.00", "12345678901234567890.25"],
+        ),
+        ("huge.jsonl", f'{{"problem": "10^400?", "answer": 1{"0" * 400}}}'.encode(), ["1" + "0" * 400]),
+        ("long.csv", f"problem,answer\n{'x' * 200_000},7\n".encode(), ["7"]),
+    ],
+)
+def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tmp_path, name, content, golds):
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        write_table(content, tmp_path / name)
+    assert [row["answer"] for row in load_problems(str(tmp_path / name))] == golds
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "a.parquet",
+            b"PAR1 and no more",
+            "ArrowInvalid: Could not open Parquet input source '<Buffer>': Parquet magic bytes not found in footer",
+        ),
+        ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
+        ("a.csv", "problem,answer\ncaf\u00e9,7\n".encode("latin-1"), "UnicodeDecodeError: "),
+        ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
+        ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
+        ("a.jsonl", None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, capfd, name, content, reason):
+    if content:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        load_problems(str(tmp_path / name))
+    assert str(error.value).startswith(f"{tmp_path / name} cannot be read ({reason}")
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):
+    (tmp_path / "a.csv").write_text("problem,answer\nWhat is 1,000 + 2?,1002\nWhat is 3 + 4?,7\n")
+    with pytest.raises(DataError, match=r"a\.csv:2: row has more cells than the file has columns"):
+        load_problems(str(tmp_path / "a.csv"))
+    assert [row["id"] for row in load_problems(str(tmp_path / "a.csv"), skip_bad_rows=True)] == ["a/3"]

@@ -1,7 +1,5 @@
 """The sets that are evaluated during training: which problems, which settings of transformers, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_math.errors import UserError
@@ -17,7 +15,8 @@ def problems(*words):
 
 
 def write(path, n):
-    path.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(n)))
+    numbers = [*range(n), 0]  # one problem twice
+    path.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in numbers))
     return str(path)
 
 
@@ -55,23 +54,21 @@ def test_by_default_64_other_problems_than_before_and_after(words, before_and_af
         (9, EVERY, (9, 9, [9])),
         (2600, ["--eval_n", "300"], (2344, 256, [])),
         (100, ["--eval_n", "0"], (100, 0, [])),
-        (100, ["--eval_split", "train[:20]", "--dataset_split", "train[20:]", *EVERY], (80, 20, [20])),
+        (100, ["--eval_split", "train[:20]", "--dataset_split", "train[20:100]", *EVERY], (80, 20, [20])),
         (100, ["--eval_dataset", "generated:sums", *EVERY], (100, 128, [64])),
     ],
 )
 def test_a_file_holds_a_tenth_out_of_training_for_the_evaluations(tmp_path, n, words, sizes):
     asked = problems("--dataset", write(tmp_path / "own.jsonl", n), *words)
-    assert (len(asked.rows), len(asked.held_out), [len(one.rows) for one in asked.during]) == sizes
-    if sizes[0] + sizes[1] + sum(sizes[2]) == n:
-        assert (
-            len(names(asked.rows) | names(asked.held_out) | {p for one in asked.during for p in names(one.rows)}) == n
-        )
+    train, held_out, during = names(asked.rows), names(asked.held_out), [names(one.rows) for one in asked.during]
+    assert (len(train), len(held_out), [*map(len, during)]) == sizes
+    assert sum(sizes[:2]) + sum(sizes[2]) != n or len(train.union(held_out, *during)) == n
 
 
 def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     file = write(tmp_path / "own.jsonl", 100)
     divided = (
-        f"10 of the 100 problems of {file} are held out of training by a hash, to evaluate on "
+        f"10 of the 101 problems of {file} are held out of training by a hash, to evaluate on "
         "(dataset_split and eval_split choose others)"
     )
     assert problems("--dataset", file, "--eval_n", "4").about_eval == divided

@@ -1,5 +1,5 @@
 # Runs inside the Python tool: tries to get out of the sandbox, and prints how many attempts of each kind succeeded.
-# tests/tools/test_sandbox.py fills in the facts and reads the counts.
+# tests/tools/test_python.py fills in the facts and reads the counts.
 import ctypes
 import fcntl
 import json

@@ -43,23 +43,35 @@ def test_a_solution_makes_the_step_with_the_most_rows_that_the_limit_allows(proc
             assert not any(p * generations % processes == 0 for p in nearer if p > 0)
 
 
-def test_stated_accumulation_is_kept_or_the_nearest_that_fits_is_offered():
-    assert planned(2, prompts_per_step=16, gradient_accumulation_steps=4) == Batch(8, 2, 16, 4, 128)
-    assert planned(2, prompts_per_step=16, gradient_accumulation_steps=1).rows == 64, "a stated 1 is not the default"
-    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=5 cannot make 16 prompts .* use 4, or leave"):
-        planned(2, prompts_per_step=16, gradient_accumulation_steps=5)
-    with pytest.raises(ConfigError, match=r"2 processes x at most 4 rows: use 16, or leave it out"):
-        planned(2, prompts_per_step=16, gradient_accumulation_steps=8, per_device_train_batch_size=4)
-
-
-def test_rows_at_a_time_are_a_limit_only_with_prompts_per_step():
-    assert planned(prompts_per_step=6, per_device_train_batch_size=10)[2:4] == (8, 6)
-    assert planned(per_device_train_batch_size=16)[2:4] == (16, 1)
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        ({"processes": 2, "prompts_per_step": 16, "gradient_accumulation_steps": 4}, (8, 2, 16, 4, 128)),
+        ({"processes": 2, "prompts_per_step": 16, "gradient_accumulation_steps": 1}, (8, 2, 64, 1, 128)),
+        ({"prompts_per_step": 6, "per_device_train_batch_size": 10}, (8, 1, 8, 6, 48)),
+        ({"per_device_train_batch_size": 16}, (8, 1, 16, 1, 16)),
+    ],
+)
+def test_stated_accumulation_is_kept_and_rows_at_a_time_are_a_limit_only_with_prompts_per_step(given, batch):
+    assert planned(**given) == batch
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"processes": 2, "prompts_per_step": 16, "gradient_accumulation_steps": 5},
+            "gradient_accumulation_steps=5 cannot make 16 prompts .* use 4, or leave",
+        ),
+        (
+            {
+                "processes": 2,
+                "prompts_per_step": 16,
+                "gradient_accumulation_steps": 8,
+                "per_device_train_batch_size": 4,
+            },
+            "2 processes x at most 4 rows: use 16, or leave it out",
+        ),
         ({"prompts_per_step": 4, "generation_batch_size": 40}, "is not a whole number of steps: use 32"),
         ({"prompts_per_step": 4, "steps_per_generation": 5}, "optimizer steps of 4 micro-batches: use 4"),
         ({"generation_batch_size": 8, "steps_per_generation": 1}, "say the same twice: give one"),

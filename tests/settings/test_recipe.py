@@ -13,21 +13,14 @@ from grpo_math.settings import fields as settings_fields
 from grpo_math.settings.recipe import check, read, read_recipe, split
 
 
-def real_fields():
-    from grpo_math.trainer.from_recipe import CLASSES
-
-    return {f.name: f for kind in CLASSES for f in fields(kind)}
-
-
-def default(f):
-    value = f.default_factory() if f.default_factory is not MISSING else f.default
-    return getattr(value, "value", value)
-
-
 @pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
-    real = {name: default(f) for name, f in real_fields().items()} | settings_fields.OURS
-    assert {name: field.default for name, field in settings_fields.fields().items()} == real
+    from grpo_math.trainer.from_recipe import CLASSES
+
+    real = [f for kind in CLASSES for f in fields(kind)]
+    defaults = {f.name: f.default_factory() if f.default is MISSING else f.default for f in real}
+    defaults = {name: getattr(value, "value", value) for name, value in defaults.items()} | settings_fields.OURS
+    assert {name: field.default for name, field in settings_fields.fields().items()} == defaults
 
 
 def test_every_range_is_of_a_field_and_every_default_is_taken():
@@ -71,7 +64,13 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
     assert type(check(name, value)) is type(result)
 
 
-@pytest.mark.slow
+def test_a_system_prompt_may_be_a_file(tmp_path):
+    (tmp_path / "system.txt").write_text("Think first.\nThen answer after ####.\n")
+    assert check("system_prompt", f"{tmp_path}/system.txt") == "Think first.\nThen answer after ####."
+    with pytest.raises(UserError, match=r"sytem\.txt cannot be read \(No such file"):
+        check("system_prompt", f"{tmp_path}/sytem.txt")
+
+
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -83,20 +82,21 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
         (["--lora_target_modules", "all-linear"], {"lora_target_modules": ["all-linear"]}),
     ],
 )
-def test_words_of_the_command_line_are_read_as_argparse_reads_them_and_env_reaches_the_run(words, values, tmp_path):
+def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
     results = read(words)
     assert results.problems == []
     assert results.given == set(values)
     assert {name: results.values[name] for name in values} == values
+
+
+@pytest.mark.slow
+def test_env_reaches_the_run(tmp_path):
     from grpo_math.trainer.from_recipe import build
 
     path = tmp_path / "recipe.yaml"
     path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\nbf16: false\n")
-    parsed = build(read(["--config", str(path), *words]))
-    assert os.environ.pop("WANDB_RUN_GROUP") == "5"
-    for name, value in values.items():
-        real = getattr(parsed.config, name, getattr(parsed.model, name, None))
-        assert real in (value, value[0] if isinstance(value, list) else value, None)
+    assert build(read(["--config", str(path), "--max_steps", "-1"])).config.max_steps == -1
+    assert os.environ["WANDB_RUN_GROUP"] == "5"
 
 
 @pytest.mark.parametrize(

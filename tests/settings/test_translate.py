@@ -2,13 +2,10 @@
 
 import ast
 import inspect
-from pathlib import Path
 
 import pytest
 import yaml
-from small_runs import history
 
-from grpo_math import cli
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
@@ -42,57 +39,39 @@ OPEN_R1 = {
     "output_dir": "run",
 }
 
-
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    row = '{"query": "What is %d + 4?", "solution": "$\\\\boxed{%d}$"}'
-    Path("mine.jsonl").write_text("".join(row % (n, n + 4) + "\n" for n in range(8)))
-    return tmp_path
-
-
-def recipe(**output) -> str:
-    Path("recipe.yaml").write_text(yaml.safe_dump(output))
-    return "recipe.yaml"
+OURS = {
+    "dataset": "mine.jsonl",
+    "columns": "problem=query",
+    "rewards": ["accuracy", "format_strict", "xml_count"],
+    "dtype": "float32",
+    "warmup_steps": 0.1,
+    "prompt_template": "{problem}",
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+}
 
 
-def test_an_open_r1_recipe_becomes_our_fields(here):
-    results = read(["--config", recipe(**OPEN_R1)]).sound()
-    stated = results.stated()
-    assert stated["dataset"] == "mine.jsonl"
-    assert stated["columns"] == "problem=query"
-    assert stated["rewards"] == ["accuracy", "format_strict", "xml_count"]
-    assert (stated["dtype"], stated["warmup_steps"], stated["prompt_template"]) == ("float32", 0.1, "{problem}")
-    output = {note.split()[0].partition("=")[0] for note in results.notes}
-    assert (stated["eval_strategy"], stated["eval_steps"]) == ("steps", 1)
-    dropped = {"do_eval", "per_device_eval_batch_size"}
-    assert output == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
-    assert len(results.notes) == len(output)  # one line each
+def recipe(folder, **output) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(output))
+    return str(path)
 
 
-@pytest.mark.full
-def test_an_open_r1_recipe_trains(here, capsys):
-    assert cli.main(["train", "--config", recipe(**OPEN_R1)]) == 0
-    config = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert (config["answer_format"], config["rewards"]) == ("think", ["accuracy", "format_strict", "xml_count"])
-    assert capsys.readouterr().err.count("max_prompt_length") == 1
-    (evaluated,) = [line for line in history(Path("run")) if "eval_mine.jsonl_accuracy" in line]
-    assert (evaluated["step"], evaluated["eval_mine.jsonl_n"]) == (1, 8)
+def test_an_open_r1_recipe_becomes_our_fields(tmp_path):
+    results = read(["--config", recipe(tmp_path, **OPEN_R1)]).sound()
+    assert {**results.stated(), **OURS} == results.stated()
+    dropped = ["do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"]
+    noted = sorted(note.split()[0].partition("=")[0] for note in results.notes)
+    assert noted == [*dropped, "torch_dtype", "warmup_ratio"]  # one line each
 
 
-def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(here):
-    chat = '[{"role": "system", "content": "Be short."}, {"role": "user", "content": "3 + 4?"}]'
-    Path("chats.jsonl").write_text(f'{{"prompt": {chat}, "solution": "7"}}\n')
+def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
-    results = read(["--config", recipe(**output, dataset_test_split="dev")]).sound()
+    results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).sound()
     assert results.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
-    assert (results.values["eval_split"], results.notes) == ("dev", [])
-    from grpo_math.problems.datasets import load_problems
-    from grpo_math.problems.prompts import template_of
-
-    (row,) = load_problems("chats.jsonl", template=template_of(results.values))
-    assert row["prompt"] == yaml.safe_load(chat)
-    assert (row["problem"], row["answer"]) == ("3 + 4?", "7")
+    names = ("prompt_template", "eval_split")
+    assert [results.values[name] for name in names] == ["as_is", "dev"]
+    assert results.notes == []
 
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():

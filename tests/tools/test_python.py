@@ -1,20 +1,185 @@
-"""The Python tool: what it prints, cuts and refuses, and the form in which TRL takes it."""
+"""The Python tool and its sandbox: what each layer holds, programs that try to break out, and what a program prints."""
 
+import json
 import os
+import re
+import socket
+import struct
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers.utils import get_json_schema
 from waiting import descendants, until
 
-from grpo_math.errors import ConfigError
-from grpo_math.tools import PythonLimits, limits_of, python, read_limits, read_tools
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.tools import (
+    PythonLimits,
+    ToolError,
+    limits_of,
+    program,
+    python,
+    read_limits,
+    read_tools,
+    sandbox,
+    syscalls,
+)
 
-LIMITS = PythonLimits()
+LIMITS = PythonLimits(wall_seconds=30.0)
+ATTACK = (Path(__file__).parents[1] / "processes/attack.py").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+
+
+def in_a_fork(code):
+    """Run a program in a fork of this process, so that a test can take a layer away from the sandbox."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        if (pid := os.fork()) == 0:
+            try:
+                os.dup2(writer, 1)
+                os.environ.clear()
+                sandbox.enter(asdict(LIMITS), python.readable_folders(), folder)
+                program.run(code)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(pid, 0)
+    with open(reader, encoding="utf-8") as output:
+        return output.read()
+
+
+def broken_into(run):
+    """Let a program attack this process; return what it could do."""
+    name = f"\0grpo_math_{os.getpid()}_{os.urandom(4).hex()}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        os.chmod(folder, 0o777)
+        secret = Path(folder, "secret")
+        secret.touch()
+        local.bind(name)
+        local.listen()
+        memory = (LIMITS.memory_mb + 64) << 20
+        facts = {"pid": os.getpid(), "port": tcp.getsockname()[1], "name": name, "secret": str(secret)}
+        facts |= {"memory": memory, "shared": f"/dev/shm/grpo_math_{os.urandom(8).hex()}"}
+        answer = run(ATTACK.replace('"FACTS"', repr(json.dumps(facts))))
+    return {kind for kind, count in json.loads(answer).items() if count}
+
+
+def test_a_program_breaks_out_of_nothing():
+    assert broken_into(lambda code: python.call(code, LIMITS)) == set()
+    sandbox.require_layers()
+
+
+@pytest.mark.parametrize(
+    ("missing", "open_to_it"),
+    [
+        (["landlock"], {"files", "trainer"}),
+        (["seccomp"], {"network", "processes", "signals"}),
+        (["landlock", "seccomp"], {"network", "files", "processes", "trainer", "signals"}),
+    ],
+)
+def test_each_layer_holds_what_the_docs_say(monkeypatch, missing, open_to_it):
+    if "landlock" in missing:
+        monkeypatch.setattr(sandbox, "_restrict_files", lambda *arguments: None)
+    if "seccomp" in missing:
+        monkeypatch.setattr(syscalls, "program", lambda: struct.pack("HBBI", syscalls.RETURN, 0, 0, syscalls.ALLOW))
+    assert broken_into(in_a_fork) - {"files"} == open_to_it - {"files"}  # without seccomp, an owner can change modes
+    monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 6, "seccomp": 1} | dict.fromkeys(missing, 0))
+    with pytest.raises(UserError, match=f"(?i)cannot be sandboxed here .no {missing[0]}"):
+        sandbox.require_layers()
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_older_landlock_holds_as_much(monkeypatch, version):
+    if sandbox.layers()["landlock"] < version:
+        pytest.skip(f"this kernel has no Landlock {version}")
+    monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": version, "seccomp": 1})
+    assert broken_into(in_a_fork) == set()
+
+
+def test_a_layer_that_fails_stops_the_program(monkeypatch):
+    monkeypatch.setattr(python, "_server", None)
+    monkeypatch.setattr(python, "PAUSES", (0.0,))
+    monkeypatch.setattr(python, "readable_folders", lambda: ["/proc/self/fd/0"])  # a pipe: Landlock takes folders
+    with pytest.raises(ToolError, match=r"cannot be started: .*landlock"):
+        python.call("1", LIMITS)
+
+
+def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_places(tmp_path, monkeypatch):
+    (tmp_path / "cache/linked").mkdir(parents=True)
+    (tmp_path / "cache/linked/__init__.py").touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/linked").symlink_to(tmp_path / "cache/linked")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(python, "PACKAGES", ("linked", "missing"))
+    assert python.readable_folders()[-2:] == [f"{tmp_path}/site", f"{tmp_path}/cache"]
+
+
+# Programs that fork, hang, flood, look around and break out: each row of cases/hostile_programs.yaml, and the state of
+# the machine afterwards.
+
+CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml").read_text(encoding="utf-8"))
+SMALL = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_chars": 200}
+CANARY = "canary-of-the-trainer"
+
+
+def memory():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory, request):
+    """The answers, by name, of the programs that are tested now. They run at once, and leave nothing behind."""
+    tests = [getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__)]
+    cases = [test.params["case"] for test in tests if test and "case" in test.params]
+    folder, secret = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("trainer") / "secret"
+    secret.write_text(CANARY)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("GRPO_MATH_CANARY", CANARY)
+    patch.setattr(tempfile, "tempdir", str(folder))  # where the programs get their folders
+    patch.setattr(python, "_server", None)
+    server = python.server()
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(6) as threads:
+        words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
+
+        def answer(case):
+            code = re.sub("|".join(words), lambda word: words[word[0]], case["code"])
+            return case["name"], python.call(code, PythonLimits(**{**SMALL, **case.get("limits", {})}))
+
+        before = memory()
+        yield dict(threads.map(answer, cases))
+        assert memory() - before < 50_000_000
+    assert python.call("1 + 1", PythonLimits(**SMALL)) == "2"
+    until(lambda: not descendants(server.process.pid))
+    patch.undo()
+    assert [*folder.iterdir()] == []
+    assert not Path("/dev/shm/grpo_math_pwned").exists()
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == (CANARY, 0o644)
+
+
+# A program with limits of its own waits for them.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case["name"], marks=[pytest.mark.slow] * ("limits" in case)) for case in CASES]
+)
+def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
+    answer = answers[case["name"]]
+    assert re.search(case["says"], answer), str(answer)
+    assert answer.status == case.get("status", answer.status), str(answer)
+    assert CANARY not in answer
+    assert len(answer) <= SMALL["output_chars"] + 300
+    assert len(CASES) > 100
+
+
+# What the tool prints, cuts and refuses, and the form in which TRL takes it
 
 
 @pytest.mark.parametrize(
@@ -81,10 +246,24 @@ def test_programs_end_with_the_process_that_asked_for_them():
     until(lambda: not any(Path(f"/proc/{one}").exists() for one in left), 60.0)
 
 
+OWN_TOOLS = '''
+def add(a: int, b: int) -> str:
+    """Add.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return str(a + b)
+
+
+def bare(a):
+    return a
+'''
+
+
 def test_transformers_describes_the_tools_to_a_model(tmp_path, monkeypatch):
-    text = 'def add(a: int, b: int) -> str:\n    """Add.\n\n    Args:\n        a: One.\n        b: Another.\n    """\n'
-    (tmp_path / "own_tools.py").write_text(f"{text}    return str(a + b)\n\ndef bare(a):\n    return a\n")
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_tools.py").write_text(OWN_TOOLS)
     monkeypatch.syspath_prepend(tmp_path)
     limits = PythonLimits(output_chars=3)
     tools = read_tools(["python", "own_tools:add"], limits)
@@ -93,14 +272,9 @@ def test_transformers_describes_the_tools_to_a_model(tmp_path, monkeypatch):
     assert parameters == {"python": ["code"], "add": ["a", "b"]}
     assert [limits_of(tool) for tool in tools] == [limits, None]
     assert tools[0](code="12345").startswith("123\n(cut")
-    for names, says in (
-        (["own_tools:bare"], "tools='own_tools:bare' cannot be shown to a model"),
-        (["own_tools:none"], "tools='own_tools:none' names no function of own_tools"),
-        (["shell"], "tools='shell' is not known"),
-    ):
-        with pytest.raises(ConfigError, match=f"^{says}.*: ") as refused:
-            read_tools(names, limits)
-        assert "\n" not in str(refused.value)
+    for name, says in (("own_tools:bare", "cannot be shown to a model"), ("shell", "is not known")):
+        with pytest.raises(ConfigError, match=f"^tools='{name}' {says}.*: "):
+            read_tools([name], limits)
 
 
 @pytest.mark.parametrize(
