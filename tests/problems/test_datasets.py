@@ -190,11 +190,6 @@ def test_a_limit_draws_rows_by_the_seed_and_a_larger_one_contains_them_in_the_or
         ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
         ({"dataset": "gsm8k", "split": "tset"}, "split='tset' is not known: did you mean 'test'? (train, test)"),
         (
-            {"dataset": "gsm8k", "split": "train[x]"},
-            "split='train[x]' is not cut as a split can be (Unrecognized instruction format: train[x]): "
-            "write train[200:], train[:200] or train[:10%]",
-        ),
-        (
             {"dataset": "gsm8k", "template": "bxed"},
             f"template='bxed' is not known: did you mean 'boxed'? ({', '.join(TEMPLATES)}, as_is)",
         ),

@@ -209,6 +209,8 @@ def test_splits_are_cut_and_named(tmp_path):
     for dataset in (str(folder), "gsm8k", str(file), "polaris"):
         assert {cut: [row["answer"] for row in load_problems(dataset, cut)] for cut in cuts} == cuts
     assert load_problems("gsm8k", "train[8:]")[0]["id"] == "gsm8k/train/9"
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+        load_problems("gsm8k", "train[x]")
     with pytest.raises(ConfigError, match=r"split='test' is not known: use one of train"):
         load_problems(str(folder), "test")
 
