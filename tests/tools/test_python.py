@@ -2,18 +2,15 @@
 
 import json
 import os
-import re
 import socket
 import struct
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import yaml
 from transformers.utils import get_json_schema
 from waiting import descendants, until
 
@@ -122,61 +119,6 @@ def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_pl
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(python, "PACKAGES", ("linked", "missing"))
     assert python.readable_folders()[-2:] == [f"{tmp_path}/site", f"{tmp_path}/cache"]
-
-
-# Programs that fork, hang, flood, look around and break out: each row of cases/hostile_programs.yaml, and the state of
-# the machine afterwards.
-
-CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml").read_text(encoding="utf-8"))
-SMALL = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_chars": 200}
-CANARY = "canary-of-the-trainer"
-
-
-def memory():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory, request):
-    """The answers, by name, of the programs that are tested now. They run at once, and leave nothing behind."""
-    tests = [getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__)]
-    cases = [test.params["case"] for test in tests if test and "case" in test.params]
-    folder, secret = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("trainer") / "secret"
-    secret.write_text(CANARY)
-    patch = pytest.MonkeyPatch()
-    patch.setenv("GRPO_MATH_CANARY", CANARY)
-    patch.setattr(tempfile, "tempdir", str(folder))  # where the programs get their folders
-    patch.setattr(python, "_server", None)
-    server = python.server()
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(6) as threads:
-        words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
-
-        def answer(case):
-            code = re.sub("|".join(words), lambda word: words[word[0]], case["code"])
-            return case["name"], python.call(code, PythonLimits(**{**SMALL, **case.get("limits", {})}))
-
-        before = memory()
-        yield dict(threads.map(answer, cases))
-        assert memory() - before < 50_000_000
-    assert python.call("1 + 1", PythonLimits(**SMALL)) == "2"
-    until(lambda: not descendants(server.process.pid))
-    patch.undo()
-    assert [*folder.iterdir()] == []
-    assert not Path("/dev/shm/grpo_math_pwned").exists()
-    assert (secret.read_text(), secret.stat().st_mode & 0o777) == (CANARY, 0o644)
-
-
-# A program with limits of its own waits for them.
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case["name"], marks=[pytest.mark.slow] * ("limits" in case)) for case in CASES]
-)
-def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
-    answer = answers[case["name"]]
-    assert re.search(case["says"], answer), str(answer)
-    assert answer.status == case.get("status", answer.status), str(answer)
-    assert CANARY not in answer
-    assert len(answer) <= SMALL["output_chars"] + 300
-    assert len(CASES) > 100
 
 
 # What the tool prints, cuts and refuses, and the form in which TRL takes it
