@@ -16,7 +16,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "seconds": None, "assumed": {"prompt_tokens": 512, "mlp_tiles": 1}}
+    ...           "seconds": None, "prompt_tokens": 512}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -35,9 +35,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     main = [f"{TERMS[term]} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
-    assumed = answer["assumed"]
-    tiles = f"; MLPs in {assumed['mlp_tiles']} tiles of tokens" if assumed["mlp_tiles"] > 1 else ""
-    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles})")
+    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
     if timed := answer["seconds"]:
