@@ -88,8 +88,8 @@ def arrange(
     # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
     # settings/batch.py raises.
     policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
-    held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why = f"{held} the server's weights and a sequence"
+    why = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
+    why += " the server's weights and a sequence"
     if idle := gpus - policy - server:
         why += f"; {idle} stay idle, because neither the server's heads nor the batch divide by more"
     return Layout("server", policy, server, tp, why, idle)

@@ -3,12 +3,11 @@
 Does not depend on the model. `set_up` changes torch and the trainer: call it only in a separate process.
 """
 
-import warnings
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,13 +19,17 @@ aten = torch.ops.aten
 
 
 class Live(TorchDispatchMode):
-    """Count the bytes of storages made in this context. A stretch is the time between two marks.
+    """Count the bytes of storages made in this context, except those of the model and its inputs.
+
+    A stretch is the time between two marks.
 
     ``stretches``: for each of them, the live bytes at its start and after each allocation.
     """
 
-    def __init__(self, stored: list[Tensor]) -> None:
+    def __init__(self, model: torch.nn.Module, inputs: Iterable[Tensor]) -> None:
         super().__init__()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        stored = (*model.parameters(), *model.buffers(), *gradients, *inputs)
         self.known = {tensor.untyped_storage()._cdata for tensor in stored}
         self.now, self.stretches = 0, [[0]]
 
@@ -86,6 +89,10 @@ class Flash(torch.autograd.Function):
         return gradients
 
 
+def flash(q: Tensor, k: Tensor, v: Tensor, *offsets: Any, **options: Any) -> Tensor:
+    return Flash.apply(q, k, v)
+
+
 plain_dropout, plain_takes = torch.nn.functional.dropout, varlen.flash_takes
 
 
@@ -101,17 +108,11 @@ def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 def set_up(gpu: bool) -> None:
     """Make torch and the trainer behave as on a GPU, or as on a CPU, in this process."""
-    replacements: list[tuple[Any, str, Any]] = [
-        # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft
-        # converts each new adapter; layers.py gives the adapter its dtype.
-        (torch.nn.Module, "_apply", lambda module, function, recurse=True: module),
-        (torch.nn.functional, "dropout", dropout if gpu else plain_dropout),
-        (varlen, "flash_takes", takes if gpu else plain_takes),
-        (varlen, "_torchs", lambda: lambda q, k, v, *offsets, **options: Flash.apply(q, k, v)),
-        # Fake tensors are on the CPU, where the trainer computes attention in float32.
-        (attention, "on_cpu", lambda query: not gpu),
-    ]
-    for owner, name, value in replacements:
-        setattr(owner, name, value)
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
+    # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft converts
+    # each new adapter; layers.py gives the adapter its dtype.
+    torch.nn.Module._apply = lambda module, function, recurse=True: module  # type: ignore[method-assign]
+    torch.nn.functional.dropout = dropout if gpu else plain_dropout  # type: ignore[assignment]
+    varlen.flash_takes = takes if gpu else plain_takes
+    varlen._torchs = lambda: flash  # type: ignore[assignment]
+    # Fake tensors are on the CPU, where the trainer computes attention in float32.
+    attention.on_cpu = lambda states: not gpu

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
@@ -33,8 +32,8 @@ def build(config: Any, dtype: torch.dtype) -> Any:
 
 def layers_of(model: Any) -> tuple[str, Any]:
     """Return the name and the list of the decoder layers: the longest list with one of these names."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    return max((entry for entry in lists if entry[0].split(".")[-1] in LAYERS), key=lambda entry: len(entry[1]))
+    lists = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in LAYERS]
+    return max(lists, key=lambda entry: len(entry[1]))
 
 
 def kind_of(layer: Any) -> Any:
@@ -87,7 +86,3 @@ def prepared(config: Any, how: Json) -> Any:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         tiled_mlp.set_up([model])
     return model
-
-
-def stored(model: Any) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]

@@ -24,7 +24,7 @@ from transformers import AutoConfig, DynamicCache
 from grpo_math.errors import first_line
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Live
-from grpo_math.planner.layers import build, first_layers, kind_of, layers_of, prepared, stored
+from grpo_math.planner.layers import build, first_layers, kind_of, layers_of, prepared
 from grpo_math.planner.work import Work
 from grpo_math.trainer import attention, recurrent, tiled_mlp, varlen
 from grpo_math.trainer.packing import GroupLayout
@@ -38,7 +38,6 @@ POINTS = ((512, 256), (256, 384), (640, 320))
 PREFILLS = ((1, 1024), (1, 1280), (2, 512))
 
 Stretches = list[list[int]]  # live bytes at the start of each stretch of a pass, and after each allocation
-Line = list[float]  # bytes per size: 1, tokens, keys
 
 
 def packed(row: list[list[Any]]) -> Json:
@@ -66,7 +65,7 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
     # Each request has its own FakeTensorMode. torch refuses to mix tensors of two modes.
     varlen.sequences.cache_clear()
     index = varlen.sequences(given["packed_groups"], torch.device("cpu"))[1]
-    live = Live([*stored(model), index, *(given[name] for name in ("input_ids", "position_ids", "attention_mask"))])
+    live = Live(model, [index, given["input_ids"], given["position_ids"], given["attention_mask"]])
 
     def boundary(module: Any, args: Any, out: Any) -> None:
         live.mark()
@@ -119,7 +118,7 @@ def prefill(
 
     ``times``: as in `moments`. The pass fills a ``cache``, and counts it.
     """
-    live, ids = Live(stored(model)), torch.zeros(rows, length, dtype=torch.long)
+    live, ids = Live(model, []), torch.zeros(rows, length, dtype=torch.long)
     hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers_of(model)[1]]
     with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         given: Json = {"input_ids": ids, "position_ids": ids}
@@ -151,7 +150,7 @@ def cached(model: Any, times: list[int], length: int) -> int:
 # Answers about a model
 
 
-def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[Line]]:
+def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[list[float]]]:
     """Return the moments of each stretch as bytes per size. If the runs have different allocations, use only the
     highest moment of a stretch."""
     answer = []
@@ -163,7 +162,7 @@ def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[Line]]:
     return answer
 
 
-def highest(stretches: list[list[Line]], least: int) -> list[Line]:
+def highest(stretches: list[list[list[float]]], least: int) -> list[list[float]]:
     """Return the moments that are the highest for some point of a grid of sizes around ``least`` tokens."""
     lines = [line for stretch in stretches for line in stretch]
     tokens = [least * factor for factor in (0.1, 0.3, 1.0, 1.25, 2.0, 4.0, 16.0)]

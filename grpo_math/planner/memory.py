@@ -30,31 +30,9 @@ ROOM = 64  # free tokens in the cache of generation/decoding.py after it grows
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
-Terms = dict[str, int]  # bytes by name
-TERMS = {
-    "base_weights": "base weights",
-    "adapter": "adapter",
-    "gradients": "gradients",
-    "gradients_in_transit": "gradients on their way",
-    "optimizer": "optimizer state",
-    "communication": "gradient buckets, NCCL",
-    "gathered_weights": "weights gathered by ZeRO-3",
-    "activations": "activations",
-    "layer_workspace": "temporaries of a layer",
-    "lm_head_workspace": "fused LM head",
-    "reference": "reference",
-    "kv_cache": "KV cache",
-    "sampling": "prefill and sampling",
-    "allocator": "fragmentation",
-    "vllm_weights": "vLLM weights",
-    "vllm_kv_cache": "vLLM KV cache",
-    "vllm_overhead": "vLLM overhead",
-    "cuda_context": "CUDA context",
-    "processes": "processes",
-}
-
+Terms = dict[str, int]  # bytes by name, as printed with spaces
 # Terms outside torch's allocator.
-OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vllm_overhead")
+OUTSIDE = ("CUDA_context", "gradient_buckets_and_NCCL", "vLLM_weights", "vLLM_KV_cache", "vLLM_overhead")
 
 
 class Precision(NamedTuple):
@@ -183,7 +161,7 @@ def kept(
         always["base_weights"] += (4 - precise.stream) * shape.vocab * shape.hidden
     main = {"processes": n * PROCESS}
     if zero.stage == 3:
-        main["base_weights"] = always["base_weights"] if zero.offloads_parameters else 0
+        main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
     # fine-tuning, the reference is a second model.
@@ -192,15 +170,15 @@ def kept(
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.
-        always["optimizer"] = optimizer_bytes(share, settings["optim"], 4) + 4 * share
+        always["optimizer_state"] = optimizer_bytes(share, settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
-            main["optimizer"] = n * (always.pop("optimizer") + 4 * share)
+            main["optimizer_state"] = n * (always.pop("optimizer_state") + 4 * share)
         # DeepSpeed fills one bucket while another is on its way.
-        backward["communication"] = zero.bucket * element * (2 if zero.overlaps else 1)
+        backward["gradient_buckets_and_NCCL"] = zero.bucket * element * (2 if zero.overlaps else 1)
     else:
-        always["optimizer"] = optimizer_bytes(trained, settings["optim"], element)
+        always["optimizer_state"] = optimizer_bytes(trained, settings["optim"], element)
         # accelerate leaves gradient_as_bucket_view off, so DDP's buckets are a second copy of the gradients.
-        always["communication"] = trained * element if n > 1 else 0
+        always["gradient_buckets_and_NCCL"] = trained * element if n > 1 else 0
     return always, backward, main
 
 
@@ -219,9 +197,9 @@ def phases(
     generation = {**always}
     if zero.stage == 3:
         # The default of DeepSpeed's stage3_max_live_parameters.
-        training["gathered_weights"] = min(shape.total, 1_000_000_000) * precise.stream
+        training["weights_gathered_by_ZeRO-3"] = min(shape.total, 1_000_000_000) * precise.stream
         # ds3_gather_for_generation is on by default: TRL gathers the whole model on each process.
-        generation["gathered_weights"] = shape.total * precise.stream if generates == "transformers" else 0
+        generation["weights_gathered_by_ZeRO-3"] = shape.total * precise.stream if generates == "transformers" else 0
     if generates == "transformers":
         generation |= transformers_generation(machine, settings, precise, batch)
     elif generates == "colocate":
@@ -237,10 +215,12 @@ def phases(
             by_phase[phase] = {**copies, "processes": main["processes"]}
             continue
         allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
-        terms["allocator"] = int(FRAGMENTATION[generates] * allocated)
-        terms["cuda_context"] = CONTEXT
-        terms["communication"] = terms.get("communication", 0) + (COMMUNICATION if batch.processes > 1 else 0)
-    return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
+        terms["fragmentation"] = int(FRAGMENTATION[generates] * allocated)
+        terms["CUDA_context"] = CONTEXT
+        terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (
+            COMMUNICATION if batch.processes > 1 else 0
+        )
+    return {phase: {term: size for term, size in terms.items() if size} for phase, terms in by_phase.items()}, main
 
 
 def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> Terms:
@@ -270,10 +250,10 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
         gradients += 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB)
     transit = head * precise.stream if shape.tied else 0
     return max(
-        {"activations": end + scored, "lm_head_workspace": tile},
-        {"activations": kept + scored, "lm_head_workspace": tile + gradients},
-        {"activations": kept, "layer_workspace": fullest - kept, "gradients_in_transit": transit},
-        {"gradients_in_transit": head * precise.stream + 2 * transit},
+        {"activations": end + scored, "fused_LM_head": tile},
+        {"activations": kept + scored, "fused_LM_head": tile + gradients},
+        {"activations": kept, "temporaries_of_a_layer": fullest - kept, "gradients_on_their_way": transit},
+        {"gradients_on_their_way": head * precise.stream + 2 * transit},
         key=total,
     )
 
@@ -301,8 +281,8 @@ def transformers_generation(machine: Machine, settings: Settings, precise: Preci
     lines = shape.measured(how_of(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
     sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
     return max(
-        {"kv_cache": entered, "sampling": sampling + dequantised(shape, settings, precise.stream)},
-        {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20},
+        {"KV_cache": entered, "prefill_and_sampling": sampling + dequantised(shape, settings, precise.stream)},
+        {"KV_cache": cache + cache // shape.layers, "prefill_and_sampling": rows * shape.vocab * 20},
         key=total,
     )
 
@@ -316,7 +296,7 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
     tp = settings["vllm_tensor_parallel_size"]
     weight_bytes = -(-weights(shape, settings, 2) // tp)
     cache = max(share - weight_bytes - VLLM_OVERHEAD, -(-sequence_bytes(shape, settings, prompt) // tp))
-    return {"vllm_weights": weight_bytes, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
+    return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 
 
 def context_length(shape: Shape, settings: Settings, prompt: int) -> int:

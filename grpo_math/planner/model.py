@@ -106,7 +106,7 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     if key in stored("measured.json"):
         return stored("measured.json")[key]
     with suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_bytes()))
     if not measures:
         raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
     answer = _ask(source, config, how)
@@ -125,8 +125,7 @@ def key_of(config: Json, how: Json | None) -> str:
 @cache
 def stored(name: str) -> dict[str, Json]:
     """Return a shipped file: the answers of measure.py by key, or the fields of common base models by Hub id."""
-    content: dict[str, Json] = json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
-    return content
+    return dict(json.loads(Path(__file__).with_name(name).read_bytes()))
 
 
 @cache

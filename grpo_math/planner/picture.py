@@ -6,7 +6,7 @@ Does not count anything.
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.planner.memory import TERMS
+from grpo_math.planner.memory import total
 from grpo_math.run.machine import GB
 
 
@@ -25,14 +25,13 @@ def picture(answer: Mapping[str, Any]) -> str:
     phases, fits = answer["phases"], answer["fits"]
     verdict = "fits" if fits else "does not fit"
     of = f"{answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak"
-    lines = [f"{verdict}: {of}; largest: {TERMS[answer['largest']]}"]
-    for term, name in TERMS.items():
-        sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in phases.items() if terms.get(term)]
-        if sizes:
-            lines.append(f"  {name:<30} {', '.join(sizes)}")
-    totals = [f"{phase} {_gb(sum(terms.values()))}" for phase, terms in phases.items()]
-    lines.append(f"  {'in total':<30} {', '.join(totals)}")
-    main = [f"{TERMS[term]} {_gb(size)}" for term, size in answer["main_memory"].items()]
+    lines = [f"{verdict}: {of}; largest: {answer['largest'].replace('_', ' ')}"]
+    rows = {phase: {**terms, "in_total": total(terms)} for phase, terms in phases.items()}
+    names = [term for terms in phases.values() for term in terms]
+    for term in (*dict.fromkeys(names), "in_total"):
+        sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in rows.items() if term in terms]
+        lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
+    main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")

@@ -61,7 +61,7 @@ class Counted:
             engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
-            self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
+            self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
@@ -75,7 +75,7 @@ class Counted:
         return None
 
     def _bounds(self) -> Iterator[tuple[int, int, str]]:
-        """Yield what the run needs, what it has, and the problem if that is less. In bytes, or in tokens."""
+        """Yield the bytes that the run needs, those that it has, and the problem if these are less."""
         settings, machine, limit = self.settings, self.machine, int(MARGIN * self.machine.gpu_bytes)
         where = "memory" if settings["use_cpu"] else "a GPU"
         where += f", which has {limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB to give"
@@ -87,13 +87,14 @@ class Counted:
         if self.layout.generation == "colocate":
             share = int(settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes)
             # The terms fill the share, or they are the least that vLLM needs.
-            needed = sum(size for term, size in self.phases["generation"].items() if term.startswith("vllm"))
+            needed = sum(size for term, size in self.phases["generation"].items() if term.startswith("vLLM"))
             tokens = memory.context_length(machine.shape, settings, machine.prompt)
             line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens"
             yield needed, share, f"{line} take {needed / GB:.1f}"
         longest = min(machine.shape.max_tokens or self.sequence, settings["vllm_max_model_length"] or self.sequence)
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
-        yield self.sequence, longest, line
+        # A byte short for any number of tokens: halving them is no progress.
+        yield self.sequence > longest, 0, line
 
     def answer(self) -> Json:
         """Return the plan as JSON."""
@@ -116,11 +117,8 @@ class Counted:
         }
 
 
-NO_CONFIG: dict[str, Settings | None] = {"": None}
-
-
 def plan(
-    recipe: Settings, configs: Mapping[str, Settings | None] = NO_CONFIG, card: Card | None = None, **machine: Any
+    recipe: Settings, configs: Mapping[str, Settings | None] | None = None, card: Card | None = None, **machine: Any
 ) -> Json:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
@@ -136,7 +134,7 @@ def plan(
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    name, counted = choose(recipe, configs, **machine)
+    name, counted = choose(recipe, configs or {"": None}, **machine)
     of_step = (counted.machine, counted.settings, counted.batch, counted.layout)
     timed = seconds.per_step(*of_step, card) if card and not counted.settings["use_cpu"] else None
     return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None, "seconds": timed}
@@ -149,10 +147,10 @@ def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:
     ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
     """
     if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
-        return NO_CONFIG
+        return {"": None}
     whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
     names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
-    return {**NO_CONFIG, **{name: read_recipe(accelerate_file(name)) for name in names}}
+    return {"": None, **{name: read_recipe(accelerate_file(name)) for name in names}}
 
 
 def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, Counted]:
@@ -209,10 +207,9 @@ def _read(
         gpus, gpu_gb = int(says.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
         available, size = devices.here()
+        gpus, gpu_gb, option = gpus or available, gpu_gb or size, "gpu_memory" if gpus else "gpus"
         if not available:
-            option = "gpus" if gpus is None else "gpu_memory"
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
-        gpus, gpu_gb = gpus or available, gpu_gb or size
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
@@ -241,7 +238,12 @@ def candidates(counted: Counted) -> list[list[Json]]:
     s, sequence = counted.settings, counted.sequence
     whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
     budgets = [] if counted.given & WHOLE else [whole // 2**k for k in range(1, 8)]
-    sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    asleep = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+        "vllm_max_model_length": sequence,
+    }
     choices: list[list[Json]] = [
         [{"dtype": "bfloat16"}] if s["use_peft"] else [],  # frozen weights lose almost no accuracy
         [{"vllm_max_model_length": sequence}],
@@ -256,7 +258,7 @@ def candidates(counted: Counted) -> list[list[Json]]:
         [] if s["load_in_4bit"] else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
         [{"use_peft": True, "lora_target_modules": "all-linear"}],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-        [] if s["use_vllm"] else [{**sleeping, "vllm_max_model_length": sequence}],
+        [] if s["use_vllm"] else [asleep],
         [{"use_vllm": False}],
         [{"max_completion_length": max(256, s["max_completion_length"] // 2)}],
     ]

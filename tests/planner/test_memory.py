@@ -144,22 +144,24 @@ def zero_config(stage: int, **zero: Any) -> dict[str, Any]:
 def test_zero_partitions_what_its_stages_say():
     n, total = 4, SHAPE.total
     one, two, three = (phases({}, zero_config(stage), processes=n)[0]["training"] for stage in (1, 2, 3))
-    assert one["optimizer"] == two["optimizer"] == pytest.approx(12 * total / n, rel=1e-6)  # float32 weights, 2 moments
+    assert (
+        one["optimizer_state"] == two["optimizer_state"] == pytest.approx(12 * total / n, rel=1e-6)
+    )  # float32 weights, 2 moments
     assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
     assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
-    assert "gathered_weights" in three
-    assert phases({}, zero_config(3), processes=n)[0]["generation"]["gathered_weights"] == 2 * total
+    assert "weights_gathered_by_ZeRO-3" in three
+    assert phases({}, zero_config(3), processes=n)[0]["generation"]["weights_gathered_by_ZeRO-3"] == 2 * total
     offloaded, main = phases({}, zero_config(2, offload_optimizer={"device": "cpu"}), processes=2)
-    assert "optimizer" not in offloaded["training"]
-    assert main["optimizer"] == pytest.approx(16 * total, rel=1e-6)
+    assert "optimizer_state" not in offloaded["training"]
+    assert main["optimizer_state"] == pytest.approx(16 * total, rel=1e-6)
 
 
 def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
     recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 975}  # 15 x 65
     terms = phases(recipe)[0]["generation"]
     of_layer = 32 * (100 + 975) * 2 * SHAPE.cache[1] // SHAPE.layers
-    assert terms["kv_cache"] == (SHAPE.layers + 1) * of_layer
-    assert terms["sampling"] == 32 * SHAPE.vocab * 5 * 4
+    assert terms["KV_cache"] == (SHAPE.layers + 1) * of_layer
+    assert terms["prefill_and_sampling"] == 32 * SHAPE.vocab * 5 * 4
 
 
 def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment():
@@ -170,4 +172,4 @@ def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment():
         replace(SHAPE, measured=lambda how: output), resolve({"use_peft": True}), Precision(2, 4, True), work
     )
     assert terms["activations"] == 5 + 10 * 10 + 14
-    assert terms["layer_workspace"] == 7 + 2 * 10**8 + 3 * 14 - terms["activations"]
+    assert terms["temporaries_of_a_layer"] == 7 + 2 * 10**8 + 3 * 14 - terms["activations"]
