@@ -16,7 +16,6 @@ from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
 LAYERS = ("layers", "h", "blocks")  # attribute names of the decoder layers in a model's body
-PLAIN = (int, float, str)
 DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by bytes per element
 
 
@@ -38,11 +37,12 @@ def layers_of(model: Any) -> tuple[str, Any]:
 
 def kind_of(layer: Any) -> Any:
     """Return the kind of a layer: its modules and their plain values, without its number, and its shapes."""
-    values = [
-        (name, type(module), [(k, v) for k, v in vars(module).items() if k != "layer_idx" and isinstance(v, PLAIN)])
-        for name, module in layer.named_modules()
-    ]
-    return values, [(name, parameter.shape) for name, parameter in layer.named_parameters()]
+    kind: list[Any] = [(name, parameter.shape) for name, parameter in layer.named_parameters()]
+    for name, module in layer.named_modules():
+        values = {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str))}
+        values.pop("layer_idx", None)
+        kind.append((name, type(module), values))
+    return kind
 
 
 def first_layers(config: Any, kinds: list[Any]) -> Any:

@@ -58,8 +58,8 @@ def packed(row: list[list[Any]]) -> Json:
 def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
     """Return the stretches of a forward pass and of a backward pass.
 
-    A forward stretch begins after the embedding, after each layer, and at the end. A backward stretch begins at the
-    start, before each layer from the last, and before the embedding.
+    A forward stretch begins before each layer, and at the end. A backward stretch begins at the start, before each
+    layer from the last, and before the embedding.
     """
     given = packed(row)
     # Each request has its own FakeTensorMode. torch refuses to mix tensors of two modes.
@@ -67,13 +67,14 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
     index = varlen.sequences(given["packed_groups"], torch.device("cpu"))[1]
     live = Live(model, [index, given["input_ids"], given["position_ids"], given["attention_mask"]])
 
-    def boundary(module: Any, args: Any, out: Any) -> None:
-        live.mark()
+    def watch(module: Any, args: Any, out: Any) -> None:
         # A tensor's gradient is complete when the layer that reads the tensor has run backward.
         (out[0] if isinstance(out, tuple) else out).register_hook(live.mark)
 
-    modules = [model.get_input_embeddings(), *layers_of(model)[1]]
-    hooks = [module.register_forward_hook(boundary) for module in modules]
+    layers = layers_of(model)[1]
+    # A mark after a layer would count the layer's input, which the model's loop over the layers has not yet dropped.
+    hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers]
+    hooks += [module.register_forward_hook(watch) for module in (model.get_input_embeddings(), *layers)]
     with live:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             # The sum takes the place of the LM head and the loss, and keeps nothing.
@@ -85,7 +86,7 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
         # Leaving autocast has freed the 16-bit copies of weights that autocast had cached.
         live.mark()
         end.backward()
-    start = len(hooks) + 2
+    start = len(layers) + 2
     return live.stretches[1:start], live.stretches[start:]
 
 
@@ -97,7 +98,8 @@ def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Stretches
     """
     forward, backward = update(model, row, autocast)
     f, b = ([stretch[0] for stretch in stretches] for stretches in (forward, backward))
-    kept, left = more(times, f[:-1]), -more(times[::-1], b[1:])
+    kept = more(times[:-1], f[:-1])
+    left = -more(times[::-1], b[1:])
     # Each layer runs backward as if it were the last of all.
     tops = [b[0] + left, *[b[1] + left] * len(times), b[-1]]
     raised = [[now + kept for now in stretch] for stretch in forward]
@@ -106,7 +108,7 @@ def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Stretches
 
 
 def more(times: list[int], bytes_at: list[int]) -> int:
-    """Return the bytes that the represented layers add. ``bytes_at``: live bytes before each layer, and at the end."""
+    """Return the bytes that the represented layers add. ``bytes_at``: live bytes before each layer."""
     added = (after - before for before, after in pairwise(bytes_at))
     return sum((count - 1) * size for count, size in zip(times, added, strict=True))
 
@@ -195,8 +197,11 @@ def measure(config: Any, how: Json) -> Json:
     keys).
     """
     _, less, times = first(config)
-    model, n, autocast = prepared(less, how), how["tiles"], how["autocast"]
-    rows = [how["row"]] if how["row"] else [[(prompt * n, [tokens * n] * 2)] for prompt, tokens in POINTS]
+    model = prepared(less, how)
+    n, autocast = how["tiles"], how["autocast"]
+    rows = [how["row"]]
+    if how["row"] is None:
+        rows = [[(prompt * n, [tokens * n] * 2)] for prompt, tokens in POINTS]
     sizes = [Work(row).sizes for row in rows]
     end, start, *stretches = fitted([moments(model, times, row, autocast) for row in rows], sizes)
     alone = [(1, rows * length * n, rows * (length * n) ** 2) for rows, length in PREFILLS]
@@ -222,9 +227,12 @@ def shape(config: Any) -> Json:
     whole, less, times = first(config)
     if reason := attention.unsupported(whole.config, whole._supports_sdpa):
         raise NotImplementedError(f"updates are not packed: {reason}")
-    text, head, parameters = whole.config.get_text_config(), whole.get_output_embeddings(), list(whole.parameters())
-    linears = ((path, m) for path, m in whole.named_modules() if type(m) is torch.nn.Linear and m is not head)
-    sizes = {path: linear.weight.numel() for path, linear in linears}
+    text, head = whole.config.get_text_config(), whole.get_output_embeddings()
+    parameters = list(whole.parameters())
+    sizes = {}
+    for path, module in whole.named_modules():
+        if type(module) is torch.nn.Linear and module is not head:
+            sizes[path] = module.weight.numel()
     model = prepared(less, {"stream": 2, "lora": None, "checkpointing": False})
     # One packed update shows which kernels the model's attention needs, for the field linear.
     attention.kernels_used.clear()
@@ -233,7 +241,8 @@ def shape(config: Any) -> Json:
     few, many = (cached(model, times, length) for length in (64, 128))
     # transformers stacks the experts of a layer in one tensor of three dimensions. A token goes through some of them.
     used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
-    total, idle = sum(p.numel() for p in parameters), sum(p[used:].numel() for p in parameters if p.dim() == 3)
+    idle = sum(p[used:].numel() for p in parameters if p.dim() == 3)
+    total = sum(p.numel() for p in parameters)
     return {
         "layers": sum(times),
         "hidden": text.hidden_size,

@@ -111,8 +111,9 @@ def how_of(shape: Shape, settings: Settings, precise: Precision, tiles: int, wor
     lora: Json | None = None
     if settings["use_peft"]:
         # Recipes that differ only in rank or dropout share a measurement. trainable() scales the rank back.
-        rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
-        lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
+        rank = max(RANK, 1 << (settings["lora_r"] - 1).bit_length())
+        dropout = 0.05 if settings["lora_dropout"] > 0 else 0.0
+        lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": dropout}
         given = ("use_dora", "lora_target_parameters", "lora_modules_to_save")
         lora |= {name.removeprefix("lora_"): settings[name] for name in given if settings[name]}
     return {
@@ -154,8 +155,10 @@ def kept(
     3. Offloaded state is in main memory (arXiv 2101.06840). A whole bucket of gradients is allocated. DDP stores its
     gradients twice.
     """
-    n, full, trained = processes, not settings["use_peft"], trainable(shape, settings, precise)
-    share, element = -(-trained // n), precise.stream if full else precise.adapter
+    n, full = processes, not settings["use_peft"]
+    trained = trainable(shape, settings, precise)
+    share = -(-trained // n)
+    element = precise.stream if full else precise.adapter
     always = {"base_weights": weights(shape, settings, precise.stream), "adapter": 0 if full else trained * element}
     if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
         always["base_weights"] += (4 - precise.stream) * shape.vocab * shape.hidden

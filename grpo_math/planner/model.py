@@ -119,7 +119,8 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
 
 
 def key_of(config: Json, how: Json | None) -> str:
-    return hashlib.sha256(json.dumps([config, how], sort_keys=True).encode()).hexdigest()[:16]
+    request = json.dumps([config, how], sort_keys=True)
+    return hashlib.sha256(request.encode()).hexdigest()[:16]
 
 
 @cache

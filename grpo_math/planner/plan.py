@@ -40,7 +40,8 @@ class Counted:
     """
 
     def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
-        self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
+        self.machine, self.settings, self.given = machine, settings, given
+        shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         zero = Zero(config, shape.hidden)
         if settings["load_in_4bit"] and zero.stage == 3:
@@ -50,7 +51,8 @@ class Counted:
         self.layout = devices.arrange(settings, machine.gpus, sizes, partial(divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
-        precise, generates = memory.precision(settings, zero, config), self.layout.generation
+        precise = memory.precision(settings, zero, config)
+        generates = self.layout.generation
         self.phases, self.main = memory.phases(machine, settings, zero, precise, self.batch, generates, work)
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
@@ -80,7 +82,8 @@ class Counted:
         where = "memory" if settings["use_cpu"] else "a GPU"
         where += f", which has {limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB to give"
         for phase, terms in self.phases.items():
-            yield (needed := memory.total(terms)), limit, f"{phase} needs {needed / GB:.1f} GB of {where}"
+            needed = memory.total(terms)
+            yield needed, limit, f"{phase} needs {needed / GB:.1f} GB of {where}"
         if not settings["use_cpu"]:
             main, most = memory.total(self.main), int(MARGIN * machine.cpu_bytes)
             yield main, most, f"{main / GB:.1f} GB of main memory are needed, and there are {most / GB:.1f}"

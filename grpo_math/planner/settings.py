@@ -45,7 +45,8 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
     if isinstance(init, Mapping):
         settings |= {name: init[name] for name in ("dtype", "attn_implementation") if init.get(name)}
     one_of("dtype", settings["dtype"], DTYPES)
-    kernel, optimizers = settings["attn_implementation"] or "sdpa", f"use one of {', '.join(OPTIMIZERS)}"
+    kernel = settings["attn_implementation"] or "sdpa"
+    optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {
         "attn_implementation": (kernel == "sdpa" or "flash" in str(kernel), "use sdpa or flash_attention_2"),
         "optim": (settings["optim"] in OPTIMIZERS, optimizers),

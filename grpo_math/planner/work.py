@@ -65,6 +65,7 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     budget = settings["max_tokens_per_micro_batch"] or batch.rows * (prompt + length)
     full, last = fill(budget, prompt, length, group, batch.rows * batch.steps)
     lengths = [*[length] * full, *[last] * bool(last)]
-    work = Work([(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)])
+    groups = [(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)]
+    work = Work(groups)
     # Under ZeRO-3 the weights are split among processes: tiled_mlp.py leaves such MLPs whole.
     return work._replace(tiles=tiles(machine.shape, settings, work.sizes[1])) if zero_stage < 3 else work
