@@ -254,7 +254,7 @@ def shape(config: Any) -> Json:
         "active": total - idle,
         "matrices": sum(sizes.values()),
         "largest": max(sizes.values()),
-        "paths": sorted({re.sub(r"\.\d+\.", ".0.", path) for path in sizes}),
+        "paths": list(dict.fromkeys(re.sub(r"\.\d+\.", ".0.", path) for path in sizes)),
         "cache": [(2 * few - many) // 2, (many - few) // 64 // 2],
         "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
         "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(times),
