@@ -65,9 +65,19 @@ def first_layers(config: Any, kinds: list[Any]) -> Any:
     return text
 
 
+def in_dtype_of_input(module: Any, args: Any, out: Any) -> Any:
+    """Return the output as bitsandbytes' Linear4bit does. Under autocast a LayerNorm's output is float32, so the hidden
+    states are float32 from there on."""
+    return out.to(args[0].dtype)
+
+
 def prepared(config: Any, how: Json) -> Any:
     """Return the model of a config, set up as the trainer does: with adapter, checkpointing, packing, tiles."""
     model = build(config, DTYPES[how["stream"]])
+    if how["lora"] and how["autocast"] and how["adapter"] == 2:  # a base in 4 bit (memory.precision)
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.register_forward_hook(in_dtype_of_input)
     if how["lora"]:
         get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
         # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
