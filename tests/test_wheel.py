@@ -120,7 +120,7 @@ def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_pa
     options = ("--gpus", 1, "--gpu-memory", 8, "--cpu-memory", 64, "--json", "--accelerate-config", config)
     done = run(installed, "plan", "--config", recipe, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "optimizer" in json.loads(done.stdout)["main_memory"]  # the DeepSpeed file that config names was read
+    assert "optimizer_state" in json.loads(done.stdout)["main_memory"]  # the DeepSpeed file that config names was read
 
 
 def test_recipes_are_listed_and_copied_there(installed, tmp_path):

@@ -146,12 +146,12 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     try:
         # The prompts of this data, in place of the planner's assumption.
         gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        answer = planner.plan(given, **gpu, prompt_tokens=max(lengths_of(setup)), accelerate=launch, offline=True)
+        answer = planner.plan(given, {"": launch}, **gpu, prompt_tokens=max(lengths_of(setup)), offline=True)
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return
     if answer["fits"]:
-        prompts = f"prompts of {answer['assumed']['prompt_tokens']} tokens"
+        prompts = f"prompts of {answer['prompt_tokens']} tokens"
         yield Finding("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
@@ -161,11 +161,11 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
 def disk(setup: Setup) -> Iterator[Finding]:
     """The disk has room for one checkpoint and the final weights."""
     s = setup.settings
-    tensors = memory.trainable(setup.shape, resolve(s))
+    trained = memory.trainable(setup.shape, resolve(s))
     # The final weights are written while the last checkpoint still exists.
     width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
-    weights = width * sum(size * count for size, count in tensors)
-    needed = 2 * weights + memory.optimizer_bytes(tensors, s["optim"], width)
+    weights = width * trained
+    needed = 2 * weights + memory.optimizer_bytes(trained, s["optim"], width)
     folder = existing(Path(str(s["output_dir"])))
     free = shutil.disk_usage(folder).free
     if needed > free:

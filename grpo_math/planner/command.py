@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
@@ -29,19 +28,21 @@ def run(args: argparse.Namespace) -> Answer:
         if value is not None and not 0 < value < 1e6:
             remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
-    machine: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
-    if args.card:
-        machine["card"] = card = planner.card_of(args.card)
-        # A named card need not be in this machine, so the GPUs of this machine do not count.
-        machine |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
-    if args.accelerate_config:
-        machine["accelerate"] = accelerate_config(args.accelerate_config)
+    card = planner.card_of(args.card) if args.card else None
     asked = read(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().stated()
-    # Training tries the same configs in the same order (train/layout.py).
-    if not args.accelerate_config:
-        machine["configs"] = planner.shipped_configs(recipe)
-    answer = planner.plan(recipe, cpu_gb=args.cpu_memory, prompt_tokens=args.prompt_tokens, **machine)
+    name = args.accelerate_config
+    answer = planner.plan(
+        recipe,
+        # Training tries the same configs in the same order (train/layout.py).
+        {"": accelerate_config(name)} if name else planner.shipped_configs(recipe),
+        card,
+        # A named card need not be in this machine, so the GPUs of this machine do not count.
+        gpus=args.gpus or (1 if card else None),
+        gpu_gb=args.gpu_memory or (card.gb if card else None),
+        cpu_gb=args.cpu_memory,
+        prompt_tokens=args.prompt_tokens,
+    )
     return Answer(answer, planner.picture(answer), answer["fits"])

@@ -8,12 +8,15 @@ Does not start anything, and does not change the recipe.
 import os
 import subprocess
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, weights
-from grpo_math.planner.model import Shape
-from grpo_math.planner.settings import Settings
+from grpo_math.planner.settings import Json, Settings
+from grpo_math.planner.work import Machine
+
+LOCAL = ("0.0.0.0", "127.0.0.1", "localhost")
 
 
 class Gpu(NamedTuple):
@@ -38,33 +41,31 @@ class Layout(NamedTuple):
     def data_parallel(self) -> int:
         return self.server // self.tensor_parallel
 
-    def roles(self) -> list[dict[str, Any]]:
+    def roles(self) -> list[Json]:
         """Return the role of each GPU: the server's GPUs first, then the policy's.
 
         >>> Layout("server", 2, 2, 2, "").roles()
         [{'role': 'vLLM server, tensor parallel 2', 'gpus': [0, 1]}, {'role': 'policy', 'gpus': [2, 3]}]
         """
-        name = "vLLM server" + f", tensor parallel {self.tensor_parallel}" * (self.tensor_parallel > 1)
-        name += f", data parallel {self.data_parallel}" * (self.data_parallel > 1)
-        policy_roles = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
-        policy, idle = self.server, self.server + self.policy  # first GPU of each
-        roles = [
-            {"role": name, "gpus": list(range(policy))},
-            {"role": "idle", "gpus": list(range(idle, idle + self.idle))},
-            {"role": policy_roles.get(self.generation, "policy"), "gpus": list(range(policy, idle))},
-        ]
-        return [role for role in roles if role["gpus"]]
+        server = "vLLM server" + f", tensor parallel {self.tensor_parallel}" * (self.tensor_parallel > 1)
+        server += f", data parallel {self.data_parallel}" * (self.data_parallel > 1)
+        policies = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
+        roles = {server: self.server, policies.get(self.generation, "policy"): self.policy, "idle": self.idle}
+        numbers = iter(range(sum(roles.values())))
+        return [{"role": role, "gpus": list(islice(numbers, count))} for role, count in roles.items() if count]
 
 
-def arrange(settings: Settings, gpus: int, need: int, sizes: list[int], divides: Callable[[int], bool]) -> Layout:
+def arrange(
+    settings: Settings, gpus: int, sizes: Callable[[], tuple[int, list[int]]], divides: Callable[[int], bool]
+) -> Layout:
     """Return the layout that the recipe asks for.
 
-    ``need``: how many GPUs hold the model in vLLM. ``sizes``: the possible tensor parallel sizes. ``divides(n)`` is
-    True if the batch divides evenly by n processes. A server gets the GPUs that it needs. The policy gets as many of
-    the others as the batch divides by. The remaining GPUs go to the server, as data parallel ranks.
+    ``sizes()``: how many GPUs hold the model in vLLM, and the possible tensor parallel sizes. ``divides(n)`` is True if
+    the batch divides evenly by n processes. A server gets the GPUs that it needs. The policy gets as many of the others
+    as the batch divides by. The remaining GPUs go to the server, as data parallel ranks.
 
     >>> adapter = {"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2}
-    >>> arrange(adapter, 8, 2, [2], lambda n: n < 5)[:4]
+    >>> arrange(adapter, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
     ('server', 4, 4, 2)
     """
     tp = settings["vllm_tensor_parallel_size"]
@@ -78,16 +79,17 @@ def arrange(settings: Settings, gpus: int, need: int, sizes: list[int], divides:
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
     if url := elsewhere(settings):
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
+    need, possible = sizes() if gpus > 1 else (1, [1])
     if gpus <= need:
         reason = f"needs {need} separate GPU{'s' * (need > 1)}, and {gpus} {'is' if gpus == 1 else 'are'} visible"
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
-    splits = [(policy, *server_ranks(settings, gpus - policy, need, sizes)) for policy in range(gpus - need, 0, -1)]
+    splits = [(policy, *server_ranks(settings, gpus - policy, need, possible)) for policy in range(gpus - need, 0, -1)]
     even = [split for split in splits if divides(split[0])]
     # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
     # settings/batch.py raises.
     policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
-    held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why = f"{held} the server's weights and a sequence"
+    why = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
+    why += " the server's weights and a sequence"
     if idle := gpus - policy - server:
         why += f"; {idle} stay idle, because neither the server's heads nor the batch divide by more"
     return Layout("server", policy, server, tp, why, idle)
@@ -101,8 +103,7 @@ def elsewhere(settings: Settings) -> str:
     """
     # TRL's default host, 0.0.0.0, means a server on this machine.
     host = settings.get("vllm_server_host") or "0.0.0.0"
-    is_local = host in ("0.0.0.0", "127.0.0.1", "localhost")
-    return settings.get("vllm_server_base_url") or ("" if is_local else host)
+    return settings.get("vllm_server_base_url") or ("" if host in LOCAL else host)
 
 
 def sends_adapter(settings: Settings) -> bool:
@@ -122,23 +123,21 @@ def server_ranks(settings: Settings, gpus: int, need: int, sizes: list[int]) -> 
     return most, most
 
 
-def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: int, most: int) -> tuple[int, list[int]]:
+def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[int, list[int]]:
     """Return the fewest GPUs that hold the weights and a sequence, and all possible tensor parallel sizes.
 
     A size is a power of two that divides the heads, at most ``most``, and at least the recipe's
     ``vllm_tensor_parallel_size``.
     """
-    stated = settings["vllm_tensor_parallel_size"]
+    stated, shape, prompt = settings["vllm_tensor_parallel_size"], machine.shape, machine.prompt
     # vLLM refuses a size that does not divide the attention heads.
     sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and stated <= tp <= most]
     if stated not in sizes:
         reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
         raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
-    # cast_lm_head_to_fp32 casts the LM head of the trainer's model, not vLLM's.
-    of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
-    held = weights(shape, of_server, 2) + sequence_bytes(shape, of_server, prompt)
-    fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes)
+    held = weights(shape, settings, 2) + sequence_bytes(shape, {**settings, "vllm_max_model_length": tokens}, prompt)
+    fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * machine.gpu_bytes)
     return next(fits, sizes[-1]), sizes
 
 
@@ -154,22 +153,20 @@ def visible() -> list[Gpu]:
     As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
     on it. A container may hide the processes, so it also counts as used if over a tenth of its memory is taken.
     """
+    gpus = {}
     try:
-        rows = ask("gpu=index,uuid,memory.total,memory.used")
         processes = ask("compute-apps=gpu_uuid,pid")
-        gpus = {}
-        for index, uuid, total, used in rows:
+        for index, uuid, total, used in ask("gpu=index,uuid,memory.total,memory.used"):
             pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
-            taken = int(used) / 1024 if used.isdigit() and int(used) > int(total) / 10 else 0
-            by = f"process {pids}" if pids else f"something that holds {taken:.1f} GB" if taken else ""
+            taken = used.isdigit() and int(used) > int(total) / 10
+            by = f"process {pids}" if pids else f"something that holds {int(used) / 1024:.1f} GB" if taken else ""
             gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return list(gpus.values())
     chosen: list[Gpu] = []
-    for name in selection.split(","):
-        name = name.strip()
+    for name in map(str.strip, selection.split(",")):
         matches = [gpu for uuid, gpu in gpus.items() if name == str(gpu.number) or (name and uuid.startswith(name))]
         if len(matches) != 1 or matches[0] in chosen:
             break

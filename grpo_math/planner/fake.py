@@ -3,14 +3,11 @@
 Does not depend on the model. `set_up` changes torch and the trainer: call it only in a separate process.
 """
 
-from __future__ import annotations
-
-import warnings
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,12 +19,22 @@ aten = torch.ops.aten
 
 
 class Live(TorchDispatchMode):
-    """Count the bytes of storages made in this context: ``now``, and ``trace`` after each allocation."""
+    """Count the bytes of storages made in this context, except those of the model and its inputs.
 
-    def __init__(self, stored: list[Tensor]) -> None:
+    A stretch is the time between two marks.
+
+    ``stretches``: for each of them, the live bytes at its start and after each allocation.
+    """
+
+    def __init__(self, model: torch.nn.Module, inputs: Iterable[Tensor]) -> None:
         super().__init__()
-        self.held: dict[int, Any] = {tensor.untyped_storage()._cdata: None for tensor in stored}
-        self.now, self.trace = 0, [0]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        stored = (*model.parameters(), *model.buffers(), *gradients, *inputs)
+        self.known = {tensor.untyped_storage()._cdata for tensor in stored}
+        self.now, self.stretches = 0, [[0]]
+
+    def mark(self, *args: Any) -> None:
+        self.stretches.append([self.now])
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor has no values: return a constant.
@@ -41,20 +48,21 @@ class Live(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
-                self._made(tensor.untyped_storage())
+                self._count(tensor.untyped_storage())
         return out
 
-    def _made(self, storage: Any) -> None:
+    def _count(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key not in self.held and size:
+        if key not in self.known:
+            self.known.add(key)
             # A storage is freed with its last tensor. The key is an address, which a later storage may get.
-            self.held[key] = weakref.ref(storage, lambda _: self._freed(key, size))
+            weakref.finalize(storage, self._free, key, size)
             self.now += size
-            self.trace.append(self.now)
+            self.stretches[-1].append(self.now)
 
-    def _freed(self, key: int, size: int) -> None:
-        if self.held.pop(key, None) is not None:
-            self.now -= size
+    def _free(self, key: int, size: int) -> None:
+        self.known.remove(key)
+        self.now -= size
 
 
 class Flash(torch.autograd.Function):
@@ -81,56 +89,30 @@ class Flash(torch.autograd.Function):
         return gradients
 
 
-class Head(torch.autograd.Function):
-    """The computation after the model's body. It saves nothing, and returns a gradient for the body's output."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor) -> Tensor:
-        ctx.like = states.shape, states.dtype
-        return states.new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.empty(ctx.like[0], dtype=ctx.like[1])
-
-
-def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.AttentionParams) -> varlen.Kernel:
-    """Return the kernel that `varlen.kernel` chooses on a GPU."""
-    # The limits of torch's flash kernel: 16-bit tensors, heads of at most 256, and values as wide as queries.
-    if scores.needs_eager or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
-        return varlen.one_by_one
-    return flash
-
-
-def flash(q: Tensor, k: Tensor, v: Tensor, spans: varlen.Spans, scores: varlen.AttentionParams) -> Tensor:
+def flash(q: Tensor, k: Tensor, v: Tensor, *offsets: Any, **options: Any) -> Tensor:
     return Flash.apply(q, k, v)
 
 
-varlen.NAMES[flash] = "measured"
+plain_dropout, plain_takes = torch.nn.functional.dropout, varlen.flash_takes
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
+    """Return `varlen.flash_takes` of a GPU: 16-bit tensors, heads of at most 256, and values as wide as queries."""
+    return q.dtype != torch.float32 and q.size(-1) <= 256 and q.size(-1) == v.size(-1)
 
 
 def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     # CUDA's kernel saves a mask of one byte per element. A CPU's saves the mask in the dtype.
-    if training and p and isinstance(states, FakeTensor):
-        return torch.native_dropout(states, p, True)[0]
-    return plain_dropout(states, p, training, inplace)
-
-
-plain_dropout, plain_kernel = torch.nn.functional.dropout, varlen.kernel
+    return torch.native_dropout(states, p, True)[0] if training and p else states
 
 
 def set_up(gpu: bool) -> None:
     """Make torch and the trainer behave as on a GPU, or as on a CPU, in this process."""
-    modules: Any = torch.nn.Module
-    functional: Any = torch.nn.functional
-    kernels: Any = varlen
-    attentions: Any = attention
     # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft converts
     # each new adapter; layers.py gives the adapter its dtype.
-    modules._apply = lambda module, function, recurse=True: module
-    functional.dropout = dropout if gpu else plain_dropout
-    kernels.kernel = kernel if gpu else plain_kernel
+    torch.nn.Module._apply = lambda module, function, recurse=True: module  # type: ignore[method-assign]
+    torch.nn.functional.dropout = dropout if gpu else plain_dropout  # type: ignore[assignment]
+    varlen.flash_takes = takes if gpu else plain_takes
+    varlen._torchs = lambda: flash  # type: ignore[assignment]
     # Fake tensors are on the CPU, where the trainer computes attention in float32.
-    attentions.on_cpu = lambda query: not gpu
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
+    attention.on_cpu = lambda states: not gpu

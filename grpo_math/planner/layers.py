@@ -3,25 +3,20 @@
 Does not run the model.
 """
 
-from __future__ import annotations
-
 import copy
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
 LAYERS = ("layers", "h", "blocks")  # attribute names of the decoder layers in a model's body
-
-
-def config_of(given: Json) -> Any:
-    fields = {name: value for name, value in given.items() if name not in ("model_type", "quantization_config")}
-    return AutoConfig.for_model(given["model_type"], **fields)
+DTYPES = {2: torch.bfloat16, 4: torch.float32}  # by bytes per element
 
 
 def build(config: Any, dtype: torch.dtype) -> Any:
@@ -36,26 +31,18 @@ def build(config: Any, dtype: torch.dtype) -> Any:
 
 def layers_of(model: Any) -> tuple[str, Any]:
     """Return the name and the list of the decoder layers: the longest list with one of these names."""
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    return max((entry for entry in lists if entry[0].split(".")[-1] in LAYERS), key=lambda entry: len(entry[1]))
+    lists = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in LAYERS]
+    return max(lists, key=lambda entry: len(entry[1]))
 
 
 def kind_of(layer: Any) -> Any:
-    """Return the kind of a layer: its modules, shapes and plain values, without its number."""
-
-    def plain(module: Any) -> Any:
-        values = ((k, v) for k, v in vars(module).items() if k not in ("layer_idx", "training"))
-        return tuple(sorted((k, v) for k, v in values if isinstance(v, (int, float, bool, str))))
-
-    return tuple(
-        (
-            name,
-            type(module).__name__,
-            plain(module),
-            tuple((k, tuple(p.shape)) for k, p in module._parameters.items() if p is not None),
-        )
-        for name, module in layer.named_modules()
-    )
+    """Return the kind of a layer: its modules and their plain values, without its number, and its shapes."""
+    kind: list[Any] = [(name, parameter.shape) for name, parameter in layer.named_parameters()]
+    for name, module in layer.named_modules():
+        values = {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str))}
+        values.pop("layer_idx", None)
+        kind.append((name, type(module), values))
+    return kind
 
 
 def first_layers(config: Any, kinds: list[Any]) -> Any:
@@ -78,37 +65,34 @@ def first_layers(config: Any, kinds: list[Any]) -> Any:
     return text
 
 
+def in_dtype_of_input(module: Any, args: Any, out: Any) -> Any:
+    """Return the output as bitsandbytes' Linear4bit does. Under autocast a LayerNorm's output is float32, so the hidden
+    states are float32 from there on."""
+    return out.to(args[0].dtype)
+
+
 def prepared(config: Any, how: Json) -> Any:
     """Return the model of a config, set up as the trainer does: with adapter, checkpointing, packing, tiles."""
-    base = model = build(config, torch.bfloat16 if how["stream"] == 2 else torch.float32)
+    model = build(config, DTYPES[how["stream"]])
+    if how["lora"] and how["autocast"] and how["adapter"] == 2:  # a base in 4 bit (memory.precision)
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.register_forward_hook(in_dtype_of_input)
     if how["lora"]:
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
-        # The dtype that peft or TRL gives the adapter: memory.py derives it from the recipe.
-        adapter = torch.bfloat16 if how["adapter"] == 2 else torch.float32
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(adapter)
+        get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
         # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.
         model.enable_input_require_grads()
+    for parameter in filter(attrgetter("requires_grad"), model.parameters()):
+        # The dtype that peft or TRL gives the adapter: memory.py derives it from the recipe.
+        parameter.data = parameter.data.to(DTYPES[how["adapter" if how["lora"] else "stream"]])
+        parameter.grad = torch.zeros_like(parameter)  # as after the first micro-batch
     model.train()
-    if how["checkpointing"]:
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False}
-        )
-    plain = "sdpa" if base._supports_sdpa else "eager"
-    base.set_attn_implementation(attention.register(plain))
-    recurrent.fork_states(base)
+    model.set_attn_implementation(attention.register("sdpa" if model._supports_sdpa else "eager"))
+    recurrent.fork_states(model)
     # The first packed pass compares two outputs to verify a layer. Fake tensors have no values to compare.
-    recurrent.verified.update(type(module) for module in recurrent.stateful(base))
+    recurrent.verified.update(map(type, recurrent.stateful(model)))
     if how["checkpointing"]:
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         tiled_mlp.set_up([model])
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)  # as after the first micro-batch
     return model
-
-
-def stored(model: Any) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]

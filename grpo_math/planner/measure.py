@@ -9,25 +9,23 @@ Does not count the LM head, the optimizer or the allocator: memory.py does. Chan
 process.
 """
 
-from __future__ import annotations
-
 import json
+import re
 import sys
-from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from grpo_math.errors import first_line
 from grpo_math.planner import fake
-from grpo_math.planner.fake import Head, Live
-from grpo_math.planner.layers import build, config_of, first_layers, kind_of, layers_of, prepared, stored
+from grpo_math.planner.fake import Live
+from grpo_math.planner.layers import build, first_layers, kind_of, layers_of, prepared
+from grpo_math.planner.work import Work
 from grpo_math.trainer import attention, recurrent, tiled_mlp, varlen
 from grpo_math.trainer.packing import GroupLayout
 
@@ -36,242 +34,216 @@ Json = dict[str, Any]
 # (prompt, completion) of a packed row with two completions, for one tile of tokens: the sizes (1, tokens, keys) are
 # linearly independent, and the number of tiles stays as requested up to three times these sizes.
 POINTS = ((512, 256), (256, 384), (640, 320))
+# (rows, tokens of each) of a pass without gradients, likewise.
+PREFILLS = ((1, 1024), (1, 1280), (2, 512))
 
-Sizes = list[float]
-
-
-class Marks:
-    """Points of a pass: the live bytes at each point, and the number of allocations before it."""
-
-    def __init__(self, live: Live) -> None:
-        self.live, self.now, self.positions = live, list[int](), list[int]()
-
-    def __call__(self, *args: Any) -> None:
-        self.now.append(self.live.now)
-        self.positions.append(len(self.live.trace))
-
-    def above(self, number: int) -> list[int]:
-        """Return the live bytes at each allocation between this mark and the next, minus those at this mark."""
-        start, end = self.positions[number : number + 2]
-        return [0, *(now - self.now[number] for now in self.live.trace[start:end])]
+Stretches = list[list[int]]  # live bytes at the start of each stretch of a pass, and after each allocation
 
 
-def packed(groups: list[Json]) -> tuple[Json, list[Tensor]]:
-    """Return the trainer's arguments of the model for a packed row, and their tensors."""
+def packed(row: list[list[Any]]) -> Json:
+    """Return the trainer's arguments of the model for a packed row."""
     layouts, start = [], 0
-    for group in groups:
-        layouts.append(GroupLayout(start, group["prompt"], tuple(group["lengths"])))
-        start += group["prompt"] + sum(group["lengths"])
+    for prompt, lengths in row:
+        layouts.append(GroupLayout(start, prompt, tuple(lengths)))
+        start += prompt + sum(lengths)
+    return {
+        "input_ids": torch.zeros(1, start, dtype=torch.long),
+        "position_ids": torch.arange(start)[None],
+        # transformers passes on a mask of four dimensions as it is. Packed attention ignores one of a single element.
+        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool),
+        "packed_groups": tuple(layouts),
+    }
+
+
+def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
+    """Return the stretches of a forward pass and of a backward pass.
+
+    A forward stretch begins before each layer, and at the end. A backward stretch begins at the start, before each
+    layer from the last, and before the embedding.
+    """
+    given = packed(row)
     # Each request has its own FakeTensorMode. torch refuses to mix tensors of two modes.
     varlen.sequences.cache_clear()
-    index = varlen.sequences(tuple(layouts), torch.device("cpu"))[1]
-    # transformers passes on a mask of four dimensions as it is, and packed attention ignores one of a single element.
-    mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
-    given: Json = {"input_ids": torch.zeros(1, start, dtype=torch.long), "position_ids": torch.arange(start)[None]}
-    return {**given, "attention_mask": mask, "packed_groups": tuple(layouts)}, [*given.values(), mask, index]
+    index = varlen.sequences(given["packed_groups"], torch.device("cpu"))[1]
+    live = Live(model, [index, given["input_ids"], given["position_ids"], given["attention_mask"]])
 
-
-def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
-    """Return marks of a forward pass (before each layer, after the last, after the norm, after autocast) and of a
-    backward pass (at the start, after the norm, before each layer from the last, at the end)."""
-    base = model.get_base_model() if how["lora"] else model
-    given, inputs = packed(row)
-    live = Live([*stored(model), *inputs])
-    forward, backward, layers = Marks(live), Marks(live), layers_of(base)[1]
-
-    def boundary(states: Any) -> None:
-        forward()
-        states = states[0] if isinstance(states, tuple) else states
+    def watch(module: Any, args: Any, out: Any) -> None:
         # A tensor's gradient is complete when the layer that reads the tensor has run backward.
-        states.register_hook(backward)
+        (out[0] if isinstance(out, tuple) else out).register_hook(live.mark)
 
-    def before(module: Any, args: Any, given: Any) -> None:
-        boundary(args[0] if args else given["hidden_states"])
-
-    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
-    hooks.append(layers[-1].register_forward_hook(lambda module, args, out: boundary(out)))
+    layers = layers_of(model)[1]
+    # A mark after a layer would count the layer's input, which the model's loop over the layers has not yet dropped.
+    hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers]
+    hooks += [module.register_forward_hook(watch) for module in (model.get_input_embeddings(), *layers)]
     with live:
-        with torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
-            end = Head.apply(base.base_model(**given, use_cache=False)[0])
-            forward()
-        # Leaving autocast frees the 16-bit copies of weights that autocast has cached.
-        forward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            # The sum takes the place of the LM head and the loss, and keeps nothing.
+            end = model.base_model(**given, use_cache=False)[0].sum()
+            live.mark()
         # Checkpointing calls the layers again in the backward pass, which must not add marks.
         for hook in hooks:
             hook.remove()
-        backward()
+        # Leaving autocast has freed the 16-bit copies of weights that autocast had cached.
+        live.mark()
         end.backward()
-        backward()
-    return forward, backward
+    start = len(layers) + 2
+    return live.stretches[1:start], live.stretches[start:]
 
 
-def moments(model: Any, how: Json, times: list[int], row: Any) -> list[list[int]]:
+def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Stretches:
     """Return live bytes of the whole model without the stored tensors: [at the end of the forward pass], [at the start
     of the backward pass], and at each allocation of each stretch.
 
     The pass has the first layers of the model only. ``times``: how many layers each of them represents.
     """
-    forward, backward = update(model, how, row)
-    n, f, b = len(times), forward.now, backward.now
-    kept = [f[at + 1] - f[at] for at in range(n)]
-    left = [b[n - at] - b[n - at + 1] for at in range(n)]
-    more_kept, more_left = (
-        sum((count - 1) * size for count, size in zip(times, sizes, strict=True)) for sizes in (kept, left)
-    )
-    stretches = [[f[n + 1] + more_kept], [b[0] + more_left]]
-    # Forward, as if the layer were the last of all.
-    for at in range(n):
-        before = f[n] - sum(kept[at:]) + more_kept
-        stretches.append([before + above for above in forward.above(at)])
-    stretches.append([b[0] + more_left + above for above in backward.above(0)])
-    # Backward, as if the layer were the last of all.
-    for at in range(n):
-        stretches.append([b[1] + more_left + above for above in backward.above(n - at)])
-    stretches.append([b[n + 1] + above for above in backward.above(n + 1)])
-    return stretches
+    forward, backward = update(model, row, autocast)
+    f, b = ([stretch[0] for stretch in stretches] for stretches in (forward, backward))
+    kept = more(times[:-1], f[:-1])
+    left = -more(times[::-1], b[1:])
+    # Each layer runs backward as if it were the last of all.
+    tops = [b[0] + left, *[b[1] + left] * len(times), b[-1]]
+    raised = [[now + kept for now in stretch] for stretch in forward]
+    raised += [[now - stretch[0] + top for now in stretch] for top, stretch in zip(tops, backward, strict=True)]
+    return [[f[-1] + kept], [b[0] + left], *raised]
 
 
-def prefill(model: Any, how: Json, times: list[int], rows: int, length: int) -> tuple[list[list[int]], list[int]]:
-    """Return live bytes without stored and cached tensors at each allocation of each layer, and each layer's cache.
+def more(times: list[int], bytes_at: list[int]) -> int:
+    """Return the bytes that the represented layers add. ``bytes_at``: live bytes before each layer."""
+    added = (after - before for before, after in pairwise(bytes_at))
+    return sum((count - 1) * size for count, size in zip(times, added, strict=True))
 
-    ``times``: as in `moments`.
+
+def prefill(
+    model: Any, times: list[int], rows: int, length: int, autocast: bool, cache: DynamicCache | None = None
+) -> Stretches:
+    """Return live bytes without stored tensors at each allocation of each layer, in a pass without gradients.
+
+    ``times``: as in `moments`. The pass fills a ``cache``, and counts it.
     """
-    base = model.get_base_model() if how["lora"] else model
-    live, sizes = Live(stored(model)), []
-    forward, layers = Marks(live), layers_of(base)[1]
-    hooks = [layer.register_forward_pre_hook(forward) for layer in layers]
-    hooks.append(layers[-1].register_forward_hook(forward))
-    cache = DynamicCache(config=base.config.get_text_config())
-    ids = torch.zeros(rows, length, dtype=torch.long)
-    with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=how["autocast"]):
+    live, ids = Live(model, []), torch.zeros(rows, length, dtype=torch.long)
+    hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers_of(model)[1]]
+    with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         given: Json = {"input_ids": ids, "position_ids": ids}
         # Prompts are padded, so transformers builds a mask of all pairs of tokens.
-        if not recurrent.stateful(base):
+        if not recurrent.stateful(model):
             given["attention_mask"] = torch.zeros(rows, 1, length, length, dtype=torch.bool)
-        base.base_model(**given, past_key_values=cache, use_cache=True)
+        model.base_model(**given, past_key_values=cache, use_cache=cache is not None)
     for hook in hooks:
         hook.remove()
-    for layer in cache.layers:
-        held = [tensor for tensor in tree_leaves(list(vars(layer).values())) if isinstance(tensor, Tensor)]
-        # Views of one storage count once.
-        sizes.append(sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values()))
-    # Layers that share another layer's cache have no cache.
-    sizes += [0] * (len(layers) - len(sizes))
+    stretches = live.stretches[1:]
     # Autocast keeps the 16-bit copies of an adapter until the end of the pass.
-    grown = [after - before for before, after in pairwise(forward.now)]
-    more = sum((count - 1) * (size - cached) for count, size, cached in zip(times, grown, sizes, strict=True))
-    before = [forward.now[n] - sum(sizes[:n]) + more for n in range(len(layers))]
-    return [[before[n] + above for above in forward.above(n)] for n in range(len(layers))], sizes
+    added = more(times[:-1], [stretch[0] for stretch in stretches])
+    return [[now + added for now in stretch] for stretch in stretches]
+
+
+def cached(model: Any, times: list[int], length: int) -> int:
+    """Return the bytes of the cache of a sequence."""
+    cache = DynamicCache(config=model.config.get_text_config())
+    prefill(model, times, 1, length, False, cache)
+    sizes = []
+    for layer in cache.layers:
+        storages = [t.untyped_storage() for t in tree_leaves(list(vars(layer).values())) if torch.is_tensor(t)]
+        # Views of one storage count once.
+        sizes.append(sum({storage._cdata: storage.nbytes() for storage in storages}.values()))
+    # The last layers may have no cache of their own.
+    return sum(count * size for count, size in zip(times, sizes, strict=False))
 
 
 # Answers about a model
 
 
-def fitted(runs: list[list[list[int]]], features: list[Sizes]) -> list[list[Sizes]]:
-    """Return the moments of each stretch as bytes per feature. If the runs have different allocations, or there is only
-    one run, use only the highest moment of a stretch."""
-    if len(runs) == 1:
-        return [[[float(max(stretch)), *[0.0] * (len(features[0]) - 1)]] for stretch in runs[0]]
+def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[list[float]]]:
+    """Return the moments of each stretch as bytes per size. If the runs have different allocations, use only the
+    highest moment of a stretch."""
     answer = []
     for stretches in zip(*runs, strict=True):
         same = len({len(stretch) for stretch in stretches}) == 1
         values = np.array(stretches if same else [[max(stretch)] for stretch in stretches], dtype=float)
-        answer.append(np.linalg.solve(np.array(features), values).T.round(2).tolist())
+        # Of many solutions for a single run, the one of least norm: it is exact at the sizes of this run.
+        answer.append(np.linalg.lstsq(np.array(sizes, dtype=float), values)[0].T.round(1).tolist())
     return answer
 
 
-def highest(stretches: list[list[Sizes]], features: list[Sizes]) -> list[Sizes]:
-    """Return the moments that are the highest for some point of a grid of sizes."""
-    lines, least = [line for stretch in stretches for line in stretch], features[0][1]
+def highest(stretches: list[list[list[float]]], least: int) -> list[list[float]]:
+    """Return the moments that are the highest for some point of a grid of sizes around ``least`` tokens."""
+    lines = [line for stretch in stretches for line in stretch]
     tokens = [least * factor for factor in (0.1, 0.3, 1.0, 1.25, 2.0, 4.0, 16.0)]
-    grid = [[1.0, t, t * more] for t in tokens for more in (1.0, 1.5, 2.5, 5.0, 20.0, 200.0, 2000.0)]
-    positions = set(np.argmax(np.array(lines) @ np.array(grid).T, axis=0).tolist())
-    return sorted(lines[position] for position in positions)
+    grid = [[1.0, t, t * keys] for t in tokens for keys in (1.0, 1.5, 2.5, 5.0, 20.0, 200.0, 2000.0)]
+    return sorted(lines[position] for position in {*np.argmax(np.array(lines) @ np.array(grid).T, axis=0)})
 
 
 def first(config: Any) -> tuple[Any, Any, list[int]]:
     """Return the whole model in bfloat16, the config of its first layers, and how many layers each of them represents.
 
-    >>> repeats(["window", "window", "full", "window", "window", "full"], 4)
-    [1, 2, 2, 1]
+    Kinds "window, window, full, window, window, full" are represented by the first four: [1, 2, 2, 1].
     """
     whole = build(config, torch.bfloat16)
     kinds = [kind_of(layer) for layer in layers_of(whole)[1]]
     less = first_layers(config, kinds)
-    return whole, less, repeats(kinds, less.num_hidden_layers)
-
-
-def repeats(kinds: list[Any], n: int) -> list[int]:
+    n = less.num_hidden_layers
     times = [1] * n
     for kind in kinds[n:]:
         # The last layer but one of a kind represents the layers after it.
         times[max(at for at in range(n - 1) if kinds[at] == kind)] += 1
-    return times
+    return whole, less, times
 
 
 def measure(config: Any, how: Json) -> Json:
     """Return bytes without the stored tensors, per (1, tokens, keys) of a packed row or of the ``row`` in ``how``.
 
     ``forward`` is at the end of the forward pass, ``backward`` at the start of the backward pass, and ``moments`` are
-    those that can be the highest. ``trained``: [elements, of an adapter, count] of the tensors that a run with an
-    adapter trains. ``prefill``: the highest moments of a pass without gradients, per (1, tokens, queries x keys).
+    those that can be the highest. ``trained``: elements that a run with an adapter trains, first those that do not
+    depend on its rank. ``prefill``: the highest moments of a pass without gradients or cache, per (1, tokens, queries x
+    keys).
     """
-    n = how["tiles"]
     _, less, times = first(config)
     model = prepared(less, how)
+    n, autocast = how["tiles"], how["autocast"]
     rows = [how["row"]]
     if how["row"] is None:
-        rows = [[{"prompt": prompt * n, "lengths": [completion * n] * 2}] for prompt, completion in POINTS]
-    features = [[1.0, float(p + 2 * c) * n, float(3 * p + 2 * c) * n] for p, c in POINTS]
-    end, start, *stretches = fitted([moments(model, how, times, row) for row in rows], features)
-    sizes = [(1, 1024 * n), (1, 1280 * n), (2, 512 * n)]
-    alone = [[1.0, float(rows * length), float(rows * length**2)] for rows, length in sizes]
-    prefills = fitted([prefill(model, how, times, *size)[0] for size in sizes], alone)
-    trained, layers = Counter[tuple[int, bool]](), layers_of(model)[0]
-    for name, parameter in model.named_parameters() if how["lora"] else ():
-        if parameter.requires_grad:
-            within = name.partition(f"{layers}.")[2]
+        rows = [[(prompt * n, [tokens * n] * 2)] for prompt, tokens in POINTS]
+    sizes = [Work(row).sizes for row in rows]
+    end, start, *stretches = fitted([moments(model, times, row, autocast) for row in rows], sizes)
+    alone = [(1, rows * length * n, rows * (length * n) ** 2) for rows, length in PREFILLS]
+    prefills = fitted([prefill(model, times, rows, length * n, autocast) for rows, length in PREFILLS], alone)
+    trained = [0, 0]
+    for name, parameter in model.named_parameters():
+        if how["lora"] and parameter.requires_grad:
+            number = re.search(rf"{layers_of(model)[0]}\.(\d+)\.", name)
             # memory.py scales these tensors to the recipe's rank. A magnitude of DoRA does not depend on the rank.
             adapts = "lora_" in name and "magnitude" not in name
-            trained[parameter.numel(), adapts] += times[int(within.partition(".")[0])] if within else 1
+            trained[adapts] += parameter.numel() * (times[int(number[1])] if number else 1)
     return {
         "forward": end[0],
         "backward": start[0],
-        "moments": highest(stretches, features),
-        "trained": [[size, adapts, count] for (size, adapts), count in sorted(trained.items())],
-        "prefill": highest(prefills, alone),
+        "moments": highest(stretches, sizes[0][1]),
+        "trained": trained,
+        "prefill": highest(prefills, alone[0][1]),
     }
 
 
 def shape(config: Any) -> Json:
-    """Return the shapes of the whole model. ``cache``: elements cached for a sequence, constant and per token."""
+    """Return the shapes of the whole model, the fields of `model.Shape`."""
     whole, less, times = first(config)
     if reason := attention.unsupported(whole.config, whole._supports_sdpa):
         raise NotImplementedError(f"updates are not packed: {reason}")
-    text, head, name = whole.config.get_text_config(), whole.get_output_embeddings(), layers_of(whole)[0]
-    linears: Counter[tuple[str, int, int]] = Counter()
+    text, head = whole.config.get_text_config(), whole.get_output_embeddings()
+    parameters = list(whole.parameters())
+    sizes = {}
     for path, module in whole.named_modules():
         if type(module) is torch.nn.Linear and module is not head:
-            within = path.removeprefix(name + ".").partition(".")[2] if path.startswith(name) else path
-            linears[within, module.in_features, module.out_features] += 1
-    how: Json = {"stream": 2, "lora": None, "checkpointing": False, "autocast": False}
-    model = prepared(less, how)
+            sizes[path] = module.weight.numel()
+    model = prepared(less, {"stream": 2, "lora": None, "checkpointing": False})
     # One packed update shows which kernels the model's attention needs, for the field linear.
     attention.kernels_used.clear()
-    update(model, how, [{"prompt": 64, "lengths": [64, 64]}])
+    update(model, [(64, [64, 64])], False)
     # Two lengths separate the constant part of a cache from the part per token. An element has two bytes.
-    few, many = (prefill(model, how, times, 1, length)[1] for length in (64, 128))
-    constant = per_token = 0
-    for count, a, b in zip(times, few, many, strict=True):
-        constant, per_token = constant + count * (2 * a - b) // 2, per_token + count * (b - a) // 64 // 2
-    parameters = list(whole.parameters())
-    total = sum(p.numel() for p in parameters)
+    few, many = (cached(model, times, length) for length in (64, 128))
     # transformers stacks the experts of a layer in one tensor of three dimensions. A token goes through some of them.
-    stacked = sum(p.numel() for p in parameters if p.dim() == 3)
-    experts = max((p.size(0) for p in parameters if p.dim() == 3), default=1)
     used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
+    idle = sum(p[used:].numel() for p in parameters if p.dim() == 3)
+    total = sum(p.numel() for p in parameters)
     return {
-        "family": config.model_type,
         "layers": sum(times),
         "hidden": text.hidden_size,
         "heads": getattr(text, "num_attention_heads", 1),
@@ -279,10 +251,11 @@ def shape(config: Any) -> Json:
         "tied": head.weight is whole.get_input_embeddings().weight,
         "max_tokens": getattr(text, "max_position_embeddings", None),
         "total": total,
-        "active": total - stacked + stacked * used // experts,
-        "tensors": sorted(Counter(p.numel() for p in parameters).items()),
-        "linears": [[*linear, count] for linear, count in linears.items()],
-        "cache": [constant, per_token],
+        "active": total - idle,
+        "matrices": sum(sizes.values()),
+        "largest": max(sizes.values()),
+        "paths": list(dict.fromkeys(re.sub(r"\.\d+\.", ".0.", path) for path in sizes)),
+        "cache": [(2 * few - many) // 2, (many - few) // 64 // 2],
         "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
         "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(times),
     }
@@ -293,12 +266,11 @@ def main() -> None:
     # Standard output carries the answers only: what else is printed goes to standard error.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        request = json.loads(line)
-        how = request["how"]
+        fields, how = json.loads(line)
         fake.set_up(gpu=not (how and how["cpu"]))
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                config = config_of(request["config"])
+                config = AutoConfig.for_model(**fields)
                 answer = measure(config, how) if how else shape(config)
         except Exception as error:  # a model's code may raise anything on tensors without values
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"}

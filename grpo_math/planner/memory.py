@@ -8,12 +8,13 @@ a GPU.
 Does not decide whether a recipe fits: plan.py does.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_math.planner.model import Shape, wanted_modules
-from grpo_math.planner.settings import Settings, Zero
-from grpo_math.planner.work import ROOM, Run, Work, tiles, work_of
+from grpo_math.planner.settings import Json, Settings, Zero
+from grpo_math.planner.work import Machine, Work, tiles
 from grpo_math.run.machine import GB
+from grpo_math.settings.batch import Batch
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
@@ -25,34 +26,13 @@ VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 FRAGMENTATION = {"transformers": 0.04, "server": 0.04, "colocate": 0.078}
 # A tile of TRL's fused LM head (TOKEN_CHUNK_SIZE and chunk size); layer inputs that TRL's offloading keeps on the GPU.
 HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
+ROOM = 64  # free tokens in the cache of generation/decoding.py after it grows
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
-Terms = dict[str, int]  # bytes by name
-TERMS = {
-    "base_weights": "base weights",
-    "adapter": "adapter",
-    "gradients": "gradients",
-    "gradients_in_transit": "gradients on their way",
-    "optimizer": "optimizer state",
-    "communication": "gradient buckets, NCCL",
-    "gathered_weights": "weights gathered by ZeRO-3",
-    "activations": "activations",
-    "layer_workspace": "temporaries of a layer",
-    "lm_head_workspace": "fused LM head",
-    "reference": "reference",
-    "kv_cache": "KV cache",
-    "sampling": "prefill and sampling",
-    "allocator": "fragmentation",
-    "vllm_weights": "vLLM weights",
-    "vllm_kv_cache": "vLLM KV cache",
-    "vllm_overhead": "vLLM overhead",
-    "cuda_context": "CUDA context",
-    "processes": "processes",
-}
-
+Terms = dict[str, int]  # bytes by name, as printed with spaces
 # Terms outside torch's allocator.
-OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vllm_overhead")
+OUTSIDE = ("CUDA_context", "gradient_buckets_and_NCCL", "vLLM_weights", "vLLM_KV_cache", "vLLM_overhead")
 
 
 class Precision(NamedTuple):
@@ -62,13 +42,13 @@ class Precision(NamedTuple):
     adapter: int
     autocast: bool
 
-    @property
-    def half(self) -> int:
-        """Bytes per element of a matrix product. bitsandbytes ignores autocast."""
-        return 2 if self.autocast else self.stream
+
+def total(terms: Terms) -> int:
+    return sum(terms.values())
 
 
 def at(line: list[float], sizes: tuple[int, ...]) -> int:
+    """Return the bytes of a measured line at these sizes."""
     return int(sum(a * b for a, b in zip(line, sizes, strict=True)))
 
 
@@ -80,18 +60,17 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything. ``auto`` is bfloat16 on a GPU,
     except for trained weights without a float32 copy (build.py). On a CPU it is counted as float32, the upper bound.
     """
-    cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
+    cpu, says = settings["use_cpu"], deepspeed or {}
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
-    half = settings["dtype"] in ("bfloat16", "float16") or auto
-    stream = 2 if half else 4
+    stream = 2 if auto or settings["dtype"] in ("bfloat16", "float16") else 4
     # The config turns bf16 on by default if the GPU has it, and leaves it off on a CPU (trainer/config.py).
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
-    stated = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
+    stated = [says[name].get("enabled") for name in ("bf16", "fp16") if name in says]
     # transformers replaces auto in DeepSpeed's file by the training arguments.
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
         return Precision(2, 2, False)
-    adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
-    return Precision(stream, adapter, autocast)
+    adapter = stream if zero.stage == 3 else 4
+    return Precision(stream, 2 if settings["load_in_4bit"] else adapter, autocast)
 
 
 # Stored tensors
@@ -100,109 +79,73 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
 def weights(shape: Shape, settings: Settings, stream: int) -> int:
     """Return the bytes of the base model.
 
-    4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, in blocks of 64, and a table of 16 floats a matrix. A
-    block has a constant of 4 bytes, or 1 with double quantisation. Double quantisation adds constants of 4 bytes for
-    256 blocks, an offset of 4 bytes and a table of 256 floats. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row.
-    Embeddings, LM head, norms, biases and stacked experts are not quantised.
+    4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, and a constant of 4 bytes for a block of 64. With
+    double quantisation the constant has 1 byte, and 256 of them have another of 4 bytes. Embeddings, LM head, norms,
+    biases and stacked experts are not quantised.
     """
-    matrices = sum(linear.weights * linear.layers for linear in shape.linears)
-    other = (shape.total - matrices) * stream
-    if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
-        other += (4 - stream) * shape.vocab * shape.hidden
+    element: float = stream
     if settings["load_in_4bit"]:
-        nested = settings["use_bnb_nested_quant"]
-        quantised = sum(linear.layers * four_bit(linear.weights, nested) for linear in shape.linears)
-    elif settings["load_in_8bit"]:
-        quantised = sum(linear.layers * (linear.weights + 4 * linear.n_out) for linear in shape.linears)
-    else:
-        quantised = matrices * stream
-    return quantised + other
-
-
-def four_bit(n: int, nested: bool) -> int:
-    """Return the bytes of ``n`` weights in bitsandbytes' 4 bit.
-
-    >>> four_bit(64 * 256, nested=False), four_bit(64 * 256, nested=True)
-    (9280, 9544)
-    """
-    blocks = -(-n // 64)
-    constants = blocks + -(-blocks // 256) * 4 + 4 + 256 * 4 if nested else blocks * 4
-    return -(-n // 2) + constants + 16 * 4
+        element = 1 / 2 + (1 + 4 / 256 if settings["use_bnb_nested_quant"] else 4) / 64
+    return int(shape.matrices * element) + (shape.total - shape.matrices) * stream
 
 
 def dequantised(shape: Shape, settings: Settings, stream: int) -> int:
     """Return the bytes of the largest matrix that bitsandbytes dequantises for a product, and of its constants."""
-    if not settings["load_in_4bit"]:
-        return 0
-    return max(linear.weights * stream + linear.weights // 64 * 4 for linear in shape.linears)
+    return shape.largest * stream + shape.largest // 16 if settings["load_in_4bit"] else 0
 
 
-def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> list[tuple[int, int]]:
-    """Return (parameters of a tensor, number of such tensors) for all trained tensors."""
+def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> int:
+    """Return the number of trained parameters."""
     if not settings["use_peft"]:
-        return list(shape.tensors)
+        return shape.total
     how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
-    rank, r = how["lora"]["r"], settings["lora_r"]
-    trained = shape.measured(how)["trained"]
-    return [(size * r // rank if adapts else size, count) for size, adapts, count in trained]
+    fixed, adapting = shape.measured(how)["trained"]
+    return int(fixed + adapting * settings["lora_r"] // how["lora"]["r"])
 
 
-def how_of(
-    shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None
-) -> dict[str, Any]:
+def how_of(shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None) -> Json:
     """Return the settings that measure.py needs.
 
     A micro-batch is measured at its real size if its memory is not linear in its tokens.
     """
-    lora: dict[str, Any] | None = None
-    row: list[Any] | None = None
-    if work and not shape.linear:
-        row = [{"prompt": work.prompt - 1, "lengths": lengths} for lengths in work.groups]
+    lora: Json | None = None
     if settings["use_peft"]:
         # Recipes that differ only in rank or dropout share a measurement. trainable() scales the rank back.
-        rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
-        lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
-        given = {"use_dora": "use_dora", "lora_target_parameters": "target_parameters"}
-        given["lora_modules_to_save"] = "modules_to_save"
-        lora |= {option: settings[name] for name, option in given.items() if settings[name]}
+        rank = max(RANK, 1 << (settings["lora_r"] - 1).bit_length())
+        dropout = 0.05 if settings["lora_dropout"] > 0 else 0.0
+        lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": dropout}
+        given = ("use_dora", "lora_target_parameters", "lora_modules_to_save")
+        lora |= {name.removeprefix("lora_"): settings[name] for name in given if settings[name]}
     return {
-        "stream": precise.stream,
-        "adapter": precise.adapter,
-        "autocast": precise.autocast,
+        **precise._asdict(),
         "lora": lora,
         "cpu": settings["use_cpu"],
         "checkpointing": settings["gradient_checkpointing"],
         "tiles": tiles,
-        "row": row,
+        "row": work.groups if work and not shape.linear else None,
     }
 
 
-def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> int:
-    """Return the bytes of an optimizer's state for tensors whose elements have ``element`` bytes.
+def optimizer_bytes(trained: int, name: str, element: int) -> int:
+    """Return the bytes of an optimizer's state for parameters of ``element`` bytes.
 
-    AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes for float32. torch adds a step of
-    4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes a parameter, two constants of 4 bytes
-    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit. The state of
-    a paged optimizer counts as on the GPU, although its pages can move to main memory.
+    AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes for float32. bitsandbytes' 8-bit
+    AdamW (arXiv 2110.02861) keeps 2 bytes a parameter, and two constants of 4 bytes for a block of 256. Small tensors,
+    which stay in 32 bit, are not counted. The state of a paged optimizer counts as on the GPU, although its pages can
+    move to main memory.
 
-    >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_torch", 4)
-    49164
-    >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_8bit", 4)
-    26752
+    >>> [optimizer_bytes(1024, name, 2) for name in ("adamw_torch", "adamw_8bit", "paged_adamw_32bit", "sgd")]
+    [4096, 2080, 8192, 0]
     """
-    if name == "sgd":
-        return 0
     if "8bit" in name:
-        return 2 * 256 * 4 + sum((8 * n if n < 4096 else 2 * n + 8 * -(-n // 256)) * count for n, count in tensors)
-    if name == "paged_adamw_32bit":
-        return sum(8 * n * count for n, count in tensors)
-    return sum((2 * element * n + 4) * count for n, count in tensors)
+        return 2 * trained + trained // 32
+    return trained * {"sgd": 0, "paged_adamw_32bit": 8}.get(name, 2 * element)
 
 
 # The phases
 
 
-def stored(
+def kept(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int
 ) -> tuple[Terms, Terms, Terms]:
     """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
@@ -212,69 +155,75 @@ def stored(
     3. Offloaded state is in main memory (arXiv 2101.06840). A whole bucket of gradients is allocated. DDP stores its
     gradients twice.
     """
-    n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings, precise)
-    trained = sum(size * count for size, count in tensors)
-    share, element = -(-trained // n), precise.stream if full else precise.adapter
-    base = weights(shape, settings, precise.stream)
-    always, main = {"base_weights": base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
+    n, full = processes, not settings["use_peft"]
+    trained = trainable(shape, settings, precise)
+    share = -(-trained // n)
+    element = precise.stream if full else precise.adapter
+    always = {"base_weights": weights(shape, settings, precise.stream), "adapter": 0 if full else trained * element}
+    if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
+        always["base_weights"] += (4 - precise.stream) * shape.vocab * shape.hidden
+    main = {"processes": n * PROCESS}
     if zero.stage == 3:
-        always = {name: -(-size // n) for name, size in always.items()}
-        if zero.offloads_parameters:
-            main["base_weights"], always = base, dict.fromkeys(always, 0)
+        main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
+        always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
     # fine-tuning, the reference is a second model.
-    if settings["reference_refresh_steps"] and not full:
-        always["reference"] = always["adapter"]
-    elif settings["beta"] and full:
-        always["reference"] = sum(always.values())
-    always["cuda_context"] = 0 if settings["use_cpu"] else CONTEXT
-    communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
+    second = total(always) if full and settings["beta"] else 0
+    always["reference"] = second or (always["adapter"] if settings["reference_refresh_steps"] else 0)
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.
-        state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
+        always["optimizer_state"] = optimizer_bytes(share, settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
-            main["optimizer"], state = n * (state + 4 * share), 0
+            main["optimizer_state"] = n * (always.pop("optimizer_state") + 4 * share)
         # DeepSpeed fills one bucket while another is on its way.
-        backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
+        backward["gradient_buckets_and_NCCL"] = zero.bucket * element * (2 if zero.overlaps else 1)
     else:
-        state = optimizer_bytes(tensors, settings["optim"], element)
+        always["optimizer_state"] = optimizer_bytes(trained, settings["optim"], element)
         # accelerate leaves gradient_as_bucket_view off, so DDP's buckets are a second copy of the gradients.
-        communication += trained * element if n > 1 else 0
-    return {**always, "optimizer": state, "communication": communication}, backward, main
+        always["gradient_buckets_and_NCCL"] = trained * element if n > 1 else 0
+    return always, backward, main
 
 
 def phases(
-    shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
+    machine: Machine, settings: Settings, zero: Zero, precise: Precision, batch: Batch, generates: str, work: Work
 ) -> tuple[dict[str, Terms], Terms]:
-    """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes."""
-    work = work_of(shape, settings, run, zero.stage)
-    processes = run.batch.processes
-    always, backward, main = stored(shape, settings, zero, precise, processes)
+    """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes.
+
+    ``generates``: transformers, colocate or server.
+    """
+    shape = machine.shape
+    always, backward, main = kept(shape, settings, zero, precise, batch.processes)
     if settings["activation_offloading"]:
-        main["activations"] = processes * shape.layers * work.tokens * shape.hidden * precise.stream
+        main["activations"] = batch.processes * shape.layers * work.sizes[1] * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
         # The default of DeepSpeed's stage3_max_live_parameters.
-        live = min(shape.total, 1_000_000_000)
-        training["gathered_weights"] = live * precise.stream
+        training["weights_gathered_by_ZeRO-3"] = min(shape.total, 1_000_000_000) * precise.stream
         # ds3_gather_for_generation is on by default: TRL gathers the whole model on each process.
-        generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
-    if run.generation == "transformers":
-        generation |= _transformers_generation(shape, settings, precise, run)
-    elif run.generation == "colocate":
-        engine = vllm(shape, settings, run.gpu_bytes * settings["vllm_gpu_memory_utilization"], run.prompt)
+        generation["weights_gathered_by_ZeRO-3"] = shape.total * precise.stream if generates == "transformers" else 0
+    if generates == "transformers":
+        generation |= transformers_generation(machine, settings, precise, batch)
+    elif generates == "colocate":
+        share = int(machine.gpu_bytes * settings["vllm_gpu_memory_utilization"])
+        engine = vllm(shape, settings, share, machine.prompt)
         generation |= engine
         # TRL puts a sleeping engine to level 2, which frees weights and cache. Otherwise vLLM keeps its share.
-        if not settings["vllm_enable_sleep_mode"]:
-            training |= engine
-    if not settings["use_cpu"]:
-        for terms in (training, generation):
-            allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
-            terms["allocator"] = int(FRAGMENTATION[run.generation] * allocated)
+        training |= {} if settings["vllm_enable_sleep_mode"] else engine
     by_phase = {"training": training, "generation": generation}
-    return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
+    for phase, terms in by_phase.items():
+        if settings["use_cpu"]:  # each process has a copy in the same memory
+            copies = {term: size * batch.processes for term, size in terms.items()}
+            by_phase[phase] = {**copies, "processes": main["processes"]}
+            continue
+        allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
+        terms["fragmentation"] = int(FRAGMENTATION[generates] * allocated)
+        terms["CUDA_context"] = CONTEXT
+        terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (
+            COMMUNICATION if batch.processes > 1 else 0
+        )
+    return {phase: {term: size for term, size in terms.items() if size} for phase, terms in by_phase.items()}, main
 
 
 def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> Terms:
@@ -283,43 +232,36 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
     backward pass of the layers, while the gradient of a tied head is kept for the embedding; the sum of both gradients.
     """
-    full, sizes = not settings["use_peft"], work.sizes
     measurement = shape.measured(how_of(shape, settings, precise, work.tiles, work))
     away = 0
     if settings["activation_offloading"]:
-        away = max(0, shape.layers - OFFLOAD_STASH) * work.tokens * shape.hidden * precise.stream
-    end, kept = (at(measurement[name], sizes) - away for name in ("forward", "backward"))
-    fullest = max(at(line, sizes) for line in measurement["moments"]) - away
+        away = max(0, shape.layers - OFFLOAD_STASH) * work.sizes[1] * shape.hidden * precise.stream
+    end, kept = (at(measurement[name], work.sizes) - away for name in ("forward", "backward"))
+    fullest = max(at(line, work.sizes) for line in measurement["moments"]) - away
     fullest += dequantised(shape, settings, precise.stream)
     # TRL's fused head saves the hidden states, and of each token the target (8 bytes), the log-sum and the entropy.
     scored = work.scored * (shape.hidden * precise.stream + 16)
-    tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
-    if precise.stream != precise.half:  # a slice of the weights after the cast
-        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.half
-    one = shape.vocab * shape.hidden * precise.stream if full else 0
-    transit = one if shape.tied else 0
+    half = 2 if precise.autocast else precise.stream  # bytes per element of a matrix product
+    tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * half
+    if precise.stream != half:  # a slice of the weights after the cast
+        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * half
+    head = 0 if settings["use_peft"] else shape.vocab * shape.hidden  # trained parameters
+    # trl/kernels/chunked_logprob.py: the hidden states and the trained head have a float32 gradient, and a second one
+    # in their dtype if it is not float32.
+    gradients = (work.scored * shape.hidden + head) * {4: 4, 2: 6}[precise.stream]
+    if settings["use_cpu"]:  # without Triton there are seven float32 tensors of a tile's size
+        gradients += 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB)
+    transit = head * precise.stream if shape.tied else 0
     return max(
-        {"activations": end + scored, "lm_head_workspace": tile},
-        {"activations": kept + scored, "lm_head_workspace": tile + head_gradients(shape, settings, precise, work)},
-        {"activations": kept, "layer_workspace": fullest - kept, "gradients_in_transit": transit},
-        {"gradients_in_transit": one + 2 * transit},
-        key=lambda terms: sum(terms.values()),
+        {"activations": end + scored, "fused_LM_head": tile},
+        {"activations": kept + scored, "fused_LM_head": tile + gradients},
+        {"activations": kept, "temporaries_of_a_layer": fullest - kept, "gradients_on_their_way": transit},
+        {"gradients_on_their_way": head * precise.stream + 2 * transit},
+        key=total,
     )
 
 
-def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
-    """Return the bytes of the gradients in TRL's fused LM head (trl/kernels/chunked_logprob.py).
-
-    The hidden states and, if the head is trained, its weights have a float32 gradient, and a second gradient in their
-    dtype if it is not float32. Without Triton, as on a CPU, there are seven float32 tensors of a tile's size.
-    """
-    gradients = 4 + (precise.stream if precise.stream != 4 else 0)
-    trained = shape.vocab * shape.hidden if not settings["use_peft"] else 0
-    plain = 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB) if settings["use_cpu"] else 0
-    return (work.scored * shape.hidden + trained) * gradients + plain
-
-
-def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> Terms:
+def transformers_generation(machine: Machine, settings: Settings, precise: Precision, batch: Batch) -> Terms:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
     The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
@@ -327,38 +269,37 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
     prefill of a later turn contains the tool result of each row, at most as long as a completion.
     """
-    rows = -(-run.batch.rollout // run.batch.processes)
-    lean = not (settings["use_peft"] and settings["lora_dropout"] > 0)
-    prompts = -(-rows // settings["num_generations"]) if lean else rows
+    shape, width, length = machine.shape, machine.prompt, settings["max_completion_length"]
     constant, token = (elements * precise.stream for elements in shape.cache)
-    length = settings["max_completion_length"]
-    if lean:  # decoding.py extends a layer's buffers in steps of ROOM + 1 tokens
+    rows = prompts = -(-batch.rollout // batch.processes)
+    if not (settings["use_peft"] and settings["lora_dropout"] > 0):
+        prompts = -(-rows // batch.generations)
+        # decoding.py extends a layer's buffers in steps.
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
-    cache = rows * (constant + (run.prompt + length) * token)
-    prefill, width = {"kv_cache": prompts * (constant + run.prompt * token)}, run.prompt
+    cache = rows * (constant + (width + length) * token)
     if settings["tools"]:
-        prompts, width = rows, max(run.prompt, settings["max_completion_length"])
-        prefill = {"kv_cache": cache}
+        prompts, width = rows, max(width, settings["max_completion_length"])
     tokens = prompts * width
-    how = how_of(shape, settings, precise, tiles(shape, settings, tokens))
-    lines = shape.measured(how)["prefill"]
-    prefill["sampling"] = max(at(line, (1, tokens, tokens * width)) for line in lines)
-    prefill["sampling"] += dequantised(shape, settings, precise.stream)
-    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
-    return max(prefill, end, key=lambda terms: sum(terms.values()))
+    entered = cache if settings["tools"] else prompts * constant + tokens * token
+    lines = shape.measured(how_of(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
+    sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
+    return max(
+        {"KV_cache": entered, "prefill_and_sampling": sampling + dequantised(shape, settings, precise.stream)},
+        {"KV_cache": cache + cache // shape.layers, "prefill_and_sampling": rows * shape.vocab * 20},
+        key=total,
+    )
 
 
-def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> Terms:
+def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
     """Return the terms of vLLM, which fills its whole share of the GPU.
 
     The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache
     in the remaining memory. The KV cache has at least one sequence of the context length.
     """
     tp = settings["vllm_tensor_parallel_size"]
-    weight_bytes = -(-weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2) // tp)
-    one = -(-sequence_bytes(shape, settings, prompt) // tp)
-    cache = max(int(share) - weight_bytes - VLLM_OVERHEAD, one)
-    return {"vllm_weights": weight_bytes, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
+    weight_bytes = -(-weights(shape, settings, 2) // tp)
+    cache = max(share - weight_bytes - VLLM_OVERHEAD, -(-sequence_bytes(shape, settings, prompt) // tp))
+    return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 
 
 def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
@@ -367,4 +308,6 @@ def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
 
 
 def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
-    return 2 * shape.cache[0] + context_length(shape, settings, prompt) * shape.kv_bytes_per_token(2)
+    """Return the bytes of such a sequence in vLLM's KV cache, in 16 bit."""
+    constant, token = shape.cache
+    return 2 * (constant + context_length(shape, settings, prompt) * token)

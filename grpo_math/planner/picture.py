@@ -6,7 +6,7 @@ Does not count anything.
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.planner.memory import TERMS
+from grpo_math.planner.memory import total
 from grpo_math.run.machine import GB
 
 
@@ -16,7 +16,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "seconds": None, "assumed": {"prompt_tokens": 512, "mlp_tiles": 1}}
+    ...           "seconds": None, "prompt_tokens": 512}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -25,19 +25,16 @@ def picture(answer: Mapping[str, Any]) -> str:
     phases, fits = answer["phases"], answer["fits"]
     verdict = "fits" if fits else "does not fit"
     of = f"{answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak"
-    lines = [f"{verdict}: {of}; largest: {TERMS[answer['largest']]}"]
-    for term, name in TERMS.items():
-        sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in phases.items() if terms.get(term)]
-        if sizes:
-            lines.append(f"  {name:<30} {', '.join(sizes)}")
-    totals = [f"{phase} {_gb(sum(terms.values()))}" for phase, terms in phases.items()]
-    lines.append(f"  {'in total':<30} {', '.join(totals)}")
-    main = [f"{TERMS[term]} {_gb(size)}" for term, size in answer["main_memory"].items()]
+    lines = [f"{verdict}: {of}; largest: {answer['largest'].replace('_', ' ')}"]
+    rows = {phase: {**terms, "in_total": total(terms)} for phase, terms in phases.items()}
+    names = [term for terms in phases.values() for term in terms]
+    for term in (*dict.fromkeys(names), "in_total"):
+        sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in rows.items() if term in terms]
+        lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
+    main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
-    assumed = answer["assumed"]
-    tiles = f"; MLPs in {assumed['mlp_tiles']} tiles of tokens" if assumed["mlp_tiles"] > 1 else ""
-    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles})")
+    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
     if timed := answer["seconds"]:

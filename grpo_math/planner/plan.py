@@ -3,19 +3,19 @@
 Does not print. The only data that it reads about this machine are its GPUs and main memory, if they are not given.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, memory, seconds
-from grpo_math.planner.memory import Run
-from grpo_math.planner.model import Shape, read_config, shape_of
+from grpo_math.planner.model import read_config, shape_of
 from grpo_math.planner.seconds import Card
-from grpo_math.planner.settings import NotPlanned, Settings, Zero, resolve
+from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
+from grpo_math.planner.work import Machine, largest
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
@@ -31,24 +31,104 @@ WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
+class Counted:
+    """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
+
+    ``given``: the fields that the recipe sets. ``peak_phase``: the policy's phase with more memory; a server always
+    fills its GPUs, so it is ignored. ``missing``: the missing bytes of each problem, and a line about the problem.
+    ``severity``: of two plans, the one with the lower severity is nearer to fitting.
+    """
+
+    def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
+        self.machine, self.settings, self.given = machine, settings, given
+        shape = machine.shape
+        config = deepspeed_config(settings, machine.accelerate)
+        zero = Zero(config, shape.hidden)
+        if settings["load_in_4bit"] and zero.stage == 3:
+            raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+        self.sequence = machine.prompt + settings["max_completion_length"]
+        sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
+        self.layout = devices.arrange(settings, machine.gpus, sizes, partial(divides, settings, given))
+        self.batch = batch.plan(settings, given, self.layout.policy)
+        work = largest(machine, settings, self.batch, zero.stage)
+        precise = memory.precision(settings, zero, config)
+        generates = self.layout.generation
+        self.phases, self.main = memory.phases(machine, settings, zero, precise, self.batch, generates, work)
+        self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
+        self.peak = memory.total(self.phases[self.peak_phase])
+        if self.layout.server:
+            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/serve.py). The
+            # plan asks for room for one sequence of this recipe.
+            length = settings["vllm_max_model_length"] or self.sequence
+            engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
+            share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
+            server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
+            self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
+        self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
+        self.problems = [line for _, line in self.missing]
+        self.fits = not self.missing
+        self.severity = sum(size for size, _ in self.missing), len(self.missing)
+
+    def changed(self, changes: list[Json]) -> "Counted | None":
+        """Return the plan with changed settings on the same machine, or None if it cannot be planned."""
+        fields = {name: value for change in changes for name, value in change.items()}
+        with suppress(ConfigError):
+            return Counted(self.machine, resolve({**self.settings, **fields}), self.given | set(fields))
+        return None
+
+    def _bounds(self) -> Iterator[tuple[int, int, str]]:
+        """Yield the bytes that the run needs, those that it has, and the problem if these are less."""
+        settings, machine, limit = self.settings, self.machine, int(MARGIN * self.machine.gpu_bytes)
+        where = "memory" if settings["use_cpu"] else "a GPU"
+        where += f", which has {limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB to give"
+        for phase, terms in self.phases.items():
+            needed = memory.total(terms)
+            yield needed, limit, f"{phase} needs {needed / GB:.1f} GB of {where}"
+        if not settings["use_cpu"]:
+            main, most = memory.total(self.main), int(MARGIN * machine.cpu_bytes)
+            yield main, most, f"{main / GB:.1f} GB of main memory are needed, and there are {most / GB:.1f}"
+        if self.layout.generation == "colocate":
+            share = int(settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes)
+            # The terms fill the share, or they are the least that vLLM needs.
+            needed = sum(size for term, size in self.phases["generation"].items() if term.startswith("vLLM"))
+            tokens = memory.context_length(machine.shape, settings, machine.prompt)
+            line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens"
+            yield needed, share, f"{line} take {needed / GB:.1f}"
+        longest = min(machine.shape.max_tokens or self.sequence, settings["vllm_max_model_length"] or self.sequence)
+        line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
+        # A byte short for any number of tokens: halving them is no progress.
+        yield self.sequence > longest, 0, line
+
+    def answer(self) -> Json:
+        """Return the plan as JSON."""
+        terms, layout, device = self.phases[self.peak_phase], self.layout.roles(), "GPU"
+        if self.settings["use_cpu"]:
+            layout, device = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}], "CPU process"
+        return {
+            "fits": self.fits,
+            "problems": self.problems,
+            "peak_gb": round(self.peak / GB, 3),
+            "gpu_gb": round(self.machine.gpu_bytes / GB, 3),
+            "largest": max(terms, key=lambda term: terms[term]),
+            "bytes": terms,
+            "phases": self.phases,
+            "main_memory": self.main,
+            "layout": layout,
+            "why": self.layout.why,
+            "batch": self.batch.line(device),
+            "prompt_tokens": self.machine.prompt,
+        }
+
+
 def plan(
-    recipe: Settings,
-    *,
-    gpus: int | None = None,
-    gpu_gb: float | None = None,
-    cpu_gb: float | None = None,
-    prompt_tokens: int | None = None,
-    accelerate: Settings | None = None,
-    configs: Mapping[str, Settings | None] | None = None,
-    card: Card | None = None,
-    offline: bool = False,
-) -> dict[str, Any]:
+    recipe: Settings, configs: Mapping[str, Settings | None] | None = None, card: Card | None = None, **machine: Any
+) -> Json:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
     ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
-    ``vllm_max_model_length`` minus the completion length, or 512. ``accelerate``: the contents of an accelerate config;
-    or ``configs``, several of them by name to choose from. ``card``: the speed of a GPU, for ``seconds``.
+    ``vllm_max_model_length`` minus the completion length, or 512. ``configs``: the contents of accelerate configs
+    by name, of which the first that fits is chosen. ``card``: the speed of a GPU, for ``seconds``.
     ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
@@ -57,9 +137,9 @@ def plan(
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    machine: dict[str, Any] = {"gpus": gpus, "gpu_gb": gpu_gb, "cpu_gb": cpu_gb, "prompt": prompt_tokens}
-    name, counted = choose(recipe, configs or {"": accelerate}, **machine, offline=offline)
-    timed = seconds.per_step(counted, card) if card and not counted.settings["use_cpu"] else None
+    name, counted = choose(recipe, configs or {"": None}, **machine)
+    of_step = (counted.machine, counted.settings, counted.batch, counted.layout)
+    timed = seconds.per_step(*of_step, card) if card and not counted.settings["use_cpu"] else None
     return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None, "seconds": timed}
 
 
@@ -90,8 +170,7 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     plans: list[tuple[str, Counted]] = []
     for name, accelerate in configs.items():
         try:
-            known, settings = _read(recipe, accelerate=accelerate, **machine)
-            plans.append((name, Counted(known, settings, set(recipe))))
+            plans.append((name, Counted(*_read(recipe, accelerate=accelerate, **machine), set(recipe))))
         except ConfigError:
             if not plans:
                 raise
@@ -107,7 +186,7 @@ def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layou
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
     """
     machine, settings = _read(recipe, gpus=gpus, gpu_gb=gpu_gb)
-    need, sizes = devices.tensor_parallel(machine.shape, settings, machine.gpu_bytes, machine.prompt, gpus)
+    need, sizes = devices.tensor_parallel(machine, settings, gpus)
     server, tp = devices.server_ranks(settings, gpus, need, sizes)
     return devices.Layout("server", 0, server, tp, "the server has all GPUs", gpus - server)
 
@@ -115,183 +194,37 @@ def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layou
 def _read(
     recipe: Settings,
     *,
-    gpus: int | None,
-    gpu_gb: float | None,
+    gpus: int | None = None,
+    gpu_gb: float | None = None,
     cpu_gb: float | None = None,
-    prompt: int | None = None,
+    prompt_tokens: int | None = None,
     accelerate: Settings | None = None,
     offline: bool = False,
-) -> tuple[Machine, dict[str, Any]]:
+) -> tuple[Machine, Json]:
     settings = resolve(recipe)
-    cpu_gb = cpu_gb or main_memory()
+    cpu_gb, says = cpu_gb or main_memory(), accelerate or {}
+    if (kind := says.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
+        raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
     if settings["use_cpu"]:
         # On a CPU the processes share main memory: it takes the place of a GPU's memory.
-        gpus, gpu_gb = int((accelerate or {}).get("num_processes", 1)), cpu_gb
+        gpus, gpu_gb = int(says.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
         available, size = devices.here()
+        gpus, gpu_gb, option = gpus or available, gpu_gb or size, "gpu_memory" if gpus else "gpus"
         if not available:
-            option = "gpus" if gpus is None else "gpu_memory"
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
-        gpus, gpu_gb = gpus or available, gpu_gb or size
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
-    prompt = prompt or (left if left > 0 else PROMPT_TOKENS)
+    prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate), settings
-
-
-class Machine(NamedTuple):
-    """The model and the machine, which stay the same while settings are varied."""
-
-    shape: Shape
-    gpus: int
-    gpu_bytes: int
-    cpu_bytes: int
-    prompt: int
-    accelerate: Settings | None
-
-
-class Counted:
-    """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
-
-    ``given``: the fields that the recipe sets.
-    """
-
-    def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
-        self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
-        if (kind := (machine.accelerate or {}).get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
-            raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
-        config = deepspeed_config(settings, machine.accelerate)
-        self.zero = Zero(config, shape.hidden)
-        self.quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
-        if self.quantised and self.zero.stage == 3:
-            raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
-        self.sequence = machine.prompt + settings["max_completion_length"]
-        gpus, need, sizes = machine.gpus, 1, [1]
-        serves = settings["use_vllm"] and settings["vllm_mode"] == "server" and not devices.elsewhere(settings)
-        # With one GPU, `arrange` raises the error of a server without a GPU.
-        if serves and gpus > 1:
-            most = gpus - 1
-            need, sizes = devices.tensor_parallel(shape, settings, machine.gpu_bytes, machine.prompt, most)
-        self.layout = devices.arrange(settings, gpus, need, sizes, partial(divides, settings, given))
-        n = self.layout.policy
-        self.batch = batch.plan(settings, given, n)
-        self.run = Run(self.batch, machine.prompt, machine.gpu_bytes, self.layout.generation)
-        precise = memory.precision(settings, self.zero, config)
-        self.work = memory.work_of(shape, settings, self.run, self.zero.stage)
-        self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
-        if self.layout.server:
-            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/serve.py). The
-            # plan asks for room for one sequence of this recipe.
-            length = settings["vllm_max_model_length"] or self.sequence
-            engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
-            share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
-            server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
-            self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
-        if settings["use_cpu"]:  # each process has a copy in the same memory
-            self.phases = {
-                phase: {**{term: size * n for term, size in terms.items()}, "processes": self.main["processes"]}
-                for phase, terms in self.phases.items()
-            }
-        self.limit = int(MARGIN * machine.gpu_bytes)
-        self.missing = self._missing()
-
-    def changed(self, changes: list[dict[str, Any]]) -> Counted | None:
-        """Return the plan with changed settings on the same machine, or None if it cannot be planned."""
-        fields = {name: value for change in changes for name, value in change.items()}
-        try:
-            return Counted(self.machine, resolve({**self.settings, **fields}), self.given | set(fields))
-        except ConfigError:
-            return None
-
-    @property
-    def peak_phase(self) -> str:
-        """The policy's phase with more memory. A server always fills its GPUs, so it is ignored."""
-        return max(("training", "generation"), key=lambda phase: sum(self.phases[phase].values()))
-
-    @property
-    def peak(self) -> int:
-        return sum(self.phases[self.peak_phase].values())
-
-    @property
-    def severity(self) -> tuple[int, int]:
-        """Return the missing bytes and the number of problems: of two plans, the lower one is nearer to fitting."""
-        return sum(size for size, _ in self.missing), len(self.missing)
-
-    @property
-    def problems(self) -> list[str]:
-        return [message for _, message in self.missing]
-
-    @property
-    def fits(self) -> bool:
-        return not self.missing
-
-    def _missing(self) -> list[tuple[int, str]]:
-        """Return the missing bytes of each problem, and a line about the problem."""
-        settings, machine, shape = self.settings, self.machine, self.machine.shape
-        where, sequence = "memory" if settings["use_cpu"] else "a GPU", self.sequence
-        missing = []
-        for phase, terms in self.phases.items():
-            if (total := sum(terms.values())) > self.limit:
-                usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB"
-                line = f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give"
-                missing.append((total - self.limit, line))
-        main, most = sum(self.main.values()), int(MARGIN * machine.cpu_bytes)
-        if main > most and not settings["use_cpu"]:
-            line = f"{main / GB:.1f} GB of main memory are needed, and there are {most / GB:.1f}"
-            missing.append((main - most, line))
-        if self.layout.generation == "colocate":
-            share, terms = int(settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes), self.phases["generation"]
-            one = memory.sequence_bytes(shape, settings, machine.prompt) // self.layout.tensor_parallel
-            needed = terms["vllm_weights"] + terms["vllm_overhead"] + one
-            if needed > share:
-                tokens = memory.context_length(shape, settings, machine.prompt)
-                line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens}"
-                missing.append((needed - share, f"{line} tokens take {needed / GB:.1f}"))
-            # TRL raises for such a base when it starts the engine, after the weights are loaded.
-            if settings["load_in_8bit"]:
-                missing.append((0, "vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false"))
-        longest = min(shape.max_tokens or sequence, settings["vllm_max_model_length"] or sequence)
-        if sequence > longest:
-            line = f"prompt and completion come to {sequence} tokens, and the model is given {longest}"
-            missing.append((0, line))
-        return missing
-
-    def answer(self) -> dict[str, Any]:
-        phase, shape, cpu = self.peak_phase, self.machine.shape, self.settings["use_cpu"]
-        terms, layout = self.phases[phase], self.layout.roles()
-        if cpu:
-            layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
-        work = self.work
-        return {
-            "fits": self.fits,
-            "problems": self.problems,
-            "peak_gb": round(self.peak / GB, 3),
-            "peak_phase": phase,
-            "gpu_gb": round(self.machine.gpu_bytes / GB, 3),
-            "largest": max(terms, key=lambda term: terms[term]),
-            "bytes": terms,
-            "phases": self.phases,
-            "main_memory": self.main,
-            "layout": layout,
-            "why": self.layout.why,
-            "batch": self.batch.line("CPU process" if cpu else "GPU"),
-            "model": {"parameters": shape.total, "family": shape.family},
-            "assumed": {
-                "prompt_tokens": self.machine.prompt,
-                "tokens_of_a_micro_batch": work.tokens,
-                "mlp_tiles": work.tiles,
-            },
-        }
 
 
 def divides(settings: Settings, given: set[str], processes: int) -> bool:
     """Return True if the batch can be divided evenly by a number of processes."""
-    try:
-        batch.plan(settings, given, processes)
-    except ConfigError:
-        return False
-    return True
+    with suppress(ConfigError):
+        return batch.plan(settings, given, processes).processes > 0
+    return False
 
 
 # Suggested changes
@@ -300,7 +233,7 @@ def divides(settings: Settings, given: set[str], processes: int) -> bool:
 OF_A_GPU = {"dtype", "activation_offloading", "optim", "load_in_4bit", "use_vllm"}
 
 
-def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
+def candidates(counted: Counted) -> list[list[Json]]:
     """Return changes that can save memory, cheapest first: for each, the values to try. A change is recipe fields.
 
     Free changes come first, then those that cost speed, then those that change what is learned.
@@ -308,8 +241,13 @@ def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
     s, sequence = counted.settings, counted.sequence
     whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
     budgets = [] if counted.given & WHOLE else [whole // 2**k for k in range(1, 8)]
-    sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    choices: list[list[dict[str, Any]]] = [
+    asleep = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+        "vllm_max_model_length": sequence,
+    }
+    choices: list[list[Json]] = [
         [{"dtype": "bfloat16"}] if s["use_peft"] else [],  # frozen weights lose almost no accuracy
         [{"vllm_max_model_length": sequence}],
         [{"vllm_enable_sleep_mode": True}],
@@ -320,10 +258,10 @@ def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
         [{"activation_offloading": True}],
         [{"optim": "adamw_8bit"}],
         [{"lora_dropout": 0.0}],
-        [] if counted.quantised else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
+        [] if s["load_in_4bit"] else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
         [{"use_peft": True, "lora_target_modules": "all-linear"}],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-        [] if s["use_vllm"] else [{**sleeping, "vllm_max_model_length": sequence}],
+        [] if s["use_vllm"] else [asleep],
         [{"use_vllm": False}],
         [{"max_completion_length": max(256, s["max_completion_length"] // 2)}],
     ]
@@ -332,14 +270,13 @@ def candidates(counted: Counted) -> list[list[dict[str, Any]]]:
     return choices
 
 
-def suggest(counted: Counted) -> list[dict[str, Any]]:
+def suggest(counted: Counted) -> list[Json]:
     """Return changes that together make the recipe fit: the cheapest ones, and none that is not needed.
 
     ``saves_gb`` is the drop of the peak after the changes before it. If all changes together are not enough, the last
     one still has ``fits: false``.
     """
-    chosen: list[dict[str, Any]] = []
-    now = counted
+    chosen, now = list[Json](), counted
     for changes in candidates(counted):
         if now.fits:
             break
@@ -353,11 +290,13 @@ def suggest(counted: Counted) -> list[dict[str, Any]]:
         fewer = [other for other in chosen if other is not change]
         if now.fits and (then := counted.changed(fewer)) and then.fits:
             chosen = fewer
-    suggestions, before = [], counted
-    for number, change in enumerate(chosen, 1):
-        after = counted.changed(chosen[:number]) or before
-        saved = round((before.peak - after.peak) / GB, 3)
-        lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in change.items()]
-        suggestions.append({"set": lines, "change": change, "saves_gb": saved, "fits": after.fits})
-        before = after
-    return suggestions
+    steps = [counted, *(counted.changed(chosen[:number]) or counted for number in range(1, len(chosen) + 1))]
+    return [
+        {
+            "set": [f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in change.items()],
+            "change": change,
+            "saves_gb": round((before.peak - after.peak) / GB, 3),
+            "fits": after.fits,
+        }
+        for change, (before, after) in zip(chosen, pairwise(steps), strict=True)
+    ]

@@ -106,7 +106,7 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     """Return the layout of a recipe whose memory is unknown. The recipe gives the server's number of GPUs."""
     settings = {**DEFAULTS, **recipe}
     size = settings["vllm_tensor_parallel_size"]
-    layout = devices.arrange(settings, gpus, size, [size], partial(divides, settings, set(recipe)))
+    layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
     return layout._replace(why="the plan does not know this recipe's memory")
 
 

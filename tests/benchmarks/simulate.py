@@ -90,7 +90,7 @@ def line(row: dict[str, Any]) -> str:
     """What is live in training and in generation, and what is reserved in the fuller of the two."""
     simulated, cells = row["simulated"], [row["name"], row["kind"]]
     for phase, live in simulated["live"].items():
-        terms = {name: n for name, n in row["plan"][phase].items() if name not in ("cuda_context", "allocator")}
+        terms = {name: n for name, n in row["plan"][phase].items() if name not in ("CUDA_context", "fragmentation")}
         cells += _cells(live, sum(terms.values())) if live else ["", ""]
     fullest = max(_sum(row["plan"][phase]) for phase, live in simulated["live"].items() if live)
     cells += _cells(simulated["reserved"], fullest)
@@ -98,7 +98,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def _sum(terms: dict[str, int]) -> int:
-    return sum(terms.values()) - terms["cuda_context"]
+    return sum(terms.values()) - terms["CUDA_context"]
 
 
 def _cells(results: int, counted: int) -> list[str]:

@@ -334,7 +334,14 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ],
         ),
         (["--use_peft", "--lora_target_modules", r".*layers\.[02]\..*(q|v)_proj"], {}, []),
-        (["--use_peft", "--lora_target_modules", r"transformer\.h\.0\..*q_proj"], {}, []),  # as GPT-2 names its layers
+        (
+            ["--use_peft", "--lora_target_modules", "transformer.h.0.attn.q_proj"],  # as GPT-2 names its layers
+            {},
+            [
+                "error: lora_target_modules='transformer.h.0.attn.q_proj' matches no linear map of a layer. Remedy: "
+                "use all-linear, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+            ],
+        ),
         (["--use_peft", "--lora_modules_to_save", "lm_head", "q_proj"], {}, []),
     ],
     "end_of_turn": [

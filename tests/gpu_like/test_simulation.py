@@ -74,11 +74,11 @@ def test_the_plan_says_what_is_live_and_what_is_reserved(kind, tmp_path):
     phases = plan(recipe, gpus=1 + engine, gpu_gb=80, cpu_gb=64, prompt_tokens=256)["phases"]
     terms, kinds = phases["training"], results["kinds"]
     assert kinds["weights"] == pytest.approx(terms["base_weights"], rel=0.01)
-    for name, output in (("adapter", "adapter"), ("gradients", "gradients"), ("optimizer", "optimizer state")):
+    for name, output in (("adapter", "adapter"), ("gradients", "gradients"), ("optimizer_state", "optimizer state")):
         assert kinds.get(output, 0) == pytest.approx(terms.get(name, 0), rel=0.001)
     for phase, simulated in results["live"].items():
         if simulated is not None:
-            live = sum(phases[phase].values()) - phases[phase]["cuda_context"] - phases[phase]["allocator"]
+            live = sum(phases[phase].values()) - phases[phase]["CUDA_context"] - phases[phase]["fragmentation"]
             assert live == pytest.approx(simulated, rel=0.05)
     fuller = max(sum(phases[phase].values()) for phase in ("training", "generation")[: 2 - engine])
     # Of these few layers the temporaries are a larger share than of a whole model, and so are the holes among them.

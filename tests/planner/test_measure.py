@@ -28,12 +28,12 @@ LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0
 @pytest.fixture
 def measuring(monkeypatch):
     """Answers of the measuring process, made in this one."""
-    for owner, name in ((torch.nn.Module, "_apply"), (torch.nn.functional, "dropout"), (varlen, "kernel")):
+    replaced = [(torch.nn.Module, "_apply"), (torch.nn.functional, "dropout"), (attention, "on_cpu")]
+    for owner, name in (*replaced, (varlen, "flash_takes"), (varlen, "_torchs")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(attention, "on_cpu", attention.on_cpu)
 
     def answers(*requests):
-        lines = [json.dumps({"config": config, "how": how}) + "\n" for config, how in requests]
+        lines = [json.dumps(request) + "\n" for request in requests]
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(lines)))
         monkeypatch.setattr(sys, "stdout", io.StringIO())
         output = sys.stdout
@@ -54,8 +54,8 @@ def test_the_shipped_measurements_are_what_is_measured_now(measuring):
         ("Qwen/Qwen2.5-0.5B", how({**LORA, "lora_dropout": 0.05}, tiles=4)),
         ("Qwen/Qwen2.5-0.5B", how({"gradient_checkpointing": False}, Precision(2, 2, False))),
     ]
-    requests = [(model.shapes()[name], settings) for name, settings in shipped]
-    expected = [model.shipped()[model.key_of(*request)] for request in requests]
+    requests = [(model.stored("shapes.json")[name], settings) for name, settings in shipped]
+    expected = [model.stored("measured.json")[model.key_of(*request)] for request in requests]
     assert measuring(*requests) == expected
 
 
@@ -66,10 +66,9 @@ def fullest(measurement, work):
 
 @pytest.mark.parametrize("kind", [LORA, {}])
 def test_the_formula_says_what_another_row_takes(kind, measuring):
-    config, work = {"model_type": "qwen2", **SMALL}, Work(300, [[500] * 4, [500, 500, 40]])
+    config, work = {"model_type": "qwen2", **SMALL}, Work([(299, [500] * 4), (299, [500, 500, 40])])
     settings = how(kind, tiles=3)
-    row = [{"prompt": 299, "lengths": lengths} for lengths in work.groups]
-    formula, exact = measuring((config, settings), (config, {**settings, "row": row}))
+    formula, exact = measuring((config, settings), (config, {**settings, "row": work.groups}))
     assert fullest(formula, work) == pytest.approx(fullest(exact, work), rel=0.01)
 
 

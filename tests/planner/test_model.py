@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from grpo_math.checks.model import check_targets
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import _worker, check_targets, plain, read_config, shape_of, shapes
+from grpo_math.planner.model import _worker, plain, read_config, shape_of, stored
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -22,7 +23,7 @@ SMALL = {
 
 
 def test_each_shipped_shape_has_the_published_number_of_parameters():
-    assert {name: shape_of(name, config).total for name, config in shapes().items()} == PARAMETERS
+    assert {name: shape_of(name, config).total for name, config in stored("shapes.json").items()} == PARAMETERS
 
 
 @pytest.mark.full
@@ -51,12 +52,12 @@ def test_what_is_not_known_is_refused_by_name(config, says):
 
 
 def test_a_name_that_no_linear_map_has_is_refused():
-    shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
-    for expected in (["q_proj", "query"], "query", ["query"]):
+    shape = shape_of("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
+    for modules in (["q_proj", "query"], "query"):
         with pytest.raises(ConfigError, match="lora_target_modules='query'"):
-            check_targets(shape, {"lora_target_modules": expected})
+            check_targets(shape.paths, modules, [])
     for right in (None, "all-linear", ["q_proj", "up_proj"], r".*\.mlp\..*_proj"):
-        check_targets(shape, {"lora_target_modules": right})
+        check_targets(shape.paths, right, [])
 
 
 def test_a_measurement_is_kept_by_what_decides_about_shapes():

@@ -204,7 +204,7 @@ def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
+    assert all(json.loads(line)["peak_gb"] for line in done.stdout.splitlines())
 
 
 def test_an_update_takes_eight_flops_per_token_and_parameter():

@@ -112,7 +112,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
     changed = [word[2:] for word in settings.split() if word.startswith("--")]
     given = yaml.safe_load(path.read_text()) | {field: parsed[field] for field in changed}
     config = planner.read_recipe(f"accelerate_configs/{accelerate}.yaml")
-    assert planner.plan(given, gpus=gpus, gpu_gb=gb, cpu_gb=32, accelerate=config)["fits"]
+    assert planner.plan(given, {"": config}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 
 @pytest.mark.full(keep=["gsm8k_8gb"])
