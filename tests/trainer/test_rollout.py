@@ -12,28 +12,10 @@ from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import trainer as module
-from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.gold_answers import check_gold_answers
 from grpo_math.trainer.resample import PromptPool, replacing
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
-
-
-def ramp(completions, **columns):
-    return [float(i) for i in range(len(completions))]
-
-
-@pytest.mark.slow
-def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(ours):
-    trainer = ours(
-        ramp, ROWS, max_steps=1, logging_steps=1, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
-    )
-    trainer.train()
-    expected = advantages(torch.arange(8.0).view(2, 4), "leave_one_out", "batch", 0.5).flatten()
-    torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), expected)
-    logged = trainer.state.log_history[0]
-    assert (float(logged["reward_min"]), float(logged["reward_max"])) == (0, 7)
-    assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
 
 
 def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(ours, monkeypatch):
@@ -73,19 +55,12 @@ def rows(*golds, column="solution"):
     "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
 def test_a_solution_is_graded_as_an_answer_is(data, ours, caplog):
-    seen = []
-
-    def reward(completions, grade, **columns):
-        seen.extend(grade)
-        return [float(g.verdict == "correct") for g in grade]
-
-    made = ours([reward, "accuracy"], data, max_steps=1)
+    made = ours([by_grade, "accuracy"], data, max_steps=1)
     made.train()
-    assert len(seen) == 8  # each completion is graded once
-    logged = made.state.log_history[0]
-    assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
-    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
-    assert float(logged["grading/bad_gold"]) == 0
+    logged = {name: float(value) for name, value in made.state.log_history[0].items()}
+    assert logged["accuracy"] == pytest.approx(logged["rewards/accuracy/mean"])
+    assert logged["accuracy"] == pytest.approx(logged["rewards/by_grade/mean"])
+    assert logged["grading/bad_gold"] == 0
     assert "gold" not in caplog.text
 
 
@@ -150,16 +125,6 @@ def grades(rows, completions):
 def resampling(ours, kinds, **settings):
     trainer = ours(shaped, problems(kinds), per_device_train_batch_size=4 * G, resample_groups=2, **settings)
     trainer._grade = grades
-    trainer.rollouts = []
-    generate = MathGRPOTrainer._generate_and_score_completions
-
-    def recorded(inputs):
-        output = generate(trainer, inputs)
-        texts = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
-        trainer.rollouts.append((output, texts))
-        return output
-
-    trainer._generate_and_score_completions = recorded
     return trainer
 
 
@@ -184,26 +149,28 @@ def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_
     assert len(PromptPool(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
 
 
-def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
-    trainer = resampling(ours, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
+def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours, monkeypatch):
+    trainer = resampling(ours, "eehu" * 4 + "m" * 48, logging_steps=1)
+    generate, outputs = trainer._generate_and_score_completions, []
+    monkeypatch.setattr(
+        trainer, "_generate_and_score_completions", lambda inputs: outputs.append(generate(inputs)) or outputs[-1]
+    )
     trainer.train()
-    drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
-    thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
-    assert len(drawn) == 5
-    assert max(drawn) > 4
+    drawn, kept, thrown, accuracy = (
+        history(trainer, name)
+        for name in (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_THROWN_AWAY, metrics.ACCURACY)
+    )
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
-    replaced = 0
-    for (output, texts), n in zip(trainer.rollouts, kept, strict=True):
-        groups = [texts[i : i + G] for i in range(0, len(texts), G)]
-        assert all(len(set(group)) == 1 for group in groups)
-        assert sum(group[0].startswith("m") for group in groups) == n
-        assert len(texts) == 4 * G
+    assert sum(kept) > sum(accuracy) * 4  # more mixed groups than were drawn at first
+    for output, n in zip(outputs, kept, strict=True):
+        texts = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        groups = [set(texts[i : i + G]) for i in range(0, 4 * G, G)]
+        assert list(map(len, groups)) == [1] * 4
+        assert "".join(map("".join, groups)).count("m ") == n
         assert output["num_items_in_batch"] == output["completion_mask"].sum()
         advantages = output["advantages"].view(-1, G)
         torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
-        replaced += n
-    assert replaced > sum(history(trainer, metrics.ACCURACY)) * 4  # more mixed groups than were drawn at first
-    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [t.split()[0] for t in trainer.rollouts[-1][1]]
+    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [text.split()[0] for text in texts]
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
@@ -211,13 +178,10 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
-    assert history(trainer, metrics.PROMPTS_DRAWN) == [12]  # four, and four more in each of two rounds
-    assert history(trainer, metrics.PROMPTS_KEPT) == [0]
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.ACCURACY, metrics.ALL_RIGHT)
+    # Four, and four more in each of two rounds.
+    assert [history(trainer, name) for name in names] == [[12], [0], [1.0], [1.0]]
     assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
-    assert history(trainer, metrics.ACCURACY) == history(trainer, metrics.ALL_RIGHT) == [1.0]
-    phases = [history(trainer, phase)[0] for phase in metrics.PHASES if phase != metrics.SECONDS_SYNC]
-    whole = sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0]
-    assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
 
 
 def test_without_answers_there_is_nothing_to_judge_by(ours):

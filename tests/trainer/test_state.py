@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 from launching import TORCHRUN, run
-from small_trainers import weights
+from small_trainers import untimed, weights
 
 from grpo_math.errors import UserError
 from grpo_math.trainer import state
@@ -24,7 +24,6 @@ SAVED = {
     "num_completions_to_print": 0,
 }
 RUN = {**HALVES, **SAVED, "resample_groups": 1}
-TIMED = ("time", "per_second", "runtime", "seconds", "memory")
 
 
 def drawn(completions, **columns):
@@ -33,12 +32,6 @@ def drawn(completions, **columns):
 
 
 ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(16)]  # more than six steps see
-
-
-def untimed(trainer):
-    """The log without its times."""
-    lines = trainer.state.log_history
-    return [{name: line[name] for name in line if not any(word in name for word in TIMED)} for line in lines]
 
 
 def ends_as(again, whole):
