@@ -161,6 +161,13 @@ def padded_batch(prompt_lengths, group, lengths, seed=0):
     return ids, mask, longest
 
 
+def untimed(trainer):
+    """The log without its times."""
+    timed = ("time", "per_second", "runtime", "seconds", "memory")
+    lines = trainer.state.log_history
+    return [{name: line[name] for name in line if not any(word in name for word in timed)} for line in lines]
+
+
 def relative(a, b):
     return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
@@ -173,10 +180,3 @@ def logps_of(model, prompt, completion):
 
 def weights(model):
     return torch.cat([p.detach().flatten().to("cpu", copy=True) for p in model.parameters()])
-
-
-def untimed(trainer):
-    """The log without its times."""
-    timed = ("time", "per_second", "runtime", "seconds", "memory")
-    lines = trainer.state.log_history
-    return [{name: line[name] for name in line if not any(word in name for word in timed)} for line in lines]

@@ -4,8 +4,6 @@ train.py trl|ours MODEL FOLDER SETTINGS.json -> FOLDER/NAME.pt for each {"NAME":
 and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a hash of that rank's weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

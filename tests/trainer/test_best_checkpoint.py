@@ -56,20 +56,6 @@ def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(ours, tmp_path):
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2]
 
 
-@pytest.mark.slow
-def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(ours, tmp_path):
-    """A kill while checkpoint-2 was written leaves the weights and no optimizer: transformers would take it."""
-    ours(**{**SAVED, "max_steps": 2}).train()
-    (tmp_path / checkpoints.UNFINISHED.format("checkpoint-2")).touch()
-    (tmp_path / "checkpoint-2/optimizer.pt").unlink()
-    trainer, started = ours(**SAVED), []
-    load = trainer._load_optimizer_and_scheduler
-    trainer._load_optimizer_and_scheduler = lambda checkpoint: (started.append(checkpoint), load(checkpoint))
-    trainer.train(resume_from_checkpoint=True)
-    assert started == [str(tmp_path / "checkpoint-1")]
-    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [4, 3, 2, 1]
-
-
 def test_an_unfinished_checkpoint_is_deleted_and_true_means_the_newest_finished_one(tmp_path):
     half = tmp_path / "checkpoint-4"
     half.mkdir()

@@ -15,7 +15,7 @@ SHORT = {**SMALL, **STEPS}
 
 
 def passes(model):
-    """The tokens of each forward pass with gradients, and the step before which it was."""
+    """The tokens of each forward pass with gradients."""
     seen = []
 
     def hook(module, args, kwargs):

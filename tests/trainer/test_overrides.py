@@ -54,11 +54,6 @@ def changes_the_rollout(trainer, method, inputs):
     return output | {"weights_of_rows": torch.arange(8), "two_of_each": torch.ones(8, 2)}
 
 
-def changes_log_probs(trainer, method, *args, **kwargs):
-    logps, *others = method(*args, **kwargs)
-    return logps * 0.5, *others
-
-
 def scores_by_itself(
     trainer, method, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
 ):
@@ -74,7 +69,6 @@ CHANGES = {
     has_a_loss_of_its_own: "_compute_loss",
     changes_rewards: "_calculate_rewards",
     changes_the_rollout: "_generate_and_score_completions",
-    changes_log_probs: SCORING,
     scores_by_itself: SCORING,
 }
 

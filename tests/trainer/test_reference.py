@@ -45,9 +45,7 @@ def same(a, b):
 
 @pytest.mark.full(keep=["[lora"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_that_was_stopped_too(
-    kind, made, tmp_path
-):
+def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_that_was_stopped_too(kind, made, tmp_path):
     settings = {"reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3}
     whole = made(KINDS[kind], **settings)
     whole.train()

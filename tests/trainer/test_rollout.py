@@ -1,11 +1,11 @@
 """A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
 
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import config
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.errors import ConfigError
@@ -13,17 +13,14 @@ from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.gold_answers import check_gold_answers
+from grpo_math.trainer.overrides import results_of
 from grpo_math.trainer.resample import PromptPool, replacing
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
 
 def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(ours, monkeypatch):
-    told = []
-
-    def graded(golds, texts, **settings):
-        told.append(settings)
-        return grade_batch(golds, texts, **settings)
+    graded, told = Mock(wraps=grade_batch), []
 
     def reward(completions, grade_timeout, **columns):
         told.append(grade_timeout)
@@ -32,7 +29,8 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
     monkeypatch.setattr(module, "grade_batch", graded)
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
     ours(reward, rows, max_steps=1, grade_timeout=0.25).train()
-    assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, 0.25]
+    assert graded.call_args.kwargs == {"answer_format": ["gsm8k"] * 8, "timeout": 0.25}
+    assert told == [0.25]
 
 
 def test_no_arguments_at_all_are_enough(small, tmp_path, monkeypatch):
@@ -80,11 +78,11 @@ def test_rows_without_a_gold_are_said_once_and_are_ungradable(ours, caplog):
         IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1?", "target": "2"}])),
     ],
 )
-def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, tmp_path):
+def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, ours):
     with pytest.raises(
         ConfigError, match=r"needs gold answers, and .*: give each row its gold in a column answer or solution"
     ):
-        MathGRPOTrainer("a/model-that-is-nowhere", reward, config(MathGRPOConfig, tmp_path), data)
+        ours(reward, data, model="a/model-that-is-nowhere")
 
 
 def test_rewards_that_read_no_gold_need_none():
@@ -149,27 +147,21 @@ def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_
     assert len(PromptPool(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
 
 
-def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours, monkeypatch):
-    trainer = resampling(ours, "eehu" * 4 + "m" * 48, logging_steps=1)
-    generate, outputs = trainer._generate_and_score_completions, []
-    monkeypatch.setattr(
-        trainer, "_generate_and_score_completions", lambda inputs: outputs.append(generate(inputs)) or outputs[-1]
-    )
-    trainer.train()
-    drawn, kept, thrown, accuracy = (
-        history(trainer, name)
-        for name in (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_THROWN_AWAY, metrics.ACCURACY)
-    )
+def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
+    trainer = resampling(ours, "eehu" * 12 + "m" * 16, logging_steps=1)
+    with results_of(trainer, "_generate_and_score_completions") as last:
+        trainer.train()
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_THROWN_AWAY, metrics.ACCURACY)
+    drawn, kept, thrown, accuracy = (history(trainer, name) for name in names)
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
     assert sum(kept) > sum(accuracy) * 4  # more mixed groups than were drawn at first
-    for output, n in zip(outputs, kept, strict=True):
-        texts = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
-        groups = [set(texts[i : i + G]) for i in range(0, 4 * G, G)]
-        assert list(map(len, groups)) == [1] * 4
-        assert "".join(map("".join, groups)).count("m ") == n
-        assert output["num_items_in_batch"] == output["completion_mask"].sum()
-        advantages = output["advantages"].view(-1, G)
-        torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
+    texts = trainer.processing_class.batch_decode(last[0]["prompt_ids"], skip_special_tokens=True)
+    groups = [texts[i : i + G] for i in range(0, 4 * G, G)]
+    assert [len(set(group)) for group in groups] == [1] * 4
+    assert sum(group[0].startswith("m") for group in groups) == kept[-1] > 0
+    assert last[0]["num_items_in_batch"] == last[0]["completion_mask"].sum()
+    advantages = last[0]["advantages"].view(-1, G)
+    torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
     assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [text.split()[0] for text in texts]
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 

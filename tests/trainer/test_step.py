@@ -143,5 +143,4 @@ def test_a_weight_that_backward_does_not_reach_has_no_gradient_and_the_buffer_go
         buffer.allocate()
         (factor * used).sum().backward()
         assert (used.grad.tolist(), unused.grad) == ([factor] * 2, None)
-        assert used.grad.untyped_storage().nbytes() == 16
         used.grad = None
