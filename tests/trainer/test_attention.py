@@ -99,9 +99,9 @@ def test_flash_attn_that_the_model_was_loaded_with_goes_first(torchs_kernel, mon
     """A stand-in for flash-attn 2, which needs a GPU: what it is asked to leave out is held."""
     asked = []
 
-    def flash_attn_varlen_func(q, k, v, dropout_p=0.0, softcap=0.0, **others):
+    def flash_attn_varlen_func(q, k, v, dropout_p=0.0, softcap=0.0, window_size=(-1, -1), **others):
         asked.append((dropout_p, softcap))
-        return flash_reference.flash_attn_varlen_func(q, k, v, **others)
+        return flash_reference.flash_attn_varlen_func(q, k, v, window_size=window_size, **others)
 
     monkeypatch.setattr(flash, "_flash_varlen_fn", flash_attn_varlen_func)
     attend(*states(), AttentionParams(dropout=0.1, softcap=30.0))

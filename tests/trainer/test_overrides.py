@@ -11,13 +11,13 @@ from grpo_math.trainer.overrides import OF_ROWS, SCORING, sees_rows
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def subclass_of(base, name, change):
+def subclass_of(base, name, change, title="Changed"):
     """``change``: what the subclass does in this method, given the trainer, the method of ``base`` and arguments."""
 
     def changed(trainer, *args, **kwargs):
         return change(trainer, partial(getattr(base, name), trainer), *args, **kwargs)
 
-    return type("Changed", (base,), {name: changed})
+    return type(title, (base,), {name: changed})
 
 
 def stretched(inputs):
@@ -94,9 +94,10 @@ def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_wit
 @pytest.mark.parametrize("method", OF_ROWS)
 def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     assert not sees_rows(ours(), MathGRPOTrainer)
-    trainer = ours(trainer_class=subclass_of(MathGRPOTrainer, method, lambda *args: None))
+    told = subclass_of(MathGRPOTrainer, method, lambda *args: None, title="Told")  # a line is logged once
+    trainer = ours(trainer_class=told)
     assert sees_rows(trainer, MathGRPOTrainer)
-    lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Changed" in record.message}
+    lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     kept = "each update keeps TRL's rows, and only its prompts are shared."
-    assert lines == {f"pack_updates: Changed overrides {method}; {kept}"}
+    assert lines == {f"pack_updates: Told overrides {method}; {kept}"}
     assert trainer.scorer is not None

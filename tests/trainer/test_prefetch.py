@@ -74,7 +74,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     torch.testing.assert_close(trained(trainer.model), hand, atol=1e-6, rtol=0)
     assert (on_policy - hand).abs().max() > 1e-3
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1]
-    assert min(line[metrics.SECONDS_SYNC] for line in lines(trainer)) > 0
+    assert lines(trainer)[0][metrics.SECONDS_SYNC] > 0
 
 
 @pytest.mark.slow
