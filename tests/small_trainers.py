@@ -3,13 +3,21 @@
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.generation.chat import OF_SMOLLM2
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["3 + 4?", "Hello", "What is 12 + 5?", "x"]  # of different lengths
 STEPS = {"max_steps": 3, "logging_steps": 1}  # of a run that is compared with TRL's
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+# Trainers that end with the same weights: what `make` and the fixture `ours` take for each.
+KINDS = {
+    "trl": {"trainer_class": GRPOTrainer, "config_class": GRPOConfig},
+    "ours": {"trainer_class": MathGRPOTrainer, "config_class": MathGRPOConfig, "advantage_eps": 1e-4},
+}
 
 
 CHARACTERS = ["<|im_start|>", "<|im_end|>", "<pad>", "\n", *map(chr, range(32, 127))]
@@ -79,6 +87,17 @@ def sample_apart(trainer):
     trainer.vllm_importance_sampling_correction = True
 
 
+class Evaluated(TrainerCallback):
+    """Each evaluation gets the next of these rewards. ``metrics``: what callbacks such as early stopping get."""
+
+    def __init__(self, rewards=()):
+        self.figures, self.metrics = ({"eval_reward": reward} for reward in rewards), []
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics.update(next(self.figures, {}))  # transformers reads the same dict afterwards
+        self.metrics.append(metrics)
+
+
 def runs_out_forward(model, limit):
     """Let every forward pass of an update with more tokens fail for want of memory."""
 
@@ -142,8 +161,21 @@ def padded_batch(prompt_lengths, group, lengths, seed=0):
     return ids, mask, longest
 
 
+def untimed(trainer):
+    """The log without its times."""
+    timed = ("time", "per_second", "runtime", "seconds", "memory")
+    lines = trainer.state.log_history
+    return [{name: line[name] for name in line if not any(word in name for word in timed)} for line in lines]
+
+
 def relative(a, b):
     return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
+
+
+def logps_of(model, prompt, completion):
+    """The log-probs of a completion's tokens, plainly."""
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
 def weights(model):

@@ -3,8 +3,6 @@
 Collectives time out after 2 seconds; the main process works for 6. The processes come together before that holds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Rewards for runs of the real training program."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -4,32 +4,25 @@ train.py trl|ours MODEL FOLDER SETTINGS.json -> FOLDER/NAME.pt for each {"NAME":
 and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a hash of that rank's weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
+import os
 import sys
-from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
-import pytest
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import PROMPTS, SMALL, config, letters, sample_apart
-from torch.distributed import distributed_c10d
+from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, letters, make, sample_apart
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from transformers import AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoTokenizer
 
 from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer import scoring, tiled_mlp
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 LOGGED = ("loss", "reward", "ratio", "approx_kl")
@@ -62,19 +55,16 @@ def grades(rows, completions):
 
 def poison(trainer, step):
     """The last rank's loss is NaN in this optimizer step."""
-    loss_of, last = trainer._loss_of, trainer.accelerator.num_processes - 1
-
-    def loss(model, rows):
-        bad = trainer.state.global_step == step and trainer.accelerator.process_index == last
-        return loss_of(model, rows) * (float("nan") if bad else 1.0)
-
-    trainer._loss_of = loss
+    loss_of = trainer._loss_of
+    factors = {step: float("nan")} if trainer.accelerator.is_last_process else {}
+    trainer._loss_of = lambda model, rows: loss_of(model, rows) * factors.get(trainer.state.global_step, 1.0)
 
 
 def unpackable(*args):
     raise Unpackable("a layer that is not packed on this rank")
 
 
+# Reasons not to pack that the last rank alone may find.
 UNPACKED = {
     "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
     "layer": (scoring.PackedScorer, "_count", unpackable),
@@ -82,26 +72,12 @@ UNPACKED = {
 }
 
 
-@contextmanager
-def last_rank_unpacked(how):
-    """The last rank alone finds a reason not to pack. If the others wait for it, the run ends after a minute."""
-    patched = pytest.MonkeyPatch()
-    if how:
-        distributed_c10d._set_pg_timeout(timedelta(seconds=60))
-        if PartialState().is_last_process:
-            patched.setattr(*UNPACKED[how])
-    yield
-    patched.undo()
-
-
-class Evaluated(TrainerCallback):
-    """Each evaluation gets the next of these rewards. ``saved``: a hash of the weights at each checkpoint."""
+class Saved(Evaluated):
+    """``saved``: a hash of the weights at each checkpoint."""
 
     def __init__(self, rewards):
-        self.rewards, self.saved = iter(rewards), {}
-
-    def on_evaluate(self, args, state, control, metrics, **kwargs):
-        metrics["eval_reward"] = next(self.rewards)  # transformers reads the same dict afterwards
+        super().__init__(rewards)
+        self.saved = {}
 
     def on_save(self, args, state, control, model, **kwargs):
         self.saved[state.global_step] = digest(model)
@@ -123,85 +99,84 @@ def zero(engine):
 # Options of this program; the others are settings of the trainer.
 OPTIONS = {
     "rewards": "letters",
+    "rows": "plain",
     "tile": 1024,
     "poisoned_step": None,
     "sampled_apart": False,
     "eval_rewards": (),
     "one_rank_unpacked": None,
     "lora": False,
-    "scripted": False,
+    "checkpoint": None,  # to resume from, below FOLDER
 }
 OURS = ("max_tokens_per_micro_batch", "longest_first")  # settings that TRL does not have
+ROWS = {
+    "plain": [{"prompt": prompt} for prompt in PROMPTS * 4],
+    "scripted": [{"prompt": f"{prompt}{n}"} for n in range(4) for prompt in PROMPTS],
+    "graded": [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)],
+}
 
 
-def main(kind: str, model: str, folder: str, settings: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    for name, given in json.loads(settings).items():
-        options = {option: given.pop(option, default) for option, default in OPTIONS.items()}
-        tiled_mlp.MIN_TOKENS, evaluated = options["tile"], Evaluated(options["eval_rewards"])
-        resampled, rollout_func = "resample_groups" in given, scripted if options["scripted"] else None
-        if kind == "trl":
-            trainer_class, config_class, extra = GRPOTrainer, GRPOConfig, {}
-            given = {setting: value for setting, value in given.items() if setting not in OURS}
-        else:
-            trainer_class, config_class, extra = MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4}
-        rows = [{"prompt": f"{prompt}{n if rollout_func else ''}"} for n in range(4) for prompt in PROMPTS]
-        if resampled:
-            rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
-        base = {"max_steps": 3, "logging_steps": 1, **SMALL, **extra}
-        arguments = config(config_class, Path(folder) / name, **{**base, **given})  # starts the process group
-        faults = ExitStack()
-        faults.enter_context(last_rank_unpacked(options["one_rank_unpacked"]))
-        trainer = trainer_class(
+def train(kind, model, folder, name, given):
+    options = {option: given.pop(option, default) for option, default in OPTIONS.items()}
+    settings = {"max_steps": 3, "logging_steps": 1, **SMALL, **KINDS[kind], **given}
+    if kind == "trl":
+        settings = {setting: value for setting, value in settings.items() if setting not in OURS}
+    rows, how = ROWS[options["rows"]], options["one_rank_unpacked"]
+    tiled_mlp.MIN_TOKENS = options["tile"]
+    with patch.object(*UNPACKED[how]) if how and os.environ["RANK"] == "1" else nullcontext():
+        trainer = make(
             model=model,
-            reward_funcs=scattered if options["rewards"] == "sparse" else letters,
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            eval_dataset=Dataset.from_list(rows[:2]) if arguments.do_eval else None,
-            processing_class=tokenizer,
+            tokenizer=AutoTokenizer.from_pretrained(model),
+            folder=folder / name,
+            rewards={"letters": letters, "sparse": scattered}[options["rewards"]],
+            rows=rows,
+            eval_dataset=Dataset.from_list(rows[:2]) if options["eval_rewards"] else None,
             peft_config=LORA if options["lora"] else None,
-            callbacks=[evaluated],
-            rollout_func=rollout_func,
+            rollout_func=scripted if options["rows"] == "scripted" else None,
+            **settings,
         )
-        if resampled:
+        trainer.add_callback(callback := Saved(options["eval_rewards"]))
+        if options["rows"] == "graded":
             trainer._grade = grades
         if options["sampled_apart"]:
             sample_apart(trainer)
         if options["poisoned_step"] is not None:
             poison(trainer, options["poisoned_step"])
-        tokens = [0]
-        model_ = trainer.accelerator.unwrap_model(trainer.model)
-        model_.register_forward_pre_hook(
-            lambda m, a, kwargs, seen=tokens: seen.append(
-                kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0
-            ),
+        tokens, policy = [], trainer.accelerator.unwrap_model(trainer.model)
+        policy.register_forward_pre_hook(
+            lambda m, a, kwargs: tokens.append(kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0),
             with_kwargs=True,
         )
-        before = digest(model_)
-        with faults:
-            trainer.train()
-        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-        rank, history = trainer.accelerator.process_index, trainer.state.log_history
-        details = {
-            "distributed_type": str(trainer.accelerator.distributed_type),
-            "processes": trainer.accelerator.num_processes,
-            "tokens": sum(tokens),
-            "weights": digest(model_),
-            "weights_before": before,
-            "losses": [line["loss"] for line in history if "loss" in line],
-            "logged": [[float(line[key]) for key in LOGGED if key in line] for line in history if "loss" in line],
-            "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
-            "resample": {k: v for line in history for k, v in line.items() if "resample" in k},
-            "skipped": [line["skipped"] for line in history if "skipped" in line],
-            "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
-            "saved": evaluated.saved,
-            "best": trainer.state.best_global_step,
-            "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
-        }
-        (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(details))
-        if rank == 0:
-            torch.save({k: v.detach().float().cpu().clone() for k, v in state.items()}, Path(folder) / f"{name}.pt")
-        trainer.accelerator.wait_for_everyone()
+        before = digest(policy)
+        trainer.train(resume_from_checkpoint=options["checkpoint"] and str(folder / options["checkpoint"]))
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    rank, lines = trainer.accelerator.process_index, [line for line in trainer.state.log_history if "loss" in line]
+    details = {
+        "distributed_type": str(trainer.accelerator.distributed_type),
+        "processes": trainer.accelerator.num_processes,
+        "tokens": sum(tokens),
+        "weights": digest(policy),
+        "weights_before": before,
+        "losses": [line["loss"] for line in lines],
+        "logged": [[float(line[key]) for key in LOGGED if key in line] for line in lines],
+        "kl": [float(line["kl"]) for line in lines if "kl" in line],
+        "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
+        "resample": {key: value for line in lines for key, value in line.items() if "resample" in key},
+        "skipped": [line["skipped"] for line in lines if "skipped" in line],
+        "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
+        "saved": callback.saved,
+        "best": trainer.state.best_global_step,
+        "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
+    }
+    (folder / f"{name}.{rank}.json").write_text(json.dumps(details))
+    if rank == 0:
+        torch.save({k: v.detach().float().cpu().clone() for k, v in state.items()}, folder / f"{name}.pt")
+    trainer.accelerator.wait_for_everyone()
+
+
+def main(kind: str, model: str, folder: str, settings: str) -> None:
+    for name, given in json.loads(settings).items():
+        train(kind, model, Path(folder), name, given)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ before and after, the history, and after each sync the server's greedy answer wi
 Before the third rollout the process group SERVER_PID is killed, and the test starts a new server.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

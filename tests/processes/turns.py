@@ -1,35 +1,20 @@
 """One training with a tool against a vLLM server, in each of several processes: turns.py MODEL FOLDER URL.
 
 Writes FOLDER/RANK.json: what each completion was asked and what it says, how many prompts each turn sent, the weights.
-The tool says a text again.
 """
-
-from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
 
-from datasets import Dataset
 from peft import LoraConfig
-from served import SETTINGS
+from small_tools import python
+from small_trainers import KINDS, make
 from train import digest
 from transformers import AutoTokenizer
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer
-
 # Question n wants n % 4 calls, one after the other: a rank that has 0 and 1 waits for one that has 2 and 3.
 QUESTIONS = [{"prompt": [{"role": "user", "content": f"question {n}"}]} for n in range(8)]
-
-
-def python(code: str) -> str:
-    """
-    Say it again.
-
-    Args:
-        code: What to say.
-    """
-    return code
 
 
 def main(model: str, folder: str, url: str) -> None:
@@ -41,24 +26,24 @@ def main(model: str, folder: str, url: str) -> None:
         heard.extend(zip(asked, output, strict=True))
         return [float(len(prompt) % 3 + number) for number, prompt in enumerate(asked)]
 
-    trainer = MathGRPOTrainer(
+    trainer = make(
+        **KINDS["ours"],
         model=model,
-        reward_funcs=rewards,
-        args=MathGRPOConfig(
-            str(Path(folder) / "run"),
-            **SETTINGS,
-            max_steps=2,
-            num_generations=2,
-            max_completion_length=150,
-            logging_steps=1,
-            vllm_importance_sampling_correction=False,
-            vllm_mode="server",
-            vllm_server_base_url=url,
-        ),
-        train_dataset=Dataset.from_list(QUESTIONS),
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        tokenizer=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        folder=Path(folder) / "run",
+        rewards=rewards,
+        rows=QUESTIONS,
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
         tools=[python],
+        per_device_train_batch_size=4,
+        max_steps=2,
+        num_generations=2,
+        max_completion_length=150,
+        logging_steps=1,
+        use_vllm=True,
+        vllm_importance_sampling_correction=False,
+        vllm_mode="server",
+        vllm_server_base_url=url,
     )
     turns, generate = [], trainer.vllm_generation.generate
 

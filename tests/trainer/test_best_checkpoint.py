@@ -7,34 +7,14 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import PROMPTS, make, relative, weights
-from trl import GRPOConfig, GRPOTrainer
+from small_trainers import KINDS, PROMPTS, Evaluated, relative, weights
 
 from grpo_math.run import checkpoints
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
-KINDS = {"trl": (GRPOTrainer, GRPOConfig), "ours": (MathGRPOTrainer, MathGRPOConfig)}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 2}
 BEST = {**EVALUATED, "metric_for_best_model": "eval_reward", "greater_is_better": True}
-
-
-def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
-    """``rewards``: what each evaluation gives; None: what the completions are paid."""
-    eps = {"advantage_eps": 1e-4} if kind == "ours" else {}
-    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **eps, **settings}
-    held_out = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
-    trainer = make(*KINDS[kind], model, tokenizer, folder, eval_dataset=held_out, **settings)
-    if rewards:
-        figures, log = iter(rewards), trainer.log
-
-        def told(logs, *args):
-            log(logs, *args)
-            if "eval_runtime" in logs:  # callbacks and transformers get the same dict afterwards
-                logs["eval_reward"] = next(figures)
-
-        trainer.log = told
-    return trainer
+SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1}
+HELD_OUT = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
 
 
 def remembered(trainer, folder: Path) -> tuple[dict, str]:
@@ -55,11 +35,12 @@ RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
-def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, small, chars, tmp_path):
+def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, ours, tmp_path):
     settings, rewards = RUNS[run]
     ended = {}
-    for kind in KINDS:
-        trainer = trainer_of(kind, small, chars, tmp_path / kind, rewards, **settings)
+    for kind, of_kind in KINDS.items():
+        trainer = ours(folder=kind, eval_dataset=HELD_OUT, **{**SAVED, **settings, **of_kind})
+        trainer.add_callback(Evaluated(rewards))
         trainer.train()
         ended[kind] = remembered(trainer, tmp_path / kind), weights(trainer.model)
     assert ended["ours"][0] == ended["trl"][0]
@@ -68,32 +49,11 @@ def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, small,
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(small, chars, tmp_path):
-    for steps, rate in ((4, 0.05), (2, 0.5)):
-        trainer = trainer_of("ours", small, chars, tmp_path, save_total_limit=1, max_steps=steps, learning_rate=rate)
-        trainer.train()
-        if steps == 4:  # transformers compares times only if they are over a second apart
-            os.utime(tmp_path / "checkpoint-4", (0, 0))
+def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(ours, tmp_path):
+    ours(save_total_limit=1, **SAVED).train()
+    os.utime(tmp_path / "checkpoint-4", (0, 0))  # transformers compares times only if they are over a second apart
+    ours(save_total_limit=1, **{**SAVED, "max_steps": 2}).train()
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2]
-    again = trainer_of("ours", str(tmp_path / "checkpoint-2"), chars, tmp_path / "again")
-    assert relative(weights(again.model), weights(trainer.model)) < 1e-6
-
-
-@pytest.mark.slow
-def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(small, chars, tmp_path):
-    """A kill while checkpoint-2 was written leaves the weights and no optimizer: transformers would take it."""
-    trainer_of("ours", small, chars, tmp_path, max_steps=2).train()
-    (tmp_path / checkpoints.UNFINISHED.format("checkpoint-2")).touch()
-    for name in (checkpoints.FILES, "optimizer.pt", "state_0.pt"):
-        (tmp_path / "checkpoint-2" / name).unlink()
-    trainer = trainer_of("ours", small, chars, tmp_path)
-    started = []
-    load = trainer._load_optimizer_and_scheduler
-    trainer._load_optimizer_and_scheduler = lambda checkpoint: (started.append(checkpoint), load(checkpoint))
-    trainer.train(resume_from_checkpoint=True)
-    assert started == [str(tmp_path / "checkpoint-1")]
-    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [4, 3, 2, 1]
-    assert all(checkpoints.damage(folder) is None for _, folder in checkpoints.checkpoints(tmp_path))
 
 
 def test_an_unfinished_checkpoint_is_deleted_and_true_means_the_newest_finished_one(tmp_path):

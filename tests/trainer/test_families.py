@@ -4,11 +4,10 @@ import pytest
 import torch
 from small_families import scored, tiny_model, try_first
 from small_generation import counted
-from small_trainers import PROMPTS, make, relative
+from small_trainers import PROMPTS, relative
 from trl import GRPOTrainer
 
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PACKED = (
@@ -35,11 +34,11 @@ def scored_alike(trainer, prompts):
 
 @pytest.mark.full(keep=["gemma2", "lfm2"])
 @pytest.mark.parametrize("family", PACKED)
-def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, chars, tmp_path):
+def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, ours, chars):
     model = tiny_model(family)
     inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
+    trainer = ours(model=model)
     for prompts in ((7, 3, 12), (1, 2, 7), (70,)):  # shorter than a convolution, longer than a chunk
         scored_alike(trainer, prompts)
     assert trainer.scorer is not None
@@ -50,9 +49,9 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
 
 @pytest.mark.full(keep=["diffllama", "falcon_mamba"])
 @pytest.mark.parametrize("family", PLAIN)
-def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, chars, tmp_path, caplog):
+def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, ours, caplog):
     reason, model = PLAIN[family], tiny_model(family)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, chars, tmp_path)
+    trainer = ours(model=model)
     try_first(trainer)
     scored_alike(trainer, (7, 3, 12))
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
@@ -60,16 +59,16 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
 
 
 @pytest.mark.parametrize("family", ["roberta", "bart"])
-def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, chars, tmp_path, caplog):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), chars, tmp_path, longest_first=False)
+def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, ours, caplog):
+    trainer = ours(model=tiny_model(family), longest_first=False)
     try_first(trainer)
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert "has log-probs that change by" in caplog.text
 
 
 @pytest.mark.slow
-def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, tmp_path):
-    extra = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **extra)
+def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, ours):
+    half = {"model_init_kwargs": {"dtype": "bfloat16"}}
+    trainer = ours(model=smollm, tokenizer=tokenizer, longest_first=False, **half)
     try_first(trainer)
     assert trainer.scorer is not None

@@ -12,24 +12,20 @@ from grpo_math.run import metrics
 from grpo_math.trainer import console
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.meter import StepMeter
-from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.overrides import results_of
 
 
 def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ours, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    extra = {"max_steps": 2, "per_device_train_batch_size": 4, "beta": 0.1}
-    shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3}
-    trainer = ours("accuracy", rows, **extra, **shown)
-    trainer.train()
+    shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3, "beta": 0.1}
+    ours("accuracy", rows, max_steps=2, per_device_train_batch_size=4, **shown).train()
     printed = capsys.readouterr()
     assert printed.err.count("Loading weights") == 1, "the reference has been loaded, too"
     lines = [line for line in printed.out.splitlines() if "real_accelerator" not in line]  # DeepSpeed's
     assert [line for line in lines if cell_len(line) > console.COLUMNS] == []
     assert printed.out.count("progress ") == printed.out.count("prompt ") == 2
-    figures = re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)
-    assert 2 * 15 <= len(figures) <= 2 * 25
+    assert 2 * 15 <= len(re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)) <= 2 * 25
     assert "What is" in printed.out
-    assert {"kl", "clip_ratio/low_min"} <= trainer.state.log_history[0].keys()
 
 
 def test_every_figure_that_is_printed_is_one_of_the_log():
@@ -51,6 +47,7 @@ ROWS = [
 
 TABLES = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1, "log_completions": True}
 TABLES |= {"num_completions_to_print": 0}
+SPREAD = (metrics.REWARD_MIN, metrics.REWARD_MAX, metrics.ADVANTAGE_MEAN)
 
 
 def logged(trainer):
@@ -62,27 +59,21 @@ def logged(trainer):
     tables = [pandas.read_parquet(path) for path in sorted(folder.glob("*.parquet"))]
     for table, line in zip(tables, lines, strict=True):
         assert table["truncated"].mean() == float(line["completions/clipped_ratio"])
+        spread = table["reward"].min(), table["reward"].max(), table["advantage"].mean()
+        assert [float(line[name]) for name in SPREAD] == pytest.approx(spread, abs=1e-6)
     return tables
 
 
 def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(ours):
-    lengths = []
-
     def long(completion_ids, **columns):
-        lengths.append([len(ids) for ids in completion_ids])
-        return [0.1 * len(ids) for ids in completion_ids]
+        return [float(len(ids)) for ids in completion_ids]
 
-    tables = logged(ours(["gsm8k", long], ROWS, reward_weights=[1.0, 0.5], **TABLES))
-    assert len(tables) == 2
-    for table, tokens in zip(tables, lengths, strict=True):
-        assert {"step", "prompt", "completion", "gsm8k", "long", "advantage"} <= set(table)  # TRL's own
-        assert list(table["tokens"]) == tokens
-        golds = {row["prompt"]: (row["id"], row["answer"]) for row in ROWS}
+    golds = {row["prompt"]: (row["id"], row["answer"]) for row in ROWS}
+    for table in logged(ours(["gsm8k", long], ROWS, reward_weights=[1.0, 0.5], baseline="none", **TABLES)):
+        assert {"step", "prompt", "completion", "advantage", "in_format"} <= set(table)
         assert list(zip(table["problem_id"], table["gold"], strict=True)) == [golds[p] for p in table["prompt"]]
         assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
-        assert list(table["in_format"]) == ["####" in text and bool(in_format) for text, in_format in zip(
-            table["completion"], table["in_format"], strict=True
-        )]  # fmt: skip
+        assert table["tokens"].tolist() == table["long"].tolist()
         assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
 
 
@@ -96,38 +87,26 @@ def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns
 
     for table in logged(ours(length, rows, **TABLES)):
         assert set(table["verdict"]) == {"mine"}  # a column of the user's own stays theirs
-        for name in ("gold", "extracted", "in_format"):
-            assert set(table[name]) == {None}
+        assert not table[["gold", "extracted", "in_format"]].notna().any(axis=None)
         assert list(table["problem_id"]) == list(table["prompt"])  # without ids
-        assert {"reward", "tokens", "truncated"} <= set(table)
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_stop_string_ends_a_completion_as_eos_does(ours, chars, monkeypatch, stays):
+def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
     ended = chars("7" + " </answer>\n" * stays)["input_ids"]
     cut = (chars("again and")["input_ids"] * 16)[:16]
-    kinds = [ended, cut, [*ended, chars.eos_token_id], cut]
-    monkeypatch.setattr(
-        MathGRPOTrainer,
-        "_generate_single_turn",
-        lambda self, prompts, *others: ([kinds[i % 4] for i in range(len(prompts))], None),
-    )
-    score, kept = MathGRPOTrainer._generate_and_score_completions, []
-
-    def scored(self, inputs):
-        if not self.endings.stops:  # vLLM's, which transformers' generate would refuse when the trainer is made
-            self.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
-            self.mask_truncated_completions = True
-            self.endings = Endings(self)
-        rows = score(self, inputs)
-        kept.append((rows["completion_mask"].sum(dim=1).tolist(), int(rows["num_items_in_batch"])))
-        return rows
-
-    monkeypatch.setattr(MathGRPOTrainer, "_generate_and_score_completions", scored)
-    tables = logged(ours("accuracy", ROWS, **TABLES))
+    kinds, trainer = [ended, cut, [*ended, chars.eos_token_id], cut], ours("accuracy", ROWS, **TABLES)
+    trainer._generate_single_turn = lambda prompts, *others, **more: ((kinds * len(prompts))[: len(prompts)], None)
+    # vLLM's, which transformers' generate would refuse when the trainer is made.
+    trainer.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
+    trainer.mask_truncated_completions = True
+    trainer.endings = Endings(trainer)
+    with results_of(trainer, "_generate_and_score_completions") as last:
+        tables = logged(trainer)
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
-    assert kept == [(tokens, sum(tokens))] * 2
+    assert last[0]["completion_mask"].sum(dim=1).tolist() == tokens
+    assert last[0]["num_items_in_batch"] == sum(tokens)
 
 
 def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():

@@ -4,15 +4,14 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 """
 
 from copy import deepcopy
+from unittest.mock import patch
 
 import pytest
 import torch
-from datasets import Dataset
-from small_trainers import PROMPTS, config, letters, make, relative, weights
+from small_trainers import letters, logps_of, relative, weights
 from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.losses import importance_ratio, kl_per_token
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -66,24 +65,17 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
 
 
 @pytest.fixture(scope="module")
-def trainer(small, chars, tmp_path_factory):
+def trainer(trainer_in, tmp_path_factory):
     settings = {"per_device_train_batch_size": 4, "max_completion_length": 9, "beta": 0.3}
-    return make(MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path_factory.mktemp("run"), **settings)
+    return trainer_in(tmp_path_factory.mktemp("run"), **settings)
 
 
 def loss_and_gradient(trainer, compute, inputs, logps):
-    trainer._metrics["train"].clear()
-    trainer._metrics["eval"].clear()
-
-    def score(*args, **kwargs):
-        return logps, torch.ones_like(logps), None
-
-    trainer._get_per_token_logps_and_entropies = score
-    try:
-        loss = compute(trainer, trainer.model, inputs)
-    finally:
-        del trainer._get_per_token_logps_and_entropies
     mode = "train" if trainer.model.training else "eval"
+    trainer._metrics[mode].clear()
+    scores = logps, torch.ones_like(logps), None
+    with patch.object(trainer, "_get_per_token_logps_and_entropies", lambda *args, **kwargs: scores):
+        loss = compute(trainer, trainer.model, inputs)
     return loss.detach(), torch.autograd.grad(loss, logps)[0], trainer._metrics[mode]["kl"]
 
 
@@ -95,12 +87,16 @@ def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
     trainer, loss_type, corrected, level, mode, monkeypatch
 ):
     """An estimator of another name takes our way, and everything that is not k1 or k2 is k3 there."""
-    monkeypatch.setattr(trainer, "loss_type", loss_type)
-    monkeypatch.setattr(trainer, "importance_sampling_level", level)
-    monkeypatch.setattr(trainer.args, "use_bias_correction_kl", corrected)
-    monkeypatch.setattr(trainer.args, "steps_per_generation", 6)
-    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 3, raising=False)
-    monkeypatch.setattr(trainer.settings, "kl_estimator", "k3, our way")
+    changes = [
+        (trainer, "loss_type", loss_type),
+        (trainer, "importance_sampling_level", level),
+        (trainer, "current_gradient_accumulation_steps", 3),
+        (trainer.args, "use_bias_correction_kl", corrected),
+        (trainer.args, "steps_per_generation", 6),
+        (trainer.settings, "kl_estimator", "k3, our way"),
+    ]
+    for owner, name, value in changes:
+        monkeypatch.setattr(owner, name, value, raising=False)
     trainer.model.train(mode == "train")
     inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
     logps = (logits(2, 4, 4).float() - 3).requires_grad_()
@@ -109,23 +105,19 @@ def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
     torch.testing.assert_close(ours[0], plain[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(ours[1], plain[1], atol=1e-6, rtol=1e-5)
     assert ours[2] == pytest.approx(plain[2], rel=1e-5)
-    assert trainer.beta == 0.3
 
 
 def test_ratio_and_kl_to_the_sampling_policy_are_logged(trainer, monkeypatch):
     monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
     trainer.model.train()
     inputs = batch([1.0, -1.0], [1, 1], width=2)
+    del inputs["old_per_token_logps"]
     logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log().requires_grad_()
     # Ratios 2 and 1/2: their mean is 1.25, and that of rho - 1 - log rho is (1 - log 2 - 1/2 + log 2) / 2.
-    inputs["old_per_token_logps"] = torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log()
-    loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
-    assert trainer._metrics["train"]["ratio"] == pytest.approx([1.25])
-    assert trainer._metrics["train"]["approx_kl"] == pytest.approx([0.25])
-    del inputs["old_per_token_logps"]
-    loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
-    assert trainer._metrics["train"]["ratio"] == [1.0]
-    assert trainer._metrics["train"]["approx_kl"] == [0.0]
+    sampled = torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log()
+    for old, expected in (({"old_per_token_logps": sampled}, [1.25, 0.25]), ({}, [1.0, 0.0])):
+        loss_and_gradient(trainer, MathGRPOTrainer._loss_of, {**inputs, **old}, logps)
+        assert [trainer._metrics["train"][name][0] for name in ("ratio", "approx_kl")] == pytest.approx(expected)
 
 
 def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
@@ -148,11 +140,6 @@ AGGREGATED = {
 }
 
 
-def logps_of(model, prompt, completion):
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-
-
 @pytest.mark.parametrize(
     ("baseline", "scale", "surrogate", "loss_type", "estimator", "updates"),
     [
@@ -163,7 +150,7 @@ def logps_of(model, prompt, completion):
     ],
 )
 def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
-    baseline, scale, surrogate, loss_type, estimator, updates, small, chars, tmp_path
+    baseline, scale, surrogate, loss_type, estimator, updates, small, chars, ours
 ):
     rollouts, generator = [], torch.Generator().manual_seed(0)
 
@@ -176,20 +163,17 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
     settings = {"baseline": baseline, "scale_rewards": scale, "surrogate": surrogate, "loss_type": loss_type}
     settings |= {"beta": 0.3, "kl_estimator": estimator} if estimator else {}
     settings |= {"max_steps": 4, "num_iterations": updates, "lr_scheduler_type": "constant"}
-    rows, args = (
-        Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
-        config(MathGRPOConfig, tmp_path, **settings),
-    )
-    trainer = MathGRPOTrainer(small, letters, args, rows, processing_class=chars, rollout_func=rollout)
+    trainer = ours(rollout_func=rollout, **settings)
     trainer.train()
     model = LlamaForCausalLM.from_pretrained(small)
     reference, optimizer = deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.05)
     for prompts, completions in rollouts:
         pairs = list(zip(prompts, completions, strict=True))
         rewards = torch.tensor(letters(chars.batch_decode(completions, skip_special_tokens=True))).view(2, 4)
-        mean, others = rewards.mean(dim=1, keepdim=True), (rewards.sum(dim=1, keepdim=True) - rewards) / 3
+        others = (rewards.sum(dim=1, keepdim=True) - rewards) / 3
+        means = {"none": 0.0, "group_mean": rewards.mean(dim=1, keepdim=True), "leave_one_out": others}
         scales = {"none": 1.0, "group": rewards.std(dim=1, keepdim=True), "batch": rewards.std()}
-        advantages = (rewards - {"none": 0.0, "group_mean": mean, "leave_one_out": others}[baseline]) / scales[scale]
+        advantages = (rewards - means[baseline]) / scales[scale]
         old, base = ([logps_of(of, *pair).detach() for pair in pairs] for of in (model, reference))
         for _ in range(updates):
             losses = []

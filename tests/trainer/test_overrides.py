@@ -4,33 +4,20 @@ from functools import partial
 
 import pytest
 import torch
-from small_trainers import SMALL, letters, make, relative, weights
-from trl import GRPOConfig, GRPOTrainer
+from small_trainers import KINDS, SMALL, STEPS, letters, relative, weights
+from trl import GRPOTrainer
 
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.overrides import OF_ROWS, SCORING, sees_rows
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-KINDS = {"trl": (GRPOTrainer, GRPOConfig, {}), "ours": (MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4})}
 
+def subclass_of(base, name, change, title="Changed"):
+    """``change``: what the subclass does in this method, given the trainer, the method of ``base`` and arguments."""
 
-def subclass_of(base, changes, title="Changed"):
-    """``changes``: method -> what the subclass does there, given the trainer, the method of ``base`` and arguments."""
+    def changed(trainer, *args, **kwargs):
+        return change(trainer, partial(getattr(base, name), trainer), *args, **kwargs)
 
-    def method(name, change):
-        def changed(self, *args, **kwargs):
-            return change(self, getattr(super(subclass, self), name), *args, **kwargs)
-
-        return changed
-
-    subclass = type(title, (base,), {name: method(name, change) for name, change in changes.items()})
-    return subclass
-
-
-def made(kind, changes, small, chars, folder, **settings):
-    base, config_class, extra = KINDS[kind]
-    settings = {**SMALL, "max_steps": 2, **extra, **settings}
-    return make(subclass_of(base, changes), config_class, small, chars, folder, letters, **settings)
+    return type(title, (base,), {name: changed})
 
 
 def stretched(inputs):
@@ -67,11 +54,6 @@ def changes_the_rollout(trainer, method, inputs):
     return output | {"weights_of_rows": torch.arange(8), "two_of_each": torch.ones(8, 2)}
 
 
-def changes_log_probs(trainer, method, *args, **kwargs):
-    logps, *others = method(*args, **kwargs)
-    return logps * 0.5, *others
-
-
 def scores_by_itself(
     trainer, method, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
 ):
@@ -87,16 +69,8 @@ CHANGES = {
     has_a_loss_of_its_own: "_compute_loss",
     changes_rewards: "_calculate_rewards",
     changes_the_rollout: "_generate_and_score_completions",
-    changes_log_probs: SCORING,
     scores_by_itself: SCORING,
 }
-
-
-@pytest.fixture(scope="module")
-def unchanged(small, chars, tmp_path_factory):
-    trainer = made("trl", {}, small, chars, tmp_path_factory.mktemp("unchanged"))
-    trainer.train()
-    return weights(trainer.model)
 
 
 @pytest.mark.slow
@@ -104,26 +78,24 @@ def unchanged(small, chars, tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "where"), [*((change, "subclass") for change in CHANGES), (writes_rows_in_the_loss, "trainer")]
 )
-def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(
-    change, where, unchanged, small, chars, tmp_path
-):
-    ended, name = {}, CHANGES[change]
-    for kind in KINDS:
-        changes = {name: change} if where == "subclass" else {}
-        trainer = made(kind, changes, small, chars, tmp_path / kind)
+def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(change, where, trl_run, ours):
+    name, ended = CHANGES[change], {}
+    for kind, base in (("trl", GRPOTrainer), ("ours", MathGRPOTrainer)):
+        trainer_class = subclass_of(base, name, change) if where == "subclass" else base
+        trainer = ours(folder=kind, **{**SMALL, **STEPS, **KINDS[kind], "trainer_class": trainer_class})
         if where == "trainer":
             setattr(trainer, name, partial(change, trainer, getattr(trainer, name)))
         trainer.train()
         ended[kind] = weights(trainer.model)
     assert relative(ended["ours"], ended["trl"]) < 1e-5
-    assert relative(ended["ours"], unchanged) > 1e-5  # so the change is seen at all
+    assert relative(ended["ours"], trl_run(letters, SMALL)[1]) > 1e-5  # so the change is seen at all
 
 
 @pytest.mark.parametrize("method", OF_ROWS)
-def test_one_line_says_why_updates_are_not_put_together(method, small, chars, tmp_path, caplog):
-    assert not sees_rows(made("ours", {}, small, chars, tmp_path), MathGRPOTrainer)
-    told = subclass_of(MathGRPOTrainer, {method: lambda *args: None}, title="Told")  # a line is logged once
-    trainer = make(told, MathGRPOConfig, small, chars, tmp_path)
+def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
+    assert not sees_rows(ours(), MathGRPOTrainer)
+    told = subclass_of(MathGRPOTrainer, method, lambda *args: None, title="Told")  # a line is logged once
+    trainer = ours(trainer_class=told)
     assert sees_rows(trainer, MathGRPOTrainer)
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     kept = "each update keeps TRL's rows, and only its prompts are shared."

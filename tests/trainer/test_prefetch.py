@@ -1,14 +1,17 @@
 """One step off policy: a batch is sampled while the one before is trained on, and the loss is that of such samples."""
 
 import threading
+import time
 from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import get_peft_model
-from small_vllm import SmallVLLM, letters, trainer_of
-from transformers import AutoModelForCausalLM, TrainerCallback
+from small_trainers import logps_of
+from small_vllm import letters, trainer_of
+from transformers import AutoModelForCausalLM
+from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
@@ -19,13 +22,7 @@ AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token
 RATE = 0.05
 PLAIN = {"loss_type": "grpo", "optim": "sgd", "learning_rate": RATE, "lr_scheduler_type": "constant"}
 PLAIN |= {"max_grad_norm": 0.0, "surrogate": "reinforce"}
-
-
-@pytest.fixture
-def server(small):
-    server = SmallVLLM(small)
-    yield server
-    server.stop()
+EVALUATED = {"per_device_eval_batch_size": 2, "num_generations_eval": 2}
 
 
 def lines(trainer) -> list[dict]:
@@ -36,12 +33,7 @@ def trained(model) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for name, p in model.named_parameters() if "lora_" in name])
 
 
-def scored(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-
-
-def by_hand(model, server: SmallVLLM, prompts: list[list[list[int]]], tokenizer, staleness: int) -> torch.Tensor:
+def by_hand(model, server, prompts: list[list[list[int]]], tokenizer, staleness: int) -> torch.Tensor:
     """The adapter after a step on each batch of ``prompts``, batch k sampled with the weights before step
     k - ``staleness``: -A pi(y) / sampler(y), the ratio at most 3, mean over tokens, then over completions."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
@@ -57,7 +49,7 @@ def by_hand(model, server: SmallVLLM, prompts: list[list[list[int]]], tokenizer,
             rewards = torch.tensor(letters(texts))
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
             for choice, advantage in zip(choices, advantages, strict=True):
-                logps = scored(model, prompt, choice["token_ids"])
+                logps = logps_of(model, prompt, choice["token_ids"])
                 sampler = torch.tensor(choice["logprobs"]["token_logprobs"])
                 ratio = (logps.detach() - sampler).exp().clamp(max=3.0)
                 (-(advantage * ratio * logps).mean() / (2 * len(batch))).backward()
@@ -69,9 +61,12 @@ def by_hand(model, server: SmallVLLM, prompts: list[list[list[int]]], tokenizer,
 def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
     server, small, chars, tmp_path
 ):
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **{**AHEAD, **PLAIN, "max_steps": 4})
+    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **{**AHEAD, **PLAIN, **EVALUATED, "max_steps": 4})
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(small), trainer.model.peft_config["default"])
     model.load_state_dict(trainer.model.state_dict())
+    # An evaluation finds the next batch under way.
+    trainer.eval_dataset, trainer.args.eval_steps = trainer.train_dataset.select(range(2)), 1
+    trainer.args.eval_strategy = IntervalStrategy.STEPS
     trainer.train()
     rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
     batches = [chars(rows[at : at + 2])["input_ids"] for at in range(0, 8, 2)]
@@ -79,7 +74,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     torch.testing.assert_close(trained(trainer.model), hand, atol=1e-6, rtol=0)
     assert (on_policy - hand).abs().max() > 1e-3
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1]
-    assert min(line[metrics.SECONDS_SYNC] for line in lines(trainer)) > 0
+    assert lines(trainer)[0][metrics.SECONDS_SYNC] > 0
 
 
 @pytest.mark.slow
@@ -90,76 +85,39 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
     never get there. An epoch has three batches."""
     prompts = [f"What is {number} + 1?" for number in range(6)]
     trainer = trainer_of(server.url, lambda: small, chars, tmp_path, prompts=prompts, **AHEAD)
-    done = [threading.Event() for _ in range(6)]
-    done[0].set()  # the first two batches are of step 0
-    asked, batches, lock = [], [], threading.Lock()
-
-    class Done(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            done[state.global_step].set()
+    asked, lock = [], threading.Lock()
 
     def hold_back(body):
         if body["temperature"]:
             with lock:
-                number = len(asked) // 2  # two prompts a batch
-                asked.append((body["model"], tuple(body["prompt"][0])))
-            if number:
-                assert done[number].wait(60), "the trainer waits for the answers before it trains"
+                number = len(asked) // 2  # two prompts a batch; the first two batches are of step 0
+                asked.append(int(body["model"].rpartition("-")[2]))
+            assert len(server.adapters) <= 2
+            until = time.monotonic() + 60
+            while number and trainer.state.global_step < number:
+                assert time.monotonic() < until, "the trainer waits for the answers before it trains"
+                time.sleep(0.01)
 
-    taken = trainer.vllm_generation.generate
-
-    def take(prompts, **more):
-        batches.append({tuple(prompt) for prompt in prompts})
-        loaded = set(server.adapters)
-        assert len(loaded) <= 2
-        return taken(prompts, **more)
-
-    server.sampling, trainer.vllm_generation.generate = hold_back, take
-    trainer.add_callback(Done())
+    server.sampling = hold_back
     trainer.train()
-    assert [{prompt for _, prompt in asked[at : at + 2]} for at in range(0, 10, 2)] == batches
-    assert len(asked) == 10, "no batch is asked for that no step is left for"
-    sent = [int(asked[at][0].rpartition("-")[2]) for at in range(10)]
-    # Two canaries: the second sends the adapter three times.
-    assert sent == [1, 1, 1, 1, 4, 4, 5, 5, 6, 6]
-    assert len(server.adapters) == 1
+    # Each batch once, by the adapter of its rollout. Two canaries: the second sends the adapter three times.
+    assert asked == [1, 1, 1, 1, 4, 4, 5, 5, 6, 6]
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
     assert [folder.name for folder in trainer.vllm_generation.root.iterdir()] == list(server.adapters)
     for line in lines(trainer)[1:]:
         assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
 
 
 @pytest.mark.slow
-def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(server, small, chars, tmp_path):
-    settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, row={"answer": "0"}, **settings)
-    generation, together, adapters, answers = trainer.vllm_generation, [], [], threading.Event()
-    sampling = generation._sampling
-    answers.set()
-
-    def noting(prompts, n):
-        call = sampling(prompts, n)
-
-        def noted():
-            if threading.current_thread() is threading.main_thread():  # which does not ask ahead
-                together.append(generation.asked is not None and not generation.asked._completions.done())
-                adapters.append(len(server.adapters))
-            elif trainer.state.global_step == 2:
-                answers.clear()  # of the batch that the evaluation finds under way
-            return call()
-
-        return noted
-
-    class Evaluates(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                threading.Timer(0.5, answers.set).start()
-                trainer.evaluate(trainer.train_dataset.select(range(2)))
-
-    server.sampling, generation._sampling = lambda body: answers.wait(), noting
-    trainer.add_callback(Evaluates())
+def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(server, small, chars, tmp_path):
+    settings = {**AHEAD, "resample_groups": 1, "prompts": [f"What is {number} + 1?" for number in range(16)]}
+    trainer, asked = trainer_of(server.url, lambda: small, chars, tmp_path, row={"answer": "0"}, **settings), []
+    server.sampling = lambda body: asked.append(body["prompt"][0]) if body["temperature"] else None
     trainer.train()
-    assert together == [False] * 7, "five steps draw once more, and the evaluation has two batches"
-    assert adapters == [1, 1, 1, 2, 2, 1, 1], "the adapter of what is under way stays"
+    rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
+    batches = [chars(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
+    # No answer is right: each batch is followed by two groups that are drawn again.
+    assert [sorted(asked[at : at + 2]) for at in range(0, 20, 4)] == list(map(sorted, batches))
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
 
 
@@ -206,12 +164,9 @@ def test_what_is_not_known_beforehand_is_refused(others, message):
         Prefetch(SimpleNamespace(**{**trainer, **others}))
 
 
-def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(small, chars, tmp_path):
-    server = SmallVLLM(small, lora_config={"max_lora_rank": 16, "max_loras": 1})
-    try:
-        with pytest.raises(ConfigError, match="serves one at a time: start it with --max-loras 2"):
-            trainer_of(server.url, lambda: small, chars, tmp_path, **AHEAD)
-        with pytest.raises(ConfigError, match="staleness=1 needs an adapter"):
-            trainer_of(server.url, lambda: small, chars, tmp_path, lora=False, **AHEAD)
-    finally:
-        server.stop()
+def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(server, small, chars, tmp_path):
+    server.settings["lora_config"] = {"max_lora_rank": 16, "max_loras": 1}
+    with pytest.raises(ConfigError, match="serves one at a time: start it with --max-loras 2"):
+        trainer_of(server.url, lambda: small, chars, tmp_path, **AHEAD)
+    with pytest.raises(ConfigError, match="staleness=1 needs an adapter"):
+        trainer_of(server.url, lambda: small, chars, tmp_path, lora=False, **AHEAD)

@@ -44,7 +44,7 @@ def both(
     return {name: ranks(tmp_path / "ours", name, *launched) for name in dict(only_ours)}
 
 
-SHORT = {"scripted": True, "gradient_accumulation_steps": 1, "max_steps": 2}
+SHORT = {"rows": "scripted", "gradient_accumulation_steps": 1, "max_steps": 2}
 # The same rows in an optimizer step, in one process and in two.
 SCRIPTED = {
     "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},
@@ -85,7 +85,7 @@ def left_out_on_both(of_ranks: list[dict[str, Any]], folder: Path) -> None:
 def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
     runs = {**RUNS, "dapo": {"longest_first": True}}
-    ours = {"resampled": {"resample_groups": 2}, **POISONED}
+    ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
     seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours=ours)
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
     resampled = seen["resampled"]
@@ -98,8 +98,9 @@ def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_pa
 @pytest.mark.full
 def test_a_rank_that_cannot_pack_leaves_every_rank_unpacked(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
-    runs = {how: {"one_rank_unpacked": how, "rewards": "sparse"} for how in ("model", "layer", "log-probs")}
-    launch(start, "trl", tiny("llama"), tmp_path / "trl", {"plain": {"rewards": "sparse"}})
+    sparse = {"rewards": "sparse", "ddp_timeout": 60}  # if a rank waits for one that packs, the run ends
+    runs = {how: {**sparse, "one_rank_unpacked": how} for how in ("model", "layer", "log-probs")}
+    launch(start, "trl", tiny("llama"), tmp_path / "trl", {"plain": sparse})
     launch(start, "ours", tiny("llama"), tmp_path / "ours", runs)
     plain = ranks(tmp_path / "trl", "plain", "MULTI_CPU", 2)
     for how in runs:
@@ -153,3 +154,22 @@ def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny
     both([*start, str(PROGRAM.with_name("fsdp_on_cpu.py"))], tiny("llama"), tmp_path, runs, ("FSDP", 2))
     ours, trl = (ranks(tmp_path / kind, "small_budget", "FSDP", 2)[0]["reduce_scatters"] for kind in ("ours", "trl"))
     assert ours == trl > 0
+
+
+REFRESHED = {"beta": 0.5, "reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_steps": 5}
+REFRESHED |= {"optim": "adamw_torch", "learning_rate": 1e-2, "lr_scheduler_type": "constant", "max_grad_norm": 1.0}
+REFRESHED |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_completion_length": 4}
+
+
+@pytest.mark.full
+def test_the_kl_is_zero_after_each_refresh_of_a_split_reference_also_after_a_checkpoint(tiny, tmp_path):
+    runs = {"full": REFRESHED, "lora": {**REFRESHED, "lora": True}}
+    resumed = {f"{name} again": {**run, "checkpoint": f"{name}/checkpoint-3"} for name, run in runs.items()}
+    start, launched = accelerate("zero3_offload", tmp_path, "--num_processes", "2"), ("DEEPSPEED", 2, [3, "cpu", "cpu"])
+    launch(start, "ours", tiny("llama"), tmp_path / "ours", {**runs, **resumed})
+    for name in runs:
+        kl, kl_again = (ranks(tmp_path / "ours", of, *launched)[0]["kl"] for of in (name, f"{name} again"))
+        assert [abs(value) < 1e-7 for value in kl] == [True, False, True, False, True], kl
+        assert kl_again[-2:] == kl[3:]
+        reference = tmp_path / "ours" / name / "checkpoint-3/reference"
+        assert [path.name for path in reference.iterdir()] == ["weights.safetensors"]

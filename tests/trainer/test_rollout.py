@@ -1,47 +1,26 @@
 """A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
 
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import config
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import trainer as module
-from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.gold_answers import check_gold_answers
+from grpo_math.trainer.overrides import results_of
 from grpo_math.trainer.resample import PromptPool, replacing
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
 
-def ramp(completions, **columns):
-    return [float(i) for i in range(len(completions))]
-
-
-@pytest.mark.slow
-def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(ours):
-    trainer = ours(
-        ramp, ROWS, max_steps=1, logging_steps=1, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
-    )
-    trainer.train()
-    expected = advantages(torch.arange(8.0).view(2, 4), "leave_one_out", "batch", 0.5).flatten()
-    torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), expected)
-    logged = trainer.state.log_history[0]
-    assert (float(logged["reward_min"]), float(logged["reward_max"])) == (0, 7)
-    assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
-
-
 def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(ours, monkeypatch):
-    told = []
-
-    def graded(golds, texts, **settings):
-        told.append(settings)
-        return grade_batch(golds, texts, **settings)
+    graded, told = Mock(wraps=grade_batch), []
 
     def reward(completions, grade_timeout, **columns):
         told.append(grade_timeout)
@@ -50,7 +29,8 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
     monkeypatch.setattr(module, "grade_batch", graded)
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
     ours(reward, rows, max_steps=1, grade_timeout=0.25).train()
-    assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, 0.25]
+    assert graded.call_args.kwargs == {"answer_format": ["gsm8k"] * 8, "timeout": 0.25}
+    assert told == [0.25]
 
 
 def test_no_arguments_at_all_are_enough(small, tmp_path, monkeypatch):
@@ -73,19 +53,12 @@ def rows(*golds, column="solution"):
     "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
 def test_a_solution_is_graded_as_an_answer_is(data, ours, caplog):
-    seen = []
-
-    def reward(completions, grade, **columns):
-        seen.extend(grade)
-        return [float(g.verdict == "correct") for g in grade]
-
-    made = ours([reward, "accuracy"], data, max_steps=1)
+    made = ours([by_grade, "accuracy"], data, max_steps=1)
     made.train()
-    assert len(seen) == 8  # each completion is graded once
-    logged = made.state.log_history[0]
-    assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
-    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
-    assert float(logged["grading/bad_gold"]) == 0
+    logged = {name: float(value) for name, value in made.state.log_history[0].items()}
+    assert logged["accuracy"] == pytest.approx(logged["rewards/accuracy/mean"])
+    assert logged["accuracy"] == pytest.approx(logged["rewards/by_grade/mean"])
+    assert logged["grading/bad_gold"] == 0
     assert "gold" not in caplog.text
 
 
@@ -105,11 +78,11 @@ def test_rows_without_a_gold_are_said_once_and_are_ungradable(ours, caplog):
         IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1?", "target": "2"}])),
     ],
 )
-def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, tmp_path):
+def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, ours):
     with pytest.raises(
         ConfigError, match=r"needs gold answers, and .*: give each row its gold in a column answer or solution"
     ):
-        MathGRPOTrainer("a/model-that-is-nowhere", reward, config(MathGRPOConfig, tmp_path), data)
+        ours(reward, data, model="a/model-that-is-nowhere")
 
 
 def test_rewards_that_read_no_gold_need_none():
@@ -150,16 +123,6 @@ def grades(rows, completions):
 def resampling(ours, kinds, **settings):
     trainer = ours(shaped, problems(kinds), per_device_train_batch_size=4 * G, resample_groups=2, **settings)
     trainer._grade = grades
-    trainer.rollouts = []
-    generate = MathGRPOTrainer._generate_and_score_completions
-
-    def recorded(inputs):
-        output = generate(trainer, inputs)
-        texts = trainer.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
-        trainer.rollouts.append((output, texts))
-        return output
-
-    trainer._generate_and_score_completions = recorded
     return trainer
 
 
@@ -185,25 +148,21 @@ def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_
 
 
 def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
-    trainer = resampling(ours, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
-    trainer.train()
-    drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
-    thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
-    assert len(drawn) == 5
-    assert max(drawn) > 4
+    trainer = resampling(ours, "eehu" * 12 + "m" * 16, logging_steps=1)
+    with results_of(trainer, "_generate_and_score_completions") as last:
+        trainer.train()
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_THROWN_AWAY, metrics.ACCURACY)
+    drawn, kept, thrown, accuracy = (history(trainer, name) for name in names)
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
-    replaced = 0
-    for (output, texts), n in zip(trainer.rollouts, kept, strict=True):
-        groups = [texts[i : i + G] for i in range(0, len(texts), G)]
-        assert all(len(set(group)) == 1 for group in groups)
-        assert sum(group[0].startswith("m") for group in groups) == n
-        assert len(texts) == 4 * G
-        assert output["num_items_in_batch"] == output["completion_mask"].sum()
-        advantages = output["advantages"].view(-1, G)
-        torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
-        replaced += n
-    assert replaced > sum(history(trainer, metrics.ACCURACY)) * 4  # more mixed groups than were drawn at first
-    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [t.split()[0] for t in trainer.rollouts[-1][1]]
+    assert sum(kept) > sum(accuracy) * 4  # more mixed groups than were drawn at first
+    texts = trainer.processing_class.batch_decode(last[0]["prompt_ids"], skip_special_tokens=True)
+    groups = [texts[i : i + G] for i in range(0, 4 * G, G)]
+    assert [len(set(group)) for group in groups] == [1] * 4
+    assert sum(group[0].startswith("m") for group in groups) == kept[-1] > 0
+    assert last[0]["num_items_in_batch"] == last[0]["completion_mask"].sum()
+    advantages = last[0]["advantages"].view(-1, G)
+    torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
+    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [text.split()[0] for text in texts]
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
@@ -211,13 +170,10 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
-    assert history(trainer, metrics.PROMPTS_DRAWN) == [12]  # four, and four more in each of two rounds
-    assert history(trainer, metrics.PROMPTS_KEPT) == [0]
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.ACCURACY, metrics.ALL_RIGHT)
+    # Four, and four more in each of two rounds.
+    assert [history(trainer, name) for name in names] == [[12], [0], [1.0], [1.0]]
     assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
-    assert history(trainer, metrics.ACCURACY) == history(trainer, metrics.ALL_RIGHT) == [1.0]
-    phases = [history(trainer, phase)[0] for phase in metrics.PHASES if phase != metrics.SECONDS_SYNC]
-    whole = sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0]
-    assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
 
 
 def test_without_answers_there_is_nothing_to_judge_by(ours):

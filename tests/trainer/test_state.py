@@ -6,9 +6,10 @@ import numpy
 import pytest
 import torch
 from launching import TORCHRUN, run
-from small_trainers import weights
+from small_trainers import untimed, weights
 
 from grpo_math.errors import UserError
+from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 
 CPU = torch.device("cpu")
@@ -24,7 +25,6 @@ SAVED = {
     "num_completions_to_print": 0,
 }
 RUN = {**HALVES, **SAVED, "resample_groups": 1}
-TIMED = ("time", "per_second", "runtime", "seconds", "memory")
 
 
 def drawn(completions, **columns):
@@ -33,12 +33,6 @@ def drawn(completions, **columns):
 
 
 ROWS = [{"prompt": f"What is {i}?", "answer": "7"} for i in range(16)]  # more than six steps see
-
-
-def untimed(trainer):
-    """The log without its times."""
-    lines = trainer.state.log_history
-    return [{name: line[name] for name in line if not any(word in name for word in TIMED)} for line in lines]
 
 
 def ends_as(again, whole):
@@ -60,14 +54,13 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
         ends_as(again, whole)
     settings = {**RUN, "folder": "failing", "save_strategy": "no"}
     failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
-    norm, nan = failing._get_grad_norm, float("nan")
-
-    def fails(model, grad_norm=None):
-        return norm(model, nan if failing.state.global_step == 3 else grad_norm)
-
-    failing._get_grad_norm = fails
+    norm, nan = failing._get_grad_norm, {3: float("nan")}
+    failing._get_grad_norm = lambda model, grad_norm=None: norm(model, nan.get(failing.state.global_step, grad_norm))
     with pytest.raises(UserError, match=r"not finite in step 4: the weights are still those of step 3"):
         failing.train()
+    # A kill while a later one was written: transformers would take it.
+    (tmp_path / "failing/checkpoint-4").mkdir()
+    (tmp_path / "failing" / checkpoints.UNFINISHED.format("checkpoint-4")).touch()
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)

@@ -2,12 +2,9 @@
 
 import inspect
 import re
-from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 import transformers.trainer
 import trl
 from trl import GRPOTrainer
@@ -158,32 +155,3 @@ def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor(
     assert set(state.ATTRIBUTES) <= {*trls, *re.findall(r"self\.(\w+) = ", source)}
     ours = inspect.getsource(MathGRPOTrainer)
     assert {name for name in extra - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
-
-
-def bare_trainer(rollout):
-    """Return a trainer that has only the attributes that TRL's `_generate` reads: `__init__` did not run."""
-    trainer = object.__new__(MathGRPOTrainer)
-    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=lambda values: values)
-    trainer.model = SimpleNamespace(training=True)
-    trainer.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
-    trainer.processing_class = SimpleNamespace(batch_decode=lambda rows, **_: ["text" for _ in rows])
-    trainer._tokenizer, trainer.eos_token_ids = SimpleNamespace(pad_token_id=0), [2]
-    trainer.tools, trainer.use_vllm, trainer.rollout_func = None, False, rollout
-    trainer._metrics = {"train": defaultdict(list)}
-    return trainer
-
-
-# TRL's own tests make a trainer in this way to see who generates.
-
-
-def test_a_rollout_func_generates_for_a_trainer_without_its_constructor():
-    asked = []
-
-    def rollout(prompts, trainer):
-        asked.append((prompts, trainer))
-        return {"prompt_ids": [[5, 6]], "completion_ids": [[7, 2]], "logprobs": [[-0.5, 0.0]], "env_mask": [[0, 1]]}
-
-    trainer = bare_trainer(rollout)
-    prompt_ids, completion_ids, mask, *_ = trainer._generate(["What is 1 + 1?"])
-    assert (prompt_ids, completion_ids, mask) == ([[5, 6]], [[7, 2]], [[0, 1]])
-    assert asked == [(["What is 1 + 1?"], trainer)]

@@ -5,13 +5,10 @@ from copy import deepcopy
 
 import launching
 import pytest
-from datasets import Dataset
 from small_tools import python
-from small_trainers import config, letters, relative, weights
+from small_trainers import KINDS, letters, relative, weights
 from small_vllm import SmallVLLM
-from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.run import metrics
 
 END = "<|im_end|>"
@@ -29,12 +26,17 @@ FIRST = [
 SECOND = {0: block("40 + 2") + END, 2: "#### 5" + END, 3: "####"}
 
 
+ROWS = [{"prompt": [{"role": "user", "content": f"What is {n} + 4?"}], "answer": "42"} for n in range(8)]
+
+
 def rewards(completions, **columns):
     return letters([" ".join(message["content"] for message in messages) for messages in completions])
 
 
-def script(trainer, tokenizer, turns):
-    """The trainer with the calls of `FIRST` and `SECOND` in place of what it samples there."""
+def trained(ours, tokenizer, **settings):
+    """A trained trainer with the calls of `FIRST` and `SECOND` in place of what it samples, and its prompts a turn."""
+    settings = {"max_steps": 2, "max_completion_length": 240, "tools": [python], **settings}
+    trainer, turns = ours(rewards, ROWS, tokenizer=tokenizer, **settings), []
     sampled = trainer._generate_single_turn
 
     def single_turn(prompts, *others, **settings):
@@ -42,56 +44,31 @@ def script(trainer, tokenizer, turns):
         turns.append(len(prompts))
         output = dict(enumerate(FIRST)) if len(prompts) == 8 else SECOND if turns[-2] == 8 else {}
         for row, text in output.items():
-            if text is not None:
-                ids[row] = tokenizer.encode(text, add_special_tokens=False)
+            ids[row] = ids[row] if text is None else tokenizer.encode(text, add_special_tokens=False)
         return ids, logprobs
 
     trainer._generate_single_turn = single_turn
-
-
-def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
-    settings = {"max_steps": 2, "max_completion_length": 240, **settings}
-    prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
-    rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
-    return trainer_class(
-        model=folder,
-        reward_funcs=rewards,
-        args=config(config_class, tmp_path, **settings),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        tools=[python],
-    )
-
-
-def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
-    tokenizer, turns = deepcopy(tokenizer), []
-    if trainer_class is GRPOTrainer:  # TRL knows no calls of this model: it takes the template that ours gets
-        made(MathGRPOTrainer, MathGRPOConfig, folder, tokenizer, tmp_path)
-    trainer = made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings)
-    script(trainer, tokenizer, turns)
-    before = weights(trainer.model)
     trainer.train()
-    return trainer, before, weights(trainer.model), turns
+    return trainer, turns
 
 
 @pytest.mark.full(keep=["settings1"])
 @pytest.mark.parametrize(
     ("settings", "calls"), [({"beta": 0.1, "num_iterations": 2}, 8), ({"max_tool_calling_iterations": 1}, 7)]
 )
-def test_scripted_calls_end_with_trls_weights(settings, calls, small, chars, tmp_path):
-    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, small, chars, tmp_path, **settings)
-    ours, _, here, extra = trained(
-        MathGRPOTrainer, MathGRPOConfig, small, chars, tmp_path, advantage_eps=1e-4, **settings
-    )
-    assert extra == turns
-    assert extra[1] == 5  # of six with calls, one result is too long
-    assert relative(trl_weights, before) > 1e-5
-    assert relative(here - before, trl_weights - before) < 1e-5
+def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
+    tokenizer = deepcopy(chars)  # TRL knows no calls of this model: it takes the template that ours gives the tokenizer
+    (here, turns), (there, trls) = (trained(ours, tokenizer, **settings, **KINDS[kind]) for kind in ("ours", "trl"))
+    before = weights(ours().model)
+    assert turns == trls
+    assert turns[1] == 5  # of six with calls, one result is too long
+    assert relative(weights(there.model), before) > 1e-5
+    assert relative(weights(here.model) - before, weights(there.model) - before) < 1e-5
     for name in ("tools/call_frequency", "tools/failure_frequency"):
-        logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
+        logged = [[line[name] for line in of.state.log_history if name in line] for of in (here, there)]
         assert logged[0] == logged[1]
         assert logged[0][0] > 0
-    (line,) = [line for line in ours.state.log_history if metrics.CALLED in line][:1]
+    line = next(line for line in here.state.log_history if metrics.CALLED in line)
     # Six of eight call, some of them twice; one call takes too long.
     assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / calls))
 
@@ -120,18 +97,13 @@ def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, token
     program = str(launching.ROOT / "tests/processes/turns.py")
     launching.run([*launching.TORCHRUN, program, tiny(), str(tmp_path), server.url], timeout=300)
     server.stop()
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    uneven = 0
-    for rank in ranks:
-        for question, output in rank["heard"]:
-            n = int(question.split()[-1])
-            assert output == ["", str(n)] * (n % 4) + [f"#### {n}"]
-    first, second = (rank["heard"] for rank in ranks)
-    for step in range(2):
-        rounds = [sum(len(output) // 2 for _, output in heard[4 * step : 4 * step + 4]) for heard in (first, second)]
-        uneven += rounds[0] != rounds[1]
-    assert uneven, "the ranks were even by chance: take another seed"
-    assert ranks[0]["turns"] == ranks[1]["turns"]
-    assert ranks[0]["weights"] == ranks[1]["weights"]
-    calls = sum(len(output) // 2 for rank in ranks for _, output in rank["heard"])
-    assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) == pytest.approx(calls / 8)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for question, output in first["heard"] + second["heard"]:
+        n = int(question.split()[-1])
+        assert output == ["", str(n)] * (n % 4) + [f"#### {n}"]
+    # What each rank was told in its first step.
+    assert sum(len(output) for _, output in first["heard"][:4]) != sum(len(output) for _, output in second["heard"][:4])
+    assert first["turns"] == second["turns"]
+    assert first["weights"] == second["weights"]
+    calls = sum(len(output) // 2 for _, output in first["heard"] + second["heard"])
+    assert sum(line["tools/call_frequency"] for line in first["told"]) == pytest.approx(calls / 8)
