@@ -79,7 +79,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.name = f"g{os.getpid()}"
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}  # by the name of a node, or of the program
 
     def __enter__(self) -> Cluster:
         try:
@@ -91,28 +91,26 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for daemon in reversed(self.daemons):
-            daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
-            daemon.wait()
+        for name in reversed([*self.daemons]):
+            self._kill(name)
         for network in ("", *NODES):
             subprocess.run(["ip", "netns", "del", self.name + network], capture_output=True)
             shutil.rmtree(f"/etc/netns/{self.name}{network}", ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, *command: str, node: str = "", check: bool = True) -> str:
+    def run(
+        self, *command: str, node: str = "", check: bool = True, cwd: Path | None = None, **environment: str
+    ) -> str:
         """Run a command in the network of the controller or of a node, and return its output."""
         inside = ["ip", "netns", "exec", self.name + node, *command]
-        done = subprocess.run(inside, env=self.environment, capture_output=True, text=True)
+        both = {**self.environment, **environment}
+        done = subprocess.run(inside, env=both, cwd=cwd, capture_output=True, text=True)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def submit(self, *words: str, cwd: Path, environment: dict[str, str]) -> str:
+    def submit(self, *words: str, cwd: Path, **environment: str) -> str:
         """Queue a batch job and return its number. ``environment`` is added to the job's."""
-        command = ["ip", "netns", "exec", self.name, "sbatch", "--parsable", *words]
-        both = {**self.environment, **environment}
-        done = subprocess.run(command, env=both, cwd=cwd, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.run("sbatch", "--parsable", *words, cwd=cwd, **environment)
 
     def job(self, number: str) -> dict[str, str]:
         """Return what the controller says of a job: JobState, Restarts, ExitCode, Reason and more."""
@@ -132,9 +130,8 @@ class Cluster:
 
     def processes(self, node: str, words: str) -> list[int]:
         """Return the processes of a node whose command line contains ``words``, as this machine numbers them."""
-        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
         pids = []
-        for process in descendants(daemon.pid):
+        for process in descendants(self.daemons[node].pid):
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile, or is a zombie
                 if words in " ".join(process.cmdline()):
                     pids.append(process.pid)
@@ -143,17 +140,19 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """End a node at once: nothing of it sends a last message, and each of its processes is gone."""
         self.run("ip", "link", "set", f"to-{node}", "down")
-        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
-        daemon.kill()
-        daemon.wait()
-        self.daemons.remove(daemon)
+        self._kill(node)
 
     def power_on(self, node: str) -> None:
         self.run("ip", "link", "set", f"to-{node}", "up")
         self._daemon(node, node, "slurmd", "-D", "-N", node)
 
+    def _kill(self, name: str) -> None:
+        daemon = self.daemons.pop(name)
+        daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
+        daemon.wait()
+
     def _connect(self) -> None:
-        hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl\n"
+        hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl munged\n"
         for network in ("", *NODES):
             names = Path(f"/etc/netns/{self.name}{network}/hosts")
             names.parent.mkdir(parents=True)
@@ -181,17 +180,16 @@ class Cluster:
         (self.folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/zero\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         files = [f"--{name}-file={munge}/{name}" for name in ("key", "log", "pid", "seed")]
-        self._daemon("", "ctl", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
+        self._daemon("munged", "", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
         wait_for((munge / "socket").exists, "munged", 20)
-        self._daemon("", "ctl", "slurmctld", "-D")
+        self._daemon("ctl", "", "slurmctld", "-D")
         for node in NODES:
             self.power_on(node)
         wait_for(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).startswith("2"), "2 nodes", 60)
 
-    def _daemon(self, network: str, host: str, *command: str) -> None:
-        extra = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = ["ip", "netns", "exec", self.name + network, *extra]
+    def _daemon(self, host: str, network: str, *command: str) -> None:
         log = (self.folder / f"{host}.out").open("ab")
-        shell = [*inside, "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
-        started = subprocess.Popen(shell, env=self.environment, stdout=log, stderr=log, start_new_session=True)
-        self.daemons.append(started)
+        words = ["ip", "netns", "exec", self.name + network, "unshare", "--uts", "--pid", "--fork", "--kill-child"]
+        words += ["--mount-proc", "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
+        started = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+        self.daemons[host] = started
