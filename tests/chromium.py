@@ -40,7 +40,7 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.commands, self.answers = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
-        self.buffer, self.number, self.session = b"", 0, None
+        self.number, self.session = 0, None
         self.requests: list[str] = []
         self.errors: list[str] = []
         self.loaded = False
@@ -68,23 +68,18 @@ class Browser:
         return answer["result"]
 
     def _message(self) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            read = self.answers.read1(1 << 16)
-            assert read, "Chromium ended"
-            self.buffer += read
-        message, _, self.buffer = self.buffer.partition(b"\0")
+        message = bytearray()
+        while (byte := self.answers.read(1)) != b"\0":
+            assert byte, "Chromium ended"
+            message += byte
         return json.loads(message)
 
     def _event(self, message: dict[str, Any]) -> None:
         method, details = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(details["request"]["url"])
-        elif method == "Runtime.exceptionThrown":
-            self.errors.append(details["exceptionDetails"]["text"])
-        elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
-            self.errors.append(details["entry"]["text"])
-        elif method == "Page.javascriptDialogOpening":
-            self.errors.append(f"dialog: {details['message']}")
+        elif method in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded"):
+            self.errors.append(str(details))
         elif method == "Page.loadEventFired":
             self.loaded = True
 

@@ -19,6 +19,7 @@ import compileall
 import difflib
 import gc
 import importlib
+import multiprocessing
 import os
 import py_compile
 import random
@@ -174,34 +175,26 @@ def quick_tests(package: str, path: Path) -> list[str]:
 
 def caught(tests: list[str], copy: Path, limit: float) -> bool:
     """Return whether a test fails, or takes longer than `limit` seconds, in a fork of this process."""
-    child = os.fork()
-    if child == 0:
-        _run(tests, copy)
-    deadline = time.monotonic() + limit
-    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
-        time.sleep(0.02)
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(tests, copy))
+    child.start()
+    child.join(limit)
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # also the processes that a test left behind
-    if ended == (0, 0):
-        os.waitpid(child, 0)
-    return ended != (child, 0)
+        os.killpg(child.pid, signal.SIGKILL)  # also the processes that a test left behind
+    child.join()
+    return child.exitcode != 0
 
 
 def _run(tests: list[str], copy: Path) -> None:
     """Run the tests in the copy and end this process."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        log = os.open(copy.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)
-        sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
-        options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
-        code = int(importlib.import_module("pytest").main([*options, *tests]))
-    finally:
-        os._exit(code)
+    os.setpgid(0, 0)
+    log = os.open(copy.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy)
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
+    options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
+    os._exit(importlib.import_module("pytest").main([*options, *tests]))
 
 
 def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:

@@ -18,7 +18,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -88,41 +87,39 @@ def line(block: Block) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory, tiny):
-    """A page -> a folder with what a clone has for its user, and a `grpo-math` that does less of the same."""
-
-    @cache
-    def clone(page):
-        folder = tmp_path_factory.mktemp(page.stem) / "clone"
-        # Pages go on with the run of README.md, whose blocks come first.
-        if page != PAGES[0]:
-            return shutil.copytree(clone(PAGES[0]), folder)
-        for name in ("launch", "accelerate_configs", "deepspeed"):
-            shutil.copytree(ROOT / name, folder / name)
-        command = folder / ".commands/grpo-math"
-        command.parent.mkdir()
-        command.write_text(SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
-        command.chmod(0o755)
-        return folder
-
-    return clone
+def clone(tmp_path_factory, tiny):
+    """A folder with what a clone has for its user, and a `grpo-math` that does less of the same. README.md has run."""
+    folder = tmp_path_factory.mktemp("readme") / "clone"
+    for name in ("launch", "accelerate_configs", "deepspeed"):
+        shutil.copytree(ROOT / name, folder / name)
+    command = folder / ".commands/grpo-math"
+    command.parent.mkdir()
+    command.write_text(SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
+    command.chmod(0o755)
+    run(PAGES[0], folder)
+    return folder
 
 
-@pytest.mark.full(keep=["README.md"])
-@pytest.mark.parametrize("block", RUN, ids=line)
-def test_a_block_runs(block, folder_of):
-    clone = folder_of(block.page)
-    if name := re.match(r"# (\w+\.py)\n", block.text):
-        (clone / name[1]).write_text(block.text)
-        return
-    commands = os.pathsep.join([str(clone / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
+def run(page: Path, folder: Path) -> None:
+    commands = os.pathsep.join([str(folder / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": commands, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    call = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-P", "-c"]
-    (clone / ".shorter").unlink(missing_ok=True)
-    done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=clone, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    if block.prints and not (clone / ".shorter").exists():
-        assert set(block.prints.splitlines()) <= set(done.stdout.splitlines()), done.stdout
+    for block in (block for block in RUN if block.page == page):
+        if name := re.match(r"# (\w+\.py)\n", block.text):
+            (folder / name[1]).write_text(block.text)
+            continue
+        call = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-P", "-c"]
+        (folder / ".shorter").unlink(missing_ok=True)
+        done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=folder, env=environment)
+        assert done.returncode == 0, f"{line(block)}: {done.stderr[-3000:]}"
+        if block.prints and not (folder / ".shorter").exists():
+            assert set(block.prints.splitlines()) <= set(done.stdout.splitlines()), f"{line(block)}: {done.stdout}"
+
+
+@pytest.mark.full(keep=["README"])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page, clone, tmp_path):
+    if page != PAGES[0]:
+        run(page, shutil.copytree(clone, tmp_path / "clone"))
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=line)
