@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from gpu_like import device as pretended_gpu
@@ -68,10 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def variables_of_one_test() -> Iterator[None]:
     """Give the environment's variables back after each test: a command that runs in this process may set some."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

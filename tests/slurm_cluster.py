@@ -54,6 +54,30 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTie
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
 
+# A network for the controller and for each node, joined by a bridge.
+NETWORK = """\
+for node in "" n1 n2; do
+    mkdir -p "/etc/netns/{name}$node"
+    cat >"/etc/netns/{name}$node/hosts" <<END
+127.0.0.1 localhost
+10.77.0.1 n1
+10.77.0.2 n2
+10.77.0.254 ctl munged
+END
+    ip netns add "{name}$node"
+    ip -n "{name}$node" link set lo up
+done
+ip -n {name} link add bridge type bridge
+ip -n {name} addr add 10.77.0.254/24 dev bridge
+ip -n {name} link set bridge up
+for number in 1 2; do
+    ip -n {name} link add "to-n$number" type veth peer name eth0 netns "{name}n$number"
+    ip -n {name} link set "to-n$number" master bridge
+    ip -n "{name}n$number" addr add "10.77.0.$number/24" dev eth0
+    ip -n "{name}n$number" link set eth0 up
+done
+"""
+
 
 def missing() -> str | None:
     """Return why a cluster cannot be made here, or None."""
@@ -83,7 +107,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
-            self._connect()
+            subprocess.run(["bash", "-euc", NETWORK.format(name=self.name)], check=True)
             self._start()
         except BaseException:
             self.__exit__()
@@ -150,23 +174,6 @@ class Cluster:
         daemon = self.daemons.pop(name)
         daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
         daemon.wait()
-
-    def _connect(self) -> None:
-        hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl munged\n"
-        for network in ("", *NODES):
-            names = Path(f"/etc/netns/{self.name}{network}/hosts")
-            names.parent.mkdir(parents=True)
-            names.write_text(hosts)
-            subprocess.run(["ip", "netns", "add", self.name + network], check=True)
-            self.run("ip", "link", "set", "lo", "up", node=network)
-        self.run("ip", "link", "add", "bridge", "type", "bridge")
-        self.run("ip", "addr", "add", "10.77.0.254/24", "dev", "bridge")
-        self.run("ip", "link", "set", "bridge", "up")
-        for number, node in enumerate(NODES, 1):
-            self.run("ip", "link", "add", f"to-{node}", "type", "veth", "peer", "eth0", "netns", self.name + node)
-            self.run("ip", "link", "set", f"to-{node}", "master", "bridge")
-            self.run("ip", "addr", "add", f"10.77.0.{number}/24", "dev", "eth0", node=node)
-            self.run("ip", "link", "set", "eth0", "up", node=node)
 
     def _start(self) -> None:
         munge, key = self.folder / "munge", self.folder / "munge/key"

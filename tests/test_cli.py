@@ -8,7 +8,9 @@ import os
 
 import pytest
 
+from grpo_math import __version__
 from grpo_math.cli import COMMANDS, main, parser_of
+from grpo_math.run.machine import versions
 from grpo_math.settings.groups import MOST_USED
 
 
@@ -62,3 +64,10 @@ def test_a_recipe_is_named_by_its_file_or_its_name_and_threads_of_a_cpu_do_not_s
     os.environ.pop("OMP_WAIT_POLICY", None)
     assert main(["train", *words, "--seed", "3"]) == 0
     assert trained == [(3, "PASSIVE")]
+
+
+def test_the_command_and_a_run_say_the_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"grpo_math {__version__}\n"
+    assert versions()["grpo_math"] == __version__

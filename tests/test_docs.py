@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_math import __version__
 from grpo_math.cli import COMMANDS
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
@@ -21,6 +22,11 @@ PAGES = {"README.md": README} | {
     f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))
 }
 ALL = "\n".join(PAGES.values())
+
+
+def test_the_changelog_begins_with_the_version():
+    title = re.search(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert title == f"## {__version__}" + " (unreleased)" * ("dev" in __version__)
 
 
 def test_the_readme_and_the_pages_are_read_to_the_end():
@@ -50,8 +56,7 @@ def test_the_page_to_start_with_says_what_the_recipes_say():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         for row in (row for row in rows if f"`{path.stem}`" in row):
             _, _, _, _, rate, group, prompts, length, _ = (cell.strip() for cell in row.split("|")[:9])
-            assert float(rate) == float(recipe["learning_rate"]), row
-            assert int(group) == recipe["num_generations"], row
+            assert (float(rate), int(group)) == (float(recipe["learning_rate"]), recipe["num_generations"]), row
             assert int(length.replace(",", "")) == recipe["max_completion_length"], row
             rows_of_step = recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
             assert int(prompts) == recipe.get("prompts_per_step", rows_of_step // recipe["num_generations"]), row

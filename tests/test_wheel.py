@@ -24,11 +24,8 @@ pytestmark = pytest.mark.slow
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     # setuptools writes into the folder that it builds from: not where another run of the tests may build too.
-    source = folder / "source"
-    for name in ("grpo_math", "accelerate_configs", "deepspeed", "launch"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    ignore = shutil.ignore_patterns(".*", "__pycache__", "tests", "runs", "build", "dist", "*.egg-info")
+    source = shutil.copytree(ROOT, folder / "source", ignore=ignore)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

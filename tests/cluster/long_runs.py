@@ -5,11 +5,8 @@ pytest does not collect this file by itself. docs/clusters.md says what the last
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from slurm_cluster import NODES, wait_for
+from slurm_cluster import wait_for
 from vllm_process import CPU, VLLM
 
 
@@ -24,18 +21,6 @@ def test_a_job_whose_time_is_up_saves_and_comes_back(submit, cluster):
     cluster.run("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
     job.ended("COMPLETED", restarts=1)
     assert job.steps() == 100
-
-
-@pytest.mark.parametrize("nodes", [2, 1])
-def test_a_run_that_is_cancelled_while_it_saves_goes_on_with_two_nodes_or_one(nodes, submit, cluster, undisturbed):
-    settings = ["--prompts_per_step", "2"] if nodes == 1 else []
-    job = submit("multi_node", "multi_node", *settings, nodes=2)
-    wait_for(lambda: list(job.run.glob("checkpoint-*")), "a checkpoint is being written", 240)
-    cluster.run("scancel", job.number)
-    job.ended("CANCELLED")
-    submit("multi_node", "multi_node", *settings, "--output_dir", str(job.run), nodes=nodes).ended("COMPLETED")
-    assert job.steps() == 12
-    assert nodes == 1 or job.weights() == undisturbed("multi_node")
 
 
 LINK = ("ip", "link", "set", "to-n2")
@@ -63,20 +48,6 @@ def test_a_node_that_loses_its_link_or_its_power_ends_the_attempt_and_the_job_co
     job.ended("COMPLETED", restarts=1)
     assert job.steps() == 12
     assert job.weights() == undisturbed("multi_node")
-
-
-def test_the_commands_by_hand_on_both_nodes_need_no_slurm(cluster, folder, environment, undisturbed):
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", "accelerate_configs/multi_node.yaml"]
-    command += ["--num_machines", "2", "--num_processes", "2", "--main_process_ip", "n1", "--machine_rank"]
-    training = ["-m", "grpo_math.train", "--config", "recipe.yaml", "--output_dir", "by_hand"]
-    started = []
-    for rank, node in enumerate(NODES):
-        named = ["unshare", "--uts", "sh", "-c", f'hostname {node}; exec "$@"', "sh"]
-        inside = ["ip", "netns", "exec", cluster.name + node, *named, *command, str(rank), *training]
-        started.append(subprocess.Popen(inside, cwd=folder, env=environment))
-    assert [process.wait(timeout=600) for process in started] == [0, 0]
-    assert (folder / "by_hand/adapter/adapter_model.safetensors").read_bytes() == undisturbed("multi_node")
 
 
 @pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm: ./launch/vllm_environment.sh")

@@ -40,14 +40,18 @@ def test_a_job_that_is_preempted_saves_and_comes_back_once(nodes, script, config
 
 
 @BOTH
-def test_scancel_saves_and_ends_the_job_for_good(nodes, script, config, submit, cluster):
+def test_scancel_saves_and_ends_the_job_for_good_and_another_job_goes_on(
+    nodes, script, config, submit, cluster, undisturbed
+):
     job = submit(script, config, nodes=nodes)
     job.wait_for_step(2)
     cluster.run("scancel", job.number)
     wait_for(lambda: cluster.run("squeue", "-h") == "", "an empty queue", 120)
     job.ended("CANCELLED")
     assert "stopping after this step, with a checkpoint" in job.log
-    assert list(job.run.glob("checkpoint-*"))
+    submit(script, config, "--output_dir", str(job.run), nodes=nodes).ended("COMPLETED")
+    assert job.steps() == 12
+    assert nodes == 1 or job.weights() == undisturbed(config)
 
 
 def test_a_rank_that_is_killed_on_the_other_node_is_named_and_the_job_resumes(submit, cluster, undisturbed):
