@@ -75,10 +75,7 @@ def variables_of_one_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    folder = os.environ.get("GRPO_MATH_DATA")
-    if not folder:
-        pytest.skip("GRPO_MATH_DATA names no folder with GSM8K and MATH")
-    return Path(folder)
+    return Path(os.environ.get("GRPO_MATH_DATA") or pytest.skip("GRPO_MATH_DATA names no folder with GSM8K and MATH"))
 
 
 @pytest.fixture(scope="session")

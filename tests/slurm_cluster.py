@@ -29,14 +29,14 @@ CONFIG = """\
 ClusterName=test
 SlurmctldHost=ctl(10.77.0.254)
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket=FOLDER/munge/socket
 SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
+StateSaveLocation=FOLDER/state
+SlurmdSpoolDir=FOLDER/spool-%n
+SlurmctldPidFile=FOLDER/slurmctld.pid
+SlurmdPidFile=FOLDER/slurmd-%n.pid
+SlurmctldLogFile=FOLDER/slurmctld.log
+SlurmdLogFile=FOLDER/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -53,6 +53,11 @@ NodeName=n2 NodeAddr=10.77.0.2 CPUs=2 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
+FILES = {
+    "slurm.conf": CONFIG,
+    "gres.conf": "NodeName=n[1-2] Name=gpu File=/dev/zero\n",
+    "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
+}
 
 # A network for the controller and for each node, joined by a bridge.
 NETWORK = """\
@@ -81,14 +86,10 @@ done
 
 def missing() -> str | None:
     """Return why a cluster cannot be made here, or None."""
-    if os.geteuid():
-        return "a SLURM cluster needs root"
-    absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    if absent:
-        return f"a SLURM cluster needs {', '.join(absent)}: install slurm-wlm, munge and iproute2"
-    if subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True).returncode:
-        return "a SLURM cluster needs network namespaces, which are not permitted here"
-    return None
+    permitted = ["unshare", "--net", "--pid", "--fork", "true"]
+    if all(map(shutil.which, PROGRAMS)) and not subprocess.run(permitted, capture_output=True).returncode:
+        return None
+    return "a SLURM cluster needs root, network namespaces, slurm-wlm, munge and iproute2"
 
 
 def wait_for(condition: Callable[[], object], case: str, seconds: float = 120) -> None:
@@ -131,10 +132,6 @@ class Cluster:
         done = subprocess.run(inside, env=both, cwd=cwd, capture_output=True, text=True)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
-
-    def submit(self, *words: str, cwd: Path, **environment: str) -> str:
-        """Queue a batch job and return its number. ``environment`` is added to the job's."""
-        return self.run("sbatch", "--parsable", *words, cwd=cwd, **environment)
 
     def job(self, number: str) -> dict[str, str]:
         """Return what the controller says of a job: JobState, Restarts, ExitCode, Reason and more."""
@@ -183,9 +180,8 @@ class Cluster:
         munge.chmod(0o755)
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder))
-        (self.folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/zero\n")
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        for name, text in FILES.items():
+            (self.folder / name).write_text(text.replace("FOLDER", str(self.folder)))
         files = [f"--{name}-file={munge}/{name}" for name in ("key", "log", "pid", "seed")]
         self._daemon("munged", "", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
         wait_for((munge / "socket").exists, "munged", 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,9 +157,3 @@ def test_the_public_names_are_there():
         "from grpo_math.checks import Finding\n"
         "assert all(map(callable, (evaluate, plan, report, compare, make_overlong)))"
     )
-
-
-def test_no_test_module_imports_another():
-    """What two of them need lies in a module of its own, directly under tests/."""
-    for path in (PACKAGE.parent / "tests").rglob("test_*.py"):
-        assert not re.search(r"^ *(from|import) .*\btest_\w+", path.read_text(encoding="utf-8"), re.MULTILINE), path

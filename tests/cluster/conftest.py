@@ -107,7 +107,7 @@ def submit(cluster, folder, environment):
     ) -> Job:
         words = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=1", *options]
         words += [f"launch/slurm/{script}.sbatch", "recipe.yaml", f"accelerate_configs/{config}.yaml"]
-        number = cluster.submit(*words, *settings, cwd=folder, **{**environment, **more})
+        number = cluster.run("sbatch", "--parsable", *words, *settings, cwd=folder, **{**environment, **more})
         return Job(cluster, folder, number)
 
     return submitted

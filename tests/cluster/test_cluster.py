@@ -30,8 +30,8 @@ BOTH = pytest.mark.parametrize(("nodes", "script", "config"), [(1, "one_node", "
 def test_a_job_that_is_preempted_saves_and_comes_back_once(nodes, script, config, submit, cluster, folder, undisturbed):
     job = submit(script, config, nodes=nodes)
     job.wait_for_step(2)
-    urgent = cluster.submit("--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5", cwd=folder)
-    cluster.wait(urgent, "COMPLETED")
+    options = ["--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5"]
+    cluster.wait(cluster.run("sbatch", "--parsable", *options, cwd=folder), "COMPLETED")
     cluster.start_again(job.number)
     job.ended("COMPLETED", restarts=1)
     assert "SIGTERM: stopping after this step, with a checkpoint" in job.log
