@@ -41,9 +41,7 @@ class Browser:
         os.close(theirs_out)
         self.commands, self.answers = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
         self.number, self.session = 0, None
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.loaded = False
+        self.requests, self.errors, self.loaded = [], [], False
         (tab,) = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         self.session = self.call("Target.attachToTarget", targetId=tab["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -83,14 +81,10 @@ class Browser:
         elif method == "Page.loadEventFired":
             self.loaded = True
 
-    def open(self, page: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
+    def open(self, page: Path, width: int = 1200, height: int = 900) -> None:
         """Load a file and wait until its scripts have run."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
-        self.requests.clear()
-        self.errors.clear()
-        self.loaded = False
+        self.requests, self.errors, self.loaded = [], [], False
         self.call("Page.navigate", url=page.as_uri())
         while not self.loaded:
             self._event(self._message())
@@ -100,6 +94,3 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
-
-    def type(self, text: str) -> None:
-        self.call("Input.insertText", text=text)

@@ -197,8 +197,8 @@ def _run(tests: list[str], copy: Path) -> None:
     os._exit(importlib.import_module("pytest").main([*options, *tests]))
 
 
-def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
-    """Yield each mutant of a random sample, and whether it survived."""
+def try_out(package: str, n: int, seed: int) -> None:
+    """Print each mutant of a random sample that survives, and how many were caught."""
     sources = {path.relative_to(ROOT): path.read_bytes() for path in sorted(ROOT.glob(f"grpo_math/{package}/**/*.py"))}
     mutants = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
     sample = random.Random(seed).sample(mutants, min(n, len(mutants)))
@@ -217,12 +217,16 @@ def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
             raise SystemExit(f"{log}\nthe tests fail on the unchanged code")
         seconds = time.monotonic() - started
         print(f"{package}: {len(mutants)} mutants; the tests take {seconds:.0f} s", file=sys.stderr, flush=True)
+        survived = 0
         for mutant in sample:
-            (copy / mutant.path).write_bytes(mutant.source(sources[mutant.path]))
+            original = sources[mutant.path]
+            (copy / mutant.path).write_bytes(mutant.source(original))
             # A slow machine is not a failed test.
-            survived = not caught(quick_tests(package, mutant.path), copy, max(SECONDS, 3 * seconds))
-            (copy / mutant.path).write_bytes(sources[mutant.path])
-            yield mutant, survived
+            if not caught(quick_tests(package, mutant.path), copy, max(SECONDS, 3 * seconds)):
+                survived += 1
+                print(mutant.diff(original), flush=True)
+            (copy / mutant.path).write_bytes(original)
+    print(f"{package}: {len(sample) - survived} of {len(sample)} mutants caught")
 
 
 def main() -> None:
@@ -231,13 +235,7 @@ def main() -> None:
     parser.add_argument("package", choices=packages, help="a folder of grpo_math")
     parser.add_argument("--n", type=int, default=40, help="number of mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    results = []
-    for mutant, survived in outcomes(options.package, options.n, options.seed):
-        results.append(survived)
-        if survived:
-            print(mutant.diff((ROOT / mutant.path).read_bytes()), flush=True)
-    print(f"{options.package}: {results.count(False)} of {len(results)} mutants caught")
+    try_out(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

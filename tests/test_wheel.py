@@ -27,8 +27,7 @@ def wheel(tmp_path_factory):
     ignore = shutil.ignore_patterns(".*", "__pycache__", "tests", "runs", "build", "dist", "*.egg-info")
     source = shutil.copytree(ROOT, folder / "source", ignore=ignore)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
-    done = subprocess.run(build, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    subprocess.run(build, check=True)
     return next(folder.glob("grpo_math-*.whl"))
 
 
@@ -56,13 +55,6 @@ def run(python, *arguments, cwd):
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_grade_works_there_and_so_do_its_workers(installed, tmp_path):
-    rows = [{"gold": "72", "prediction": "#### 72"}, {"gold": "x^2+2x+1", "prediction": r"\boxed{(x+1)^2}"}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    answer = json.loads(run(installed, "grade", "rows.jsonl", "--json", cwd=tmp_path))
-    assert answer["verdicts"]["correct"] == 2
 
 
 @pytest.mark.full
