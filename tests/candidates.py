@@ -29,17 +29,14 @@ JOINTS = r"""
 \iff @ \equiv @ + @ - @ \cdot @ \times @^@_@ \cup @ \cap @ \in @ \mid @ \pm @ \over @ \choose @ \bmod 
 @ to @ (or @ ) or (@, maybe @、@，@；@或@ vs @ \ldots @$ or $@$, $@}{@}, {@} or {@~@:@!
 """.replace("\n", "").split("@")
-WHOLES = ["@", "x = @", "(@)", r"\{@\}", "[@]", r"\text{@}", "either @", "one of @", r"\begin{cases} @ \end{cases}"]
-WHOLES += [
-    r"\begin{pmatrix} @ \end{pmatrix}",
-    r"x \in \{@\}",
-    r"\max(@)",
-    r"\{x \mid x = @\}",
-    r"\mathbf{@}",
-    "a+b = @",
+WHOLES = [
+    *("@", "x = @", "(@)", r"\{@\}", "[@]", r"\text{@}", "either @", "one of @", r"\begin{cases} @ \end{cases}"),
+    *(r"\begin{pmatrix} @ \end{pmatrix}", r"x \in \{@\}", r"\max(@)", r"\{x \mid x = @\}", r"\mathbf{@}", "a+b = @"),
 ]
-MARKED = [(r"So it is \boxed{@}.", "boxed"), ("We add.\n#### @", "gsm8k"), ("<answer>@</answer>", "xml")]
-MARKED += [("The answer is @.", None), ("$@$", None), ("@", None)]
+MARKED = [
+    *((r"So it is \boxed{@}.", "boxed"), ("We add.\n#### @", "gsm8k"), ("<answer>@</answer>", "xml")),
+    *(("The answer is @.", None), ("$@$", None), ("@", None)),
+]
 ONES = [
     r"\boxed{@}",
     "<answer>@</answer>",

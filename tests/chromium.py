@@ -40,10 +40,8 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.commands, self.answers = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
-        self.buffer, self.number, self.session = b"", 0, None
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.loaded = False
+        self.number, self.session = 0, None
+        self.requests, self.errors, self.loaded = [], [], False
         (tab,) = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         self.session = self.call("Target.attachToTarget", targetId=tab["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -68,34 +66,25 @@ class Browser:
         return answer["result"]
 
     def _message(self) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            read = self.answers.read1(1 << 16)
-            assert read, "Chromium ended"
-            self.buffer += read
-        message, _, self.buffer = self.buffer.partition(b"\0")
+        message = bytearray()
+        while (byte := self.answers.read(1)) != b"\0":
+            assert byte, "Chromium ended"
+            message += byte
         return json.loads(message)
 
     def _event(self, message: dict[str, Any]) -> None:
         method, details = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(details["request"]["url"])
-        elif method == "Runtime.exceptionThrown":
-            self.errors.append(details["exceptionDetails"]["text"])
-        elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
-            self.errors.append(details["entry"]["text"])
-        elif method == "Page.javascriptDialogOpening":
-            self.errors.append(f"dialog: {details['message']}")
+        elif method in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded"):
+            self.errors.append(str(details))
         elif method == "Page.loadEventFired":
             self.loaded = True
 
-    def open(self, page: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
+    def open(self, page: Path, width: int = 1200, height: int = 900) -> None:
         """Load a file and wait until its scripts have run."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
-        self.requests.clear()
-        self.errors.clear()
-        self.loaded = False
+        self.requests, self.errors, self.loaded = [], [], False
         self.call("Page.navigate", url=page.as_uri())
         while not self.loaded:
             self._event(self._message())
@@ -105,6 +94,3 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
-
-    def type(self, text: str) -> None:
-        self.call("Input.insertText", text=text)

@@ -12,7 +12,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from gpu_like import device as pretended_gpu
@@ -42,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(config))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tier: --fast, the default, or --all. A test that is named by its id always runs."""
 
     def selected(item: pytest.Item) -> bool:
@@ -62,30 +64,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         seconds[item.path] += 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: -seconds[item.path])
-    # In a random order of the tests, too, the blocks of a page run from its top.
-    pages = [item for item in items if item.path.name == "test_readme.py"]
-    yield
-    left = set(items)  # -m and -k may have deselected some
-    places = [position for position, item in enumerate(items) if item.path.name == "test_readme.py"]
-    for position, item in zip(places, [page for page in pages if page in left], strict=True):
-        items[position] = item
 
 
 @pytest.fixture(autouse=True)
 def variables_of_one_test() -> Iterator[None]:
     """Give the environment's variables back after each test: a command that runs in this process may set some."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    folder = os.environ.get("GRPO_MATH_DATA")
-    if not folder:
-        pytest.skip("GRPO_MATH_DATA names no folder with GSM8K and MATH")
-    return Path(folder)
+    return Path(os.environ.get("GRPO_MATH_DATA") or pytest.skip("GRPO_MATH_DATA names no folder with GSM8K and MATH"))
 
 
 @pytest.fixture(scope="session")
@@ -106,54 +96,23 @@ def tokenizer(smollm):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, tokenizer):
     """family -> the folder of a tiny random model of that family, float32, with the embedded model's tokenizer."""
-    import torch
-    from transformers import (
-        GemmaConfig,
-        GemmaForCausalLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
+    from small_generation import small_model
 
-    shape = {
-        "vocab_size": 49152,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
-    wide = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}  # as many as a block of 4-bit weights has
-    classes = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)),
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)),
-        "gemma": lambda: GemmaForCausalLM(GemmaConfig(**shape)),
-        "wide": lambda: LlamaForCausalLM(LlamaConfig(**shape | wide, tie_word_embeddings=False)),
+    sizes = {"vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    families = {
+        "qwen2": {"tie_word_embeddings": True},
+        # As many as a block of 4-bit weights has.
+        "wide": {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16},
         # vLLM on a CPU takes no smaller head.
-        "served": lambda: LlamaForCausalLM(LlamaConfig(**shape | {"head_dim": 32}, tie_word_embeddings=False)),
+        "served": {"head_dim": 32},
     }
-    made: dict[str, str] = {}
 
+    @cache
     def folder(family: str = "llama") -> str:
-        if family not in made:
-            torch.manual_seed(0)
-            model = classes[family]()
-            for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
-                parameter.data.mul_(3.0 if parameter.dim() > 1 else 1.0)
-            # One token in eight ends a completion, so that lengths differ.
-            model.generation_config.eos_token_id = list(range(2, shape["vocab_size"], 8))
-            path = tmp_path_factory.mktemp("models") / family
-            model.save_pretrained(path)
-            tokenizer.save_pretrained(path)
-            made[family] = str(path)
-        return made[family]
+        kind = family if family not in ("wide", "served") else "llama"
+        path = tmp_path_factory.mktemp("models") / family
+        for part in (small_model(kind, **sizes, **families.get(family, {})), tokenizer):
+            part.save_pretrained(path)
+        return str(path)
 
     return folder

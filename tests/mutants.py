@@ -19,6 +19,7 @@ import compileall
 import difflib
 import gc
 import importlib
+import multiprocessing
 import os
 import py_compile
 import random
@@ -174,38 +175,30 @@ def quick_tests(package: str, path: Path) -> list[str]:
 
 def caught(tests: list[str], copy: Path, limit: float) -> bool:
     """Return whether a test fails, or takes longer than `limit` seconds, in a fork of this process."""
-    child = os.fork()
-    if child == 0:
-        _run(tests, copy)
-    deadline = time.monotonic() + limit
-    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
-        time.sleep(0.02)
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(tests, copy))
+    child.start()
+    child.join(limit)
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # also the processes that a test left behind
-    if ended == (0, 0):
-        os.waitpid(child, 0)
-    return ended != (child, 0)
+        os.killpg(child.pid, signal.SIGKILL)  # also the processes that a test left behind
+    child.join()
+    return child.exitcode != 0
 
 
 def _run(tests: list[str], copy: Path) -> None:
     """Run the tests in the copy and end this process."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        log = os.open(copy.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)
-        sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
-        options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
-        code = int(importlib.import_module("pytest").main([*options, *tests]))
-    finally:
-        os._exit(code)
+    os.setpgid(0, 0)
+    log = os.open(copy.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.chdir(copy)
+    os.environ["PYTHONPATH"] = str(copy)
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
+    options = ["-x", "-q", "--fast", "--assert=plain", "-p", "no:cacheprovider", "-m", "not gpu"]
+    os._exit(importlib.import_module("pytest").main([*options, *tests]))
 
 
-def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
-    """Yield each mutant of a random sample, and whether it survived."""
+def try_out(package: str, n: int, seed: int) -> None:
+    """Print each mutant of a random sample that survives, and how many were caught."""
     sources = {path.relative_to(ROOT): path.read_bytes() for path in sorted(ROOT.glob(f"grpo_math/{package}/**/*.py"))}
     mutants = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
     sample = random.Random(seed).sample(mutants, min(n, len(mutants)))
@@ -224,12 +217,16 @@ def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
             raise SystemExit(f"{log}\nthe tests fail on the unchanged code")
         seconds = time.monotonic() - started
         print(f"{package}: {len(mutants)} mutants; the tests take {seconds:.0f} s", file=sys.stderr, flush=True)
+        survived = 0
         for mutant in sample:
-            (copy / mutant.path).write_bytes(mutant.source(sources[mutant.path]))
+            original = sources[mutant.path]
+            (copy / mutant.path).write_bytes(mutant.source(original))
             # A slow machine is not a failed test.
-            survived = not caught(quick_tests(package, mutant.path), copy, max(SECONDS, 3 * seconds))
-            (copy / mutant.path).write_bytes(sources[mutant.path])
-            yield mutant, survived
+            if not caught(quick_tests(package, mutant.path), copy, max(SECONDS, 3 * seconds)):
+                survived += 1
+                print(mutant.diff(original), flush=True)
+            (copy / mutant.path).write_bytes(original)
+    print(f"{package}: {len(sample) - survived} of {len(sample)} mutants caught")
 
 
 def main() -> None:
@@ -238,13 +235,7 @@ def main() -> None:
     parser.add_argument("package", choices=packages, help="a folder of grpo_math")
     parser.add_argument("--n", type=int, default=40, help="number of mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    results = []
-    for mutant, survived in outcomes(options.package, options.n, options.seed):
-        results.append(survived)
-        if survived:
-            print(mutant.diff((ROOT / mutant.path).read_bytes()), flush=True)
-    print(f"{options.package}: {results.count(False)} of {len(results)} mutants caught")
+    try_out(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

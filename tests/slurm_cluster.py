@@ -29,14 +29,14 @@ CONFIG = """\
 ClusterName=test
 SlurmctldHost=ctl(10.77.0.254)
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket=FOLDER/munge/socket
 SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
+StateSaveLocation=FOLDER/state
+SlurmdSpoolDir=FOLDER/spool-%n
+SlurmctldPidFile=FOLDER/slurmctld.pid
+SlurmdPidFile=FOLDER/slurmd-%n.pid
+SlurmctldLogFile=FOLDER/slurmctld.log
+SlurmdLogFile=FOLDER/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -53,18 +53,43 @@ NodeName=n2 NodeAddr=10.77.0.2 CPUs=2 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
+FILES = {
+    "slurm.conf": CONFIG,
+    "gres.conf": "NodeName=n[1-2] Name=gpu File=/dev/zero\n",
+    "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
+}
+
+# A network for the controller and for each node, joined by a bridge.
+NETWORK = """\
+for node in "" n1 n2; do
+    mkdir -p "/etc/netns/{name}$node"
+    cat >"/etc/netns/{name}$node/hosts" <<END
+127.0.0.1 localhost
+10.77.0.1 n1
+10.77.0.2 n2
+10.77.0.254 ctl munged
+END
+    ip netns add "{name}$node"
+    ip -n "{name}$node" link set lo up
+done
+ip -n {name} link add bridge type bridge
+ip -n {name} addr add 10.77.0.254/24 dev bridge
+ip -n {name} link set bridge up
+for number in 1 2; do
+    ip -n {name} link add "to-n$number" type veth peer name eth0 netns "{name}n$number"
+    ip -n {name} link set "to-n$number" master bridge
+    ip -n "{name}n$number" addr add "10.77.0.$number/24" dev eth0
+    ip -n "{name}n$number" link set eth0 up
+done
+"""
 
 
 def missing() -> str | None:
     """Return why a cluster cannot be made here, or None."""
-    if os.geteuid():
-        return "a SLURM cluster needs root"
-    absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    if absent:
-        return f"a SLURM cluster needs {', '.join(absent)}: install slurm-wlm, munge and iproute2"
-    if subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True).returncode:
-        return "a SLURM cluster needs network namespaces, which are not permitted here"
-    return None
+    permitted = ["unshare", "--net", "--pid", "--fork", "true"]
+    if all(map(shutil.which, PROGRAMS)) and not subprocess.run(permitted, capture_output=True).returncode:
+        return None
+    return "a SLURM cluster needs root, network namespaces, slurm-wlm, munge and iproute2"
 
 
 def wait_for(condition: Callable[[], object], case: str, seconds: float = 120) -> None:
@@ -79,11 +104,11 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.name = f"g{os.getpid()}"
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}  # by the name of a node, or of the program
 
     def __enter__(self) -> Cluster:
         try:
-            self._connect()
+            subprocess.run(["bash", "-euc", NETWORK.format(name=self.name)], check=True)
             self._start()
         except BaseException:
             self.__exit__()
@@ -91,27 +116,21 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for daemon in reversed(self.daemons):
-            daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
-            daemon.wait()
+        for name in reversed([*self.daemons]):
+            self._kill(name)
         for network in ("", *NODES):
             subprocess.run(["ip", "netns", "del", self.name + network], capture_output=True)
             shutil.rmtree(f"/etc/netns/{self.name}{network}", ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, *command: str, node: str = "", check: bool = True) -> str:
+    def run(
+        self, *command: str, node: str = "", check: bool = True, cwd: Path | None = None, **environment: str
+    ) -> str:
         """Run a command in the network of the controller or of a node, and return its output."""
         inside = ["ip", "netns", "exec", self.name + node, *command]
-        done = subprocess.run(inside, env=self.environment, capture_output=True, text=True)
-        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def submit(self, *words: str, cwd: Path, environment: dict[str, str]) -> str:
-        """Queue a batch job and return its number. ``environment`` is added to the job's."""
-        command = ["ip", "netns", "exec", self.name, "sbatch", "--parsable", *words]
         both = {**self.environment, **environment}
-        done = subprocess.run(command, env=both, cwd=cwd, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = subprocess.run(inside, env=both, cwd=cwd, capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
@@ -132,9 +151,8 @@ class Cluster:
 
     def processes(self, node: str, words: str) -> list[int]:
         """Return the processes of a node whose command line contains ``words``, as this machine numbers them."""
-        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
         pids = []
-        for process in descendants(daemon.pid):
+        for process in descendants(self.daemons[node].pid):
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile, or is a zombie
                 if words in " ".join(process.cmdline()):
                     pids.append(process.pid)
@@ -143,31 +161,16 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """End a node at once: nothing of it sends a last message, and each of its processes is gone."""
         self.run("ip", "link", "set", f"to-{node}", "down")
-        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
-        daemon.kill()
-        daemon.wait()
-        self.daemons.remove(daemon)
+        self._kill(node)
 
     def power_on(self, node: str) -> None:
         self.run("ip", "link", "set", f"to-{node}", "up")
         self._daemon(node, node, "slurmd", "-D", "-N", node)
 
-    def _connect(self) -> None:
-        hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl\n"
-        for network in ("", *NODES):
-            names = Path(f"/etc/netns/{self.name}{network}/hosts")
-            names.parent.mkdir(parents=True)
-            names.write_text(hosts)
-            subprocess.run(["ip", "netns", "add", self.name + network], check=True)
-            self.run("ip", "link", "set", "lo", "up", node=network)
-        self.run("ip", "link", "add", "bridge", "type", "bridge")
-        self.run("ip", "addr", "add", "10.77.0.254/24", "dev", "bridge")
-        self.run("ip", "link", "set", "bridge", "up")
-        for number, node in enumerate(NODES, 1):
-            self.run("ip", "link", "add", f"to-{node}", "type", "veth", "peer", "eth0", "netns", self.name + node)
-            self.run("ip", "link", "set", f"to-{node}", "master", "bridge")
-            self.run("ip", "addr", "add", f"10.77.0.{number}/24", "dev", "eth0", node=node)
-            self.run("ip", "link", "set", "eth0", "up", node=node)
+    def _kill(self, name: str) -> None:
+        daemon = self.daemons.pop(name)
+        daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
+        daemon.wait()
 
     def _start(self) -> None:
         munge, key = self.folder / "munge", self.folder / "munge/key"
@@ -177,21 +180,19 @@ class Cluster:
         munge.chmod(0o755)
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder))
-        (self.folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/zero\n")
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        for name, text in FILES.items():
+            (self.folder / name).write_text(text.replace("FOLDER", str(self.folder)))
         files = [f"--{name}-file={munge}/{name}" for name in ("key", "log", "pid", "seed")]
-        self._daemon("", "ctl", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
+        self._daemon("munged", "", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
         wait_for((munge / "socket").exists, "munged", 20)
-        self._daemon("", "ctl", "slurmctld", "-D")
+        self._daemon("ctl", "", "slurmctld", "-D")
         for node in NODES:
             self.power_on(node)
         wait_for(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).startswith("2"), "2 nodes", 60)
 
-    def _daemon(self, network: str, host: str, *command: str) -> None:
-        extra = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = ["ip", "netns", "exec", self.name + network, *extra]
+    def _daemon(self, host: str, network: str, *command: str) -> None:
         log = (self.folder / f"{host}.out").open("ab")
-        shell = [*inside, "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
-        started = subprocess.Popen(shell, env=self.environment, stdout=log, stderr=log, start_new_session=True)
-        self.daemons.append(started)
+        words = ["ip", "netns", "exec", self.name + network, "unshare", "--uts", "--pid", "--fork", "--kill-child"]
+        words += ["--mount-proc", "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
+        started = subprocess.Popen(words, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+        self.daemons[host] = started

@@ -31,7 +31,7 @@ def small_model(family="llama", **settings):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SIZES, **settings})).eval()
     for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
         parameter.data.mul_(3.0 if parameter.dim() > 1 else 1.0)
-    model.generation_config.eos_token_id = list(range(2, VOCABULARY, 8))
+    model.generation_config.eos_token_id = list(range(2, model.config.vocab_size, 8))
     return model
 
 

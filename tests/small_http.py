@@ -76,14 +76,7 @@ class AnsweringHTTP(SmallHTTP):
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
-    if request.headers.get("Transfer-Encoding", "") != "chunked":
-        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
-    body = b""
-    while size := int(request.rfile.readline(), 16):
-        body += request.rfile.read(size)
-        request.rfile.readline()
-    request.rfile.readline()
-    return body
+    return request.rfile.read(int(request.headers.get("Content-Length") or 0))
 
 
 def send(

@@ -5,7 +5,7 @@ The fixtures are those of each package that imports them into its conftest.py.
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -56,19 +56,14 @@ def script(monkeypatch):
     """
 
     def scripted(texts):
-        batches, times = [], Counter()
+        batches, answers = [], {problem: cycle(texts_of_problem) for problem, texts_of_problem in texts.items()}
 
         def generator(model, sampling):
             def generate(prompts, seed):
-                texts_of_prompts = [model.tokenizer.decode(prompt) for prompt in prompts]
-                problems = [next(p for p in texts if p in text) for text in texts_of_prompts]
+                problems = [next(p for p in texts if p in model.tokenizer.decode(prompt)) for prompt in prompts]
                 batches.append((problems, seed))
-                made = []
-                for problem in problems:
-                    ids = model.tokenizer.encode(texts[problem][times[problem] % len(texts[problem])] + END)
-                    made.append(read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]))
-                    times[problem] += 1
-                return made
+                tokens = [model.tokenizer.encode(next(answers[problem]) + END) for problem in problems]
+                return [read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]) for ids in tokens]
 
             return generate
 

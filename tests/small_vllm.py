@@ -66,14 +66,14 @@ class SmallVLLM(SmallHTTP):
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         path = path.partition("?")[0]
-        if path == "/health":
-            return 200, ""
-        if path == "/version":
-            return 200, json.dumps({"version": self.version})
-        if path == "/server_info":
-            return 200, json.dumps({"vllm_config": self.settings})
-        if path == "/v1/models":
-            return 200, json.dumps({"data": [{"id": name} for name in ["base", *self.adapters]]})
+        known = {
+            "/health": {},
+            "/version": {"version": self.version},
+            "/server_info": {"vllm_config": self.settings},
+            "/v1/models": {"data": [{"id": name} for name in ["base", *self.adapters]]},
+        }
+        if path in known:
+            return 200, json.dumps(known[path])
         if path == "/v1/load_lora_adapter":
             with torch.random.fork_rng():  # a real server draws from no generator of the trainer's
                 base = AutoModelForCausalLM.from_pretrained(self.model)

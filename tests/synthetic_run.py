@@ -134,14 +134,12 @@ RIGHT_AFTER = set(range(14, 204))
 def hostile_run(run):
     """Every text that a model, a data set or a config can choose is hostile."""
     for name, right in (("before", RIGHT_BEFORE), ("after", RIGHT_AFTER)):
-        changed_results = results(right, model=HOSTILE, data=HOSTILE, template=HOSTILE)
-        for row in changed_results["rows"]:
-            row |= {"id": HOSTILE + row["id"], "problem": HOSTILE, "gold": HOSTILE, "completion": HOSTILE}
-            row |= {"answer": HOSTILE, "verdict": HOSTILE}
-            if row["category"] == "truncated":
-                row["category"] = HOSTILE
-        changed_results["versions"] = {HOSTILE: HOSTILE}
-        (run / f"{name}.json").write_text(json.dumps(changed_results))
+        hostile = results(right, model=HOSTILE, data=HOSTILE, template=HOSTILE, versions={HOSTILE: HOSTILE})
+        for row in hostile["rows"]:
+            category = HOSTILE if row["category"] == "truncated" else row["category"]
+            row |= dict.fromkeys(("problem", "gold", "completion", "answer", "verdict"), HOSTILE)
+            row |= {"id": HOSTILE + row["id"], "category": category}
+        (run / f"{name}.json").write_text(json.dumps(hostile))
     (run / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "list": [HOSTILE], "inner": {HOSTILE: HOSTILE}}))
     write_completions(run, [1, 2], text=HOSTILE)
     return run

@@ -18,33 +18,16 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize(("answer", "reward"), [("7", 1.0), ("8", 0.0), ("", 0.0)])
-def test_the_reward_is_what_its_docstring_says(answer, reward, monkeypatch):
-    from grpo_math.grading import grade_batch
-
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    from own_reward import concise
-
-    completions = [f"#### {answer}", [{"role": "assistant", "content": f"#### {answer}"}]]
-    grades = grade_batch(["7", "7"], [f"#### {answer}"] * 2)
-    assert concise(completions=completions, grade=grades) == pytest.approx([reward] * 2, abs=0.03)
-    assert concise(completions=["#### 7"], grade=grade_batch([""], ["#### 7"])) == [None]
-
-
 @pytest.mark.full
 def test_the_notebook_runs_from_the_first_cell_to_the_last(tiny, tmp_path):
     program = tmp_path / "notebook.py"
     program.write_text(NOTEBOOK)
     words = [sys.executable, str(program), str(ROOT / "examples/sums.ipynb"), tiny()]
-    *_, shown = run(words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="").splitlines()
-    shown = json.loads(shown)
+    shown = json.loads(run(words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="").splitlines()[-1])
     assert len(shown) == 9
-    assert 0 <= float(shown["before"]) <= 1
-    assert 0 <= float(shown["after"]) <= 1
-    frame = shown["report"]
-    assert frame.startswith("<iframe srcdoc=")
-    assert 'sandbox="allow-scripts"' in frame
-    assert "Held-out accuracy before and after" in frame
+    assert all(0 <= float(shown[name]) <= 1 for name in ("before", "after"))
+    assert re.match(r'<iframe srcdoc=.*sandbox="allow-scripts"', shown["report"], re.DOTALL)
+    assert "Held-out accuracy before and after" in shown["report"]
     assert list(ast.literal_eval(shown["ask"])) == ["base", "trained"]
     assert (tmp_path / "runs/notebook/adapter/adapter_model.safetensors").exists()
 

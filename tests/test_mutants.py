@@ -17,7 +17,5 @@ PROGRAM = Path(__file__).with_name("mutants.py")
 def test_the_quick_tests_catch_13_of_20_mutants(package):
     command = [sys.executable, str(PROGRAM), package, "--n", "20", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    counts = re.search(r"(\d+) of 20 mutants caught", done.stdout)
-    assert counts is not None
-    assert int(counts[1]) >= 13, done.stdout
+    (caught,) = re.findall(r"(\d+) of 20 mutants caught", done.stdout) or [done.stderr]
+    assert int(caught) >= 13, done.stdout

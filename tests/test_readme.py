@@ -25,7 +25,7 @@ from typing import NamedTuple
 import pytest
 from launching import SHEBANG
 
-from grpo_math.cli import parser_of
+from grpo_math.cli import COMMANDS, parser_of
 from grpo_math.errors import UserError
 from grpo_math.settings import recipe
 
@@ -56,38 +56,30 @@ if __name__ == "__main__":
 """
 
 
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$(?:(?:(?!^```).)*?^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
 class Block(NamedTuple):
     page: Path
     line: int
     language: str
     text: str
-    prints: str | None  # of a bash block: the text block after it
-
-    @property
-    def runs(self) -> bool:
-        return not self.text.startswith("# needs: ")
+    prints: str | None  # the text block that follows
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    results = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    after = [*results[1:], *([None] if results else [])]
-    return [
-        Block(
-            page,
-            text.count("\n", 0, block.start()) + 1,
-            block[1],
-            block[2],
-            follows[2] if follows and follows[1] == "text" and block[1] == "bash" else None,
-        )
-        for block, follows in zip(results, after, strict=True)
-        if block[1] in ("bash", "python")
-    ]
+    return [Block(page, text.count("\n", 0, block.start()) + 1, *block.groups()) for block in BLOCK.finditer(text)]
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-RUN = [block for block in BLOCKS if block.runs]
-NOT_RUN = [block for block in BLOCKS if not block.runs]
+NOT_RUN = [block for block in BLOCKS if block.text.startswith("# needs: ")]
+RUN = [block for block in BLOCKS if block not in NOT_RUN]
+EXAMPLES = [
+    re.sub(r"my_recipe|a(?=\.json)|b(?=\.json)", "MINE", example)
+    for command in COMMANDS.values()
+    for example in command.examples
+]
 
 
 def line(block: Block) -> str:
@@ -96,59 +88,52 @@ def line(block: Block) -> str:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory, tiny):
-    """A folder with what a clone has for its user, and a `grpo-math` that does less of the same."""
-    folder = tmp_path_factory.mktemp("clone")
+    """A folder with what a clone has for its user, and a `grpo-math` that does less of the same. README.md has run."""
+    folder = tmp_path_factory.mktemp("readme") / "clone"
     for name in ("launch", "accelerate_configs", "deepspeed"):
         shutil.copytree(ROOT / name, folder / name)
-    (folder / ".commands").mkdir()
     command = folder / ".commands/grpo-math"
+    command.parent.mkdir()
     command.write_text(SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
     command.chmod(0o755)
+    run(PAGES[0], folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def folder_of(clone, tmp_path_factory):
-    """A page -> the folder in which it is run; README.md is the first of `RUN`."""
-    folders = {PAGES[0]: clone}
-
-    def folder(page):
-        if page not in folders:
-            folders[page] = tmp_path_factory.mktemp(page.stem) / "clone"
-            shutil.copytree(clone, folders[page])
-        return folders[page]
-
-    return folder
-
-
-@pytest.mark.full(keep=["README.md"])
-@pytest.mark.parametrize("block", RUN, ids=line)
-def test_a_block_runs(block, folder_of):
-    clone = folder_of(block.page)
-    name = re.match(r"# (\w+\.py)\n", block.text)
-    if block.language == "python" and name:
-        (clone / name[1]).write_text(block.text)
-        return
-    commands = os.pathsep.join([str(clone / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
+def run(page: Path, folder: Path) -> None:
+    commands = os.pathsep.join([str(folder / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": commands, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    call = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-P", "-c"]
-    (clone / ".shorter").unlink(missing_ok=True)
-    done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=clone, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    if block.prints and not (clone / ".shorter").exists():
-        printed = done.stdout.splitlines()
-        assert [expected for expected in block.prints.splitlines() if expected not in printed] == [], done.stdout
+    for block in (block for block in RUN if block.page == page):
+        if name := re.match(r"# (\w+\.py)\n", block.text):
+            (folder / name[1]).write_text(block.text)
+            continue
+        call = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-P", "-c"]
+        (folder / ".shorter").unlink(missing_ok=True)
+        done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=folder, env=environment)
+        assert done.returncode == 0, f"{line(block)}: {done.stderr[-3000:]}"
+        if block.prints and not (folder / ".shorter").exists():
+            assert set(block.prints.splitlines()) <= set(done.stdout.splitlines()), f"{line(block)}: {done.stdout}"
+
+
+@pytest.mark.full(keep=["README"])
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page, clone, tmp_path):
+    if page != PAGES[0]:
+        run(page, shutil.copytree(clone, tmp_path / "clone"))
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=line)
 def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
-    reasons = block.text.splitlines()[0].removeprefix("# needs: ").split(", ")
-    assert set(reasons) <= NEEDS
+    assert set(block.text.splitlines()[0].removeprefix("# needs: ").split(", ")) <= NEEDS
     if block.language == "python":
         compile(block.text, block.page.name, "exec")
-        return
-    for words in commands(block.text):
-        check(words)
+    else:
+        check(block.text)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_a_help_is_a_command_that_exists(example):
+    check(example)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +150,8 @@ def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
     ],
 )
 def test_a_command_that_does_not_exist_is_found(text):
-    (words,) = commands(text)
     with pytest.raises((AssertionError, KeyError, UserError, OSError)):
-        check(words)
+        check(text)
 
 
 def test_most_blocks_are_run():
@@ -193,46 +177,36 @@ def commands(text: str) -> list[list[str]]:
     return results
 
 
-def check(words: list[str]) -> None:
-    """Fail unless the command's files, and the options of our own commands, exist."""
-    program, *others = words
-    files(others)
-    if program.startswith("./"):
-        assert (ROOT / program).stat().st_mode & 0o111
-    if program == "grpo-math":
-        check_own(others)
-    elif program == "accelerate":
-        module = others.index("-m") + 1
-        assert find_spec(others[module])
-        check_recipe(others[module + 1 :])
-    elif program == "./launch/train.sh":
-        check_recipe(["--config", others[0], *(others[others.index("--") + 1 :] if "--" in others else others[2:])])
+def check(text: str) -> None:
+    """Fail unless the files of each command exist, and the options of our own commands."""
+    for program, *words in commands(text):
+        # A name in capitals is the reader's own.
+        files = [
+            word for word in words if re.search(r"\.(yaml|sbatch|txt|json)$", word) and not Path(word).stem.isupper()
+        ]
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+        if program.startswith("./"):
+            assert (ROOT / program).stat().st_mode & 0o111
+        if program == "grpo-math":
+            check_own(*words)
+        elif program == "accelerate":
+            module = words.index("-m") + 1
+            assert find_spec(words[module])
+            check_recipe(words[module + 1 :])
+        elif program == "./launch/train.sh":
+            check_recipe(["--config", words[0], *(words[words.index("--") + 1 :] if "--" in words else words[2:])])
 
 
-def files(words: list[str]) -> None:
-    """A name in capitals is the reader's own."""
-    for word in words:
-        if re.search(r"\.(yaml|sbatch|txt|json)$", word) and not Path(word).stem.isupper():
-            assert (ROOT / word).is_file(), word
-
-
-def check_own(words: list[str]) -> None:
-    command, *others = words
-    if command in ("train", "serve"):
-        others = others[: others.index("--")] if "--" in others else others
-        check_recipe(parser_of(command).parse_known_args(with_config(others))[1])
-    elif command in ("doctor", "plan"):
-        parsed, others = parser_of(command).parse_known_args(with_config(others))
-        check_recipe(["--config", parsed.config, *others])
+def check_own(command: str, *words: str) -> None:
+    given = list(words[: words.index("--")] if "--" in words else words)
+    if COMMANDS[command].fields:
+        named = ["--config"] if given and not given[0].startswith("-") else []
+        parsed, given = parser_of(command).parse_known_args(named + given)
+        check_recipe(given + (["--config", parsed.config] if getattr(parsed, "config", None) else []))
     else:
-        parser_of(command).parse_args(others)
-
-
-def with_config(words: list[str]) -> list[str]:
-    return ["--config", *words] if words and not words[0].startswith("-") else words
+        parser_of(command).parse_args(given)
 
 
 def check_recipe(words: list[str]) -> None:
-    extra = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
-    extra = [str(ROOT / word) if word.startswith("launch/") else word for word in extra]
-    assert recipe.read(extra).problems == []
+    known = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
+    assert recipe.read(known).problems == []

@@ -64,11 +64,8 @@ class Process:
 def of_session(session: int) -> list[int]:
     """The processes of a session that are not zombies."""
     results = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it ended
-            continue
-        if int(of) == session and state != "Z":
-            results.append(int(stat.parent.name))
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):  # it ended
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                results.append(process.pid)
     return results

@@ -7,7 +7,6 @@ import ctypes
 import os
 import time
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 import psutil
 
@@ -50,14 +49,10 @@ def alive(mark: str, file: str = "cmdline") -> list[int]:
     Only to see what is left, because a process that lost its parent is below nobody. No other program may have the
     mark: use a path in `tmp_path`. A supervisor has the mark of its command too.
     """
-    results = []
-    for path in Path("/proc").glob(f"[0-9]*/{file}"):
-        try:
-            if mark.encode() in path.read_bytes().split(b"\0"):
-                results.append(int(path.parent.name))
-        except OSError:
-            continue
-    return results
+    if file == "environ":
+        processes = psutil.process_iter(["environ"])
+        return [p.pid for p in processes if mark in (f"{name}={value}" for name, value in (p.info[file] or {}).items())]
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
 
 
 def until(true, seconds: float = 120.0, message: str = "it never came", pause: float = 0.02) -> None:

@@ -35,6 +35,9 @@ RECIPE = {
     "eval_n": 0,
 }
 
+ADAPTER = "adapter/adapter_model.safetensors"
+WEIGHTS: dict[str, bytes] = {}  # of the undisturbed runs, by their accelerate config
+
 
 @pytest.fixture(scope="session")
 def cluster():
@@ -56,12 +59,11 @@ class Job:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
-    def wait(self, *states: str, seconds: float = 600) -> dict[str, str]:
-        return self.cluster.wait(self.number, *states, seconds=seconds)
-
     def ended(self, state: str, restarts: int = 0) -> dict[str, str]:
         """Wait for the end, and require a state and a number of restarts."""
-        details = self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        details = self.cluster.wait(
+            self.number, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", seconds=900
+        )
         assert (details["JobState"], details["Restarts"]) == (state, str(restarts)), f"{details}\n{self.log[-3000:]}"
         return details
 
@@ -74,11 +76,7 @@ class Job:
         return history.read_text().count('"loss"') if history.exists() else 0
 
     def weights(self) -> bytes:
-        return adapter(self.run)
-
-
-def adapter(run: Path) -> bytes:
-    return (run / "adapter/adapter_model.safetensors").read_bytes()
+        return (self.run / ADAPTER).read_bytes()
 
 
 @pytest.fixture
@@ -87,7 +85,8 @@ def folder(tmp_path, tiny):
     for name in ("accelerate_configs", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "deepspeed").mkdir()
-    for_cpu(ROOT / "deepspeed/zero2.json", tmp_path / "deepspeed")
+    for stage in ("zero2", "zero3"):
+        for_cpu(ROOT / f"deepspeed/{stage}.json", tmp_path / "deepspeed")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "model_name_or_path": tiny()}))
     return tmp_path
 
@@ -108,27 +107,22 @@ def submit(cluster, folder, environment):
     ) -> Job:
         words = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=1", *options]
         words += [f"launch/slurm/{script}.sbatch", "recipe.yaml", f"accelerate_configs/{config}.yaml"]
-        number = cluster.submit(*words, *settings, cwd=folder, environment={**environment, **more})
+        number = cluster.run("sbatch", "--parsable", *words, *settings, cwd=folder, **{**environment, **more})
         return Job(cluster, folder, number)
 
     return submitted
 
 
-@pytest.fixture(scope="session")
-def stored_weights():
-    return {}
-
-
 @pytest.fixture
-def undisturbed(folder, environment, stored_weights):
+def undisturbed(folder, environment):
     """The weights of a run of two processes on one machine, without SLURM: ``undisturbed("multi_node")``."""
 
     def trained(config: str) -> bytes:
-        if config not in stored_weights:
+        if config not in WEIGHTS:
             options = ["--num_machines", "1", "--num_processes", "2", "--main_process_port", str(free_port())]
             training = ["-m", "grpo_math.train", "--config", "recipe.yaml", "--output_dir", "undisturbed"]
             run([*accelerate(config, folder, *options), *training], cwd=folder, **environment)
-            stored_weights[config] = adapter(folder / "undisturbed")
-        return stored_weights[config]
+            WEIGHTS[config] = (folder / "undisturbed" / ADAPTER).read_bytes()
+        return WEIGHTS[config]
 
     return trained
