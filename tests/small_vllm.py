@@ -35,8 +35,9 @@ SETTINGS = {
 class SmallVLLM(SmallHTTP):
     def __init__(self, model: str | None = None, version: str = "0.31.0", **settings: Any) -> None:
         self.model, self.version, self.settings = model, version, {**SETTINGS, **settings}
+        self.name = "base"  # of the base
         self.asked: list[str] = []  # the paths of all requests
-        self.headers: list[dict[str, str]] = []
+        self.headers: list[Any] = []
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
         self.before: Any = lambda path: None  # called with each path
         self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
@@ -52,7 +53,7 @@ class SmallVLLM(SmallHTTP):
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(body_of(request) or "{}")
         self.asked.append(request.path)
-        self.headers.append(dict(request.headers))
+        self.headers.append(request.headers)
         self.before(request.path)
         answer = None
         if request.path == "/v1/completions":
@@ -73,7 +74,7 @@ class SmallVLLM(SmallHTTP):
         if path == "/server_info":
             return 200, json.dumps({"vllm_config": self.settings})
         if path == "/v1/models":
-            return 200, json.dumps({"data": [{"id": name} for name in ["base", *self.adapters]]})
+            return 200, json.dumps({"data": [{"id": name} for name in [self.name, *self.adapters]]})
         if path == "/v1/load_lora_adapter":
             with torch.random.fork_rng():  # a real server draws from no generator of the trainer's
                 base = AutoModelForCausalLM.from_pretrained(self.model)

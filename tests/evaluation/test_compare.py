@@ -1,7 +1,5 @@
 """Two results files: what is refused, and all figures of a comparison by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The model card: what it says follows from the run, and its metadata is what the Hub takes."""
 
-from __future__ import annotations
-
 import pytest
 from hub_server import card_errors
 from huggingface_hub import ModelCard

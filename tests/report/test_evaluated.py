@@ -1,7 +1,5 @@
 """`grpo-math evaluate` of a run, whose base and trained model are compared, and of several data sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

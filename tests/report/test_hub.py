@@ -1,7 +1,5 @@
 """Pushing to a local stand-in for the Hub, end to end, and loading back with peft what was pushed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

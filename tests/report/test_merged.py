@@ -1,7 +1,5 @@
 """`grpo-math export`: one model in safetensors that answers as base and adapter do."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

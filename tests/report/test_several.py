@@ -1,7 +1,5 @@
 """Several runs on one page: what each came to, what they were given differently, and their curves."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What wandb and trackio hold after a run without a network: read back from the files that they wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
