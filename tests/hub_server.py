@@ -1,7 +1,7 @@
 """A stand-in for the Hub, in a thread: the part of its HTTP API that `huggingface_hub` uses to push and to load back.
 
 Users and their tokens, repositories with branches, the check of a card's metadata, regular and LFS files, commits,
-and downloads. ``trouble`` answers the next requests that match with an error.
+and downloads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class HubServer(SmallHTTP):
         self.lfs: set[str] = set()  # the sha256 of those that came as LFS
         self.asked: list[str] = []  # "METHOD /path" of all requests
         self.bodies: list[bytes] = []  # of all requests that were read whole
-        self.trouble: list[tuple[str, int, str]] = []  # (pattern of "METHOD /path", status, text), each used once
         self.lock = threading.RLock()
         super().__init__()
 
@@ -47,15 +46,9 @@ class HubServer(SmallHTTP):
         return sum(bool(re.search(pattern, line)) for line in self.asked)
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        line = f"{request.command} {request.path}"
-        self.asked.append(line)
+        self.asked.append(f"{request.command} {request.path}")
         body = body_of(request)
         self.bodies.append(body)
-        trouble = next((one for one in self.trouble if re.search(one[0], line)), None)
-        if trouble is not None:
-            self.trouble.remove(trouble)
-            _send(request, trouble[1], {"error": trouble[2]})
-            return
         with self.lock:
             self.route(request, urlsplit(request.path), body)
 

@@ -39,7 +39,6 @@ class SmallVLLM(SmallHTTP):
         self.asked: list[str] = []  # the paths of all requests
         self.headers: list[Any] = []
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
-        self.before: Any = lambda path: None  # called with each path
         self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
         self.instead: Any = lambda body: None  # the same; may return a status and a text instead of completions
         self.lock = threading.Lock()
@@ -54,7 +53,6 @@ class SmallVLLM(SmallHTTP):
         body = json.loads(body_of(request) or "{}")
         self.asked.append(request.path)
         self.headers.append(request.headers)
-        self.before(request.path)
         answer = None
         if request.path == "/v1/completions":
             self.sampling(body)

@@ -70,7 +70,6 @@ def test_the_prompt_fills_two_blocks_of_the_prefix_cache_or_the_context(policy):
     for context, length in ((4096, 257), (100, 100 - TOKENS - 1), (20, 3)):
         prompt = sampler.canary(context=context)._prompt([*PROMPTS, PROMPTS[0]])
         assert len(prompt) == length
-        assert {*prompt} <= {*ids}
         assert length == 3 or prompt[-7:] == ids
     assert sampler.canary()._prompt([list(range(300))]) == list(range(257))
 

@@ -52,8 +52,7 @@ def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_samp
     assert " ".join(server.command("m", **settings)) == f"{START} {options}"
 
 
-def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_takes():
-    assert [server.served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
+def test_an_adapter_of_a_rank_that_vllm_does_not_take_is_refused():
     with pytest.raises(ConfigError, match="lora_r=513 is above 512"):
         server.served_rank(513)
 
@@ -66,7 +65,6 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
     assert server.environment() == variables
     server.make_key()
     secret = server.key()
-    assert len(secret) == 32
     server.make_key()
     monkeypatch.setenv("PYTHONPATH", "/more")
     path = f"{BESIDE}:/more"

@@ -131,13 +131,15 @@ def test_without_an_evaluation_nothing_is_claimed(run):
     assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
 
 
-def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
-    for kind in ("adapter", "model"):
-        run.config["load_in_4bit"] = kind == "adapter"
-        for template in ("gsm8k", "r1_zero"):
-            run.config["prompt_template"] = template
-            text = card(run, kind)
-            compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
-            assert ("PeftModel" in text) == (kind == "adapter")
-            assert ("BitsAndBytesConfig(load_in_4bit=True" in text) == (kind == "adapter")
-            assert ("--max-lora-rank 32 --lora-modules sums=ada/sums" in text) == (kind == "adapter")
+@pytest.mark.parametrize("template", ["gsm8k", "r1_zero"])
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(kind, template, run):
+    run.config |= {"load_in_4bit": kind == "adapter", "prompt_template": template}
+    text = card(run, kind)
+    compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
+    for words in (
+        "PeftModel",
+        "BitsAndBytesConfig(load_in_4bit=True",
+        "--max-lora-rank 32 --lora-modules sums=ada/sums",
+    ):
+        assert (words in text) == (kind == "adapter")

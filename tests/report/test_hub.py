@@ -76,8 +76,12 @@ def adapter_run(tmp_path_factory, small):
     lines = [{"step": step, "loss": 0.0, "reward": step / 4, "accuracy": step / 4} for step in (1, 2)]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(folder / FINISHED, {"step": 2, "weights": "adapter"})
-    settings = {"model_name_or_path": small, "dataset": "generated:sums", "prompt_template": "gsm8k"}
-    settings["hub_token"] = TOKEN
+    settings = {
+        "model_name_or_path": small,
+        "dataset": "generated:sums",
+        "prompt_template": "gsm8k",
+        "hub_token": TOKEN,
+    }
     write_config(folder / "config.yaml", settings, ["grpo_math.train", "--seed", "1"], "NO", 1)
     return folder
 
@@ -228,9 +232,10 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
     arguments = ["train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"]
     arguments += ["--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"]
     arguments += ["--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN]
-    hub.trouble = [("POST /api/repos/create", 403, "storage is full")]
+    hub.repositories["ada/sums"] = Repository(private=False)
     assert main(arguments) == 1
     assert f": grpo-math push {run_dir} --repo_id ada/sums --private\n" in capsys.readouterr().err
+    del hub.repositories["ada/sums"]
     assert main(arguments) == 0  # the run is finished; its push is not
     assert f"pushed   {hub.url}/ada/sums" in capsys.readouterr().out
     repository = hub.repositories["ada/sums"]

@@ -62,14 +62,14 @@ def run(tiny, tmp_path_factory):
     """The folder of a run of two steps that reports to both trackers and has no key. Nobody answers its questions."""
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "recipe.yaml").write_text(RECIPE)
-    command = [sys.executable, "-m", "grpo_math.train", "--config", str(folder / "recipe.yaml")]
-    command += ["--hub_token", SECRET, "--model_name_or_path", tiny(), "--output_dir", str(folder / "run")]
+    command = [
+        *(sys.executable, "-m", "grpo_math.train", "--config", str(folder / "recipe.yaml"), "--hub_token", SECRET),
+        *("--model_name_or_path", tiny(), "--output_dir", str(folder / "run")),
+    ]
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
-    extra = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
-    extra["GRPO_MATH_CACHE"] = str(cache_dir())
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**bare, **extra}, stdin=subprocess.DEVNULL
-    )
+    own = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
+    env = {**bare, **own, "GRPO_MATH_CACHE": str(cache_dir())}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return folder
 
