@@ -3,7 +3,7 @@
 import json
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -99,10 +99,8 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     ],
 )
 def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=words):
         evaluate("no/model", SUMS, progress=False, **arguments)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch):
@@ -175,12 +173,14 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer._metrics is of_training
     assert vllm._llm_weights_sleeping
-    names = [name for name, *_ in vllm.mock_calls]
-    assert names == ["sync_weights", "llm.wake_up", "llm.generate", "llm.sleep"], "a sleep discards the weights"
-    _, wake, generated, sleep = vllm.mock_calls
-    assert (wake.kwargs, sleep.kwargs) == ({"tags": ["kv_cache"]}, {"level": 2})
     one = {"temperature": 0.5, "max_tokens": 12, "stop_token_ids": STOPS}
-    assert generated.kwargs["sampling_params"] == [{"seed": batch_seed(batch_seed(3, 0), i), **one} for i in range(5)]
+    params = [{"seed": batch_seed(batch_seed(3, 0), i), **one} for i in range(5)]
+    assert vllm.mock_calls == [
+        call.sync_weights(),  # a sleep discards the weights
+        call.llm.wake_up(tags=["kv_cache"]),
+        call.llm.generate(ANY, sampling_params=params, use_tqdm=False),
+        call.llm.sleep(level=2),
+    ]
     for size, tools, ours in ((2, ["python"], False), (1, ["python"], True), (2, None, True)):
         vllm.tensor_parallel_size = size
         with engine.engine_of(trainer, tools) as model:

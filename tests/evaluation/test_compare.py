@@ -59,9 +59,8 @@ def with_second(**changes) -> dict:
 )
 def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
     for function in (compare, changed, comparison):
-        with pytest.raises(ResultsError, match=f"^{re.escape(words)}") as refused:
+        with pytest.raises(ResultsError, match=f"^{re.escape(words)}"):
             function(results("n", "y"), after)
-        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,5 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
 )
 def test_what_cannot_be_evaluated_is_one_line(rows, settings, words, small, monkeypatch):
     monkeypatch.setattr(backends.Model, "generator", None)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=words):
         evaluate(small, rows, progress=False, **settings)
-    assert words in str(refused.value)

@@ -2,8 +2,8 @@
 
 import itertools
 import random
-import statistics
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
@@ -34,15 +34,12 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one():
 
 def brute_force_majority(answers, correct, k):
     shares = []
-    for draw in itertools.combinations(range(len(answers)), k):
-        votes = Counter(answers[i] for i in draw if answers[i] is not None)
-        if not votes:
-            shares.append(0.0)
-            continue
-        top = [name for name, count in votes.items() if count == max(votes.values())]
-        right = {name: [c for a, c in zip(answers, correct, strict=True) if a == name] for name in top}
-        shares.append(statistics.fmean(statistics.fmean(map(float, right[name])) for name in top))
-    return statistics.fmean(shares)
+    for draw in itertools.combinations(answers, k):
+        votes = Counter(answer for answer in draw if answer is not None)
+        top = [answer for answer, count in votes.items() if count == max(votes.values())]
+        right = [fmean(c for a, c in zip(answers, correct, strict=True) if a == answer) for answer in top]
+        shares.append(fmean(right) if right else 0)
+    return fmean(shares)
 
 
 def test_maj_at_k_is_the_mean_over_all_draws_with_ties_shared():

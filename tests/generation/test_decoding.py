@@ -129,11 +129,23 @@ def test_a_beginning_is_common_only_with_its_mask_and_positions(changed, model, 
     both(model, inputs, do_sample=False)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_lora_adapter_generates_too_but_not_in_training_with_dropout(training, model, grouped):
-    adapted = get_peft_model(model, LoraConfig(lora_dropout=0.5, **LORA)).train(training)
-    plain, ours, _ = both(adapted, grouped(), **SAMPLED)
-    assert (ours == plain) == training
+DROPOUT = LoraConfig(lora_dropout=0.5, **LORA)
+
+
+@pytest.mark.parametrize(
+    ("config", "training", "by_transformers"),
+    [
+        (DROPOUT, False, False),
+        (DROPOUT, True, True),
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), False, True),
+    ],
+    ids=["lora", "dropout in training", "prompt learning"],
+)
+def test_a_lora_adapter_generates_too_unless_it_drops_and_prompt_learning_is_left_to_transformers(
+    config, training, by_transformers, model, grouped
+):
+    plain, ours, _ = both(get_peft_model(model, config).train(training), grouped(), **SAMPLED)
+    assert (ours == plain) == by_transformers
 
 
 class ByPosition(LogitsProcessor):
@@ -162,13 +174,6 @@ OTHER_WAYS = {
 def test_what_the_loop_does_not_know_is_left_to_transformers(settings, model, grouped):
     plain, ours, _ = both(model, grouped(), **{**SAMPLED, "max_new_tokens": 6, **settings})
     assert plain == ours
-
-
-def test_a_prompt_learning_adapter_is_left_to_transformers(model, grouped):
-    adapted = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    plain = adapted.generate(**grouped(), max_new_tokens=6, do_sample=False)
-    with lean_generation(adapted):
-        assert torch.equal(plain, adapted.generate(**grouped(), max_new_tokens=6, do_sample=False))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
