@@ -24,11 +24,13 @@ ROWS = [problem("a", "2 + 2?", "4", level=1), problem("b", "What is 3 + 4?", "7"
 TEXTS = {"2 + 2?": ["#### 4", "#### 5"], "3 + 4?": ["It is 7.", "#### 7.25", "so", "and so on"]}
 
 
-def test_the_results_by_hand(small, script):
+def test_the_results_by_hand(small, script, capsys):
     batches = script(TEXTS)
     asked = {"samples": 2, "temperature": 0.5, "max_new_tokens": 10, "batch_size": 3, "seed": 5}
-    answer = evaluate(small, ROWS, extra={"data": "sums"}, progress=False, **asked)
+    answer = evaluate(small, ROWS, extra={"data": "sums"}, **asked)
     assert batches == [(["2 + 2?", "2 + 2?", "3 + 4?"], batch_seed(5, 0)), (["3 + 4?"], batch_seed(5, 1))]
+    progress = capsys.readouterr().err
+    assert all(words in progress for words in ("evaluating: 100%", " 2/2 [", "accuracy 75.0%]"))
     a = {"id": "a", "problem": "2 + 2?", "gold": "4", "level": 1, "in_format": True, "tokens": 7, "truncated": False}
     b = {"id": "b", "problem": "What is 3 + 4?", "gold": "7", "level": 2, "tolerance": 0.5}
     late = {"completion": "#### 7.25", "answer": "7.25", "in_format": True, "tokens": 10, "truncated": False}

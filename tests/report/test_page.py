@@ -90,7 +90,7 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
 
 
 @pytest.mark.slow
-def test_the_plots_are_pngs_and_the_page_carries_its_own_and_loads_nothing(whole_run):
+def test_all_plots_are_drawn_and_the_page_carries_its_own_and_loads_nothing(whole_run):
     files = report(whole_run)
     assert [path.name for path in files.plots] == ["training.png", "details.png"]
     page = files.html.read_text(encoding="utf-8")
