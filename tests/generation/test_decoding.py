@@ -227,6 +227,7 @@ def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_give
     streamed = [[token, *stream] for token, stream in zip(first, streams, strict=True)]
     batched = [completions.with_model(model, byte_ids, **limits)([prompt], 0)[0] for model in (adapted, small_model())]
     assert streamed == [completion.tokens for completion in batched]
+    assert streamed[0] != streamed[1]
     sampled = [
         list(streaming.tokens(adapted, prompt, [], max_new_tokens=20, temperature=heat, seed=seed))
         for heat, seed in ((1.0, 1), (1.0, 1), (1.0, 2), (1e-6, 3), (0.0, 3))
