@@ -1,8 +1,7 @@
 """A stand-in for the Hub, in a thread: the part of its HTTP API that `huggingface_hub` uses to push and to load back.
 
 Users and their tokens, repositories with branches, the check of a card's metadata, commits, and downloads.
-``trouble`` answers the next request that matches with an error. Every file is a regular one: the Hub, and not who
-pushes, chooses LFS.
+Every file is a regular one: the Hub, and not who pushes, chooses LFS.
 """
 
 from __future__ import annotations
@@ -42,16 +41,12 @@ class HubServer(SmallHTTP):
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # by git's hash
         self.bodies: list[bytes] = []  # of all requests
-        self.trouble: list[tuple[str, int, str]] = []  # (start of "METHOD /path", status, text), each used once
         super().__init__()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         body = body_of(request)
         self.bodies.append(body)
         path = unquote(urlsplit(request.path).path)
-        if self.trouble and f"{request.command} {path}".startswith(self.trouble[0][0]):
-            _, status, text = self.trouble.pop(0)
-            return answer(request, status, {"error": text})
         role = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
         if path == "/api/whoami-v2":
             details = {"type": "user", "name": "ada", "orgs": [{"name": ORGANISATION}]}

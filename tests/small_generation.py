@@ -39,8 +39,12 @@ def small_model(family="llama", **settings):
 def counted(model):
     """The shape of the input of every forward pass: the list that it yields."""
     shapes: list[tuple[int, int]] = []
+    names = ("input_ids", "inputs_embeds")
     hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple((*args, kwargs.get("input_ids"))[0].shape)), with_kwargs=True
+        lambda module, args, kwargs: shapes.append(
+            next(tuple(x.shape[:2]) for x in (*args, *map(kwargs.get, names)) if x is not None)
+        ),
+        with_kwargs=True,
     )
     yield shapes
     hook.remove()

@@ -35,10 +35,10 @@ SETTINGS = {
 class SmallVLLM(SmallHTTP):
     def __init__(self, model: str | None = None, version: str = "0.31.0", **settings: Any) -> None:
         self.model, self.version, self.settings = model, version, {**SETTINGS, **settings}
+        self.name = "base"  # of the base
         self.asked: list[str] = []  # the paths of all requests
-        self.headers: list[dict[str, str]] = []
+        self.headers: list[Any] = []
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
-        self.before: Any = lambda path: None  # called with each path
         self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
         self.instead: Any = lambda body: None  # the same; may return a status and a text instead of completions
         self.lock = threading.Lock()
@@ -52,8 +52,7 @@ class SmallVLLM(SmallHTTP):
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(body_of(request) or "{}")
         self.asked.append(request.path)
-        self.headers.append(dict(request.headers))
-        self.before(request.path)
+        self.headers.append(request.headers)
         answer = None
         if request.path == "/v1/completions":
             self.sampling(body)
@@ -70,7 +69,7 @@ class SmallVLLM(SmallHTTP):
             "/health": {},
             "/version": {"version": self.version},
             "/server_info": {"vllm_config": self.settings},
-            "/v1/models": {"data": [{"id": name} for name in ["base", *self.adapters]]},
+            "/v1/models": {"data": [{"id": name} for name in [self.name, *self.adapters]]},
         }
         if path in known:
             return 200, json.dumps(known[path])

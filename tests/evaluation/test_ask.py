@@ -1,9 +1,5 @@
 """`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; streams and conversations."""
 
-from __future__ import annotations
-
-from itertools import zip_longest
-
 import pytest
 from peft import PeftModel
 from small_model import byte_tokenizer
@@ -14,7 +10,6 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
 from grpo_math.evaluation.ask import Asked
 from grpo_math.generation.completions import token_ids, with_model
-from grpo_math.generation.streaming import pieces
 from grpo_math.problems.prompts import as_template
 
 QUESTION = "What is 21 + 34?"
@@ -26,12 +21,9 @@ def run(small, tmp_path):
     return write_adapter_run(tmp_path / "run", small, "prompt_template: boxed\nmax_completion_length: 7\n")
 
 
-def test_base_and_trained_answer_in_turns_as_an_evaluation_would(run, small, monkeypatch):
+def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
     monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
-    streams = Asked(str(run)).answers(QUESTION)
-    output = dict.fromkeys(streams, "")
-    for of_both in zip_longest(*streams.values(), fillvalue=""):
-        output = {name: output[name] + piece for name, piece in zip(streams, of_both, strict=True)}
+    output = {name: "".join(stream) for name, stream in Asked(str(run)).answers(QUESTION).items()}
     base, tokenizer = AutoModelForCausalLM.from_pretrained(small), byte_tokenizer()
     prompt = token_ids(tokenizer, [as_template("boxed").prompt(QUESTION)])
     for name in ("base", "trained"):
@@ -85,9 +77,3 @@ def test_what_cannot_be_asked_is_one_line(arguments, settings, message, run, sma
     arguments = {"target": str(run), **arguments}
     with pytest.raises(ConfigError, match=message):
         Asked(**{name: small if value == "SMALL" else value for name, value in arguments.items()})
-
-
-def test_a_character_of_several_tokens_comes_whole():
-    streamed = list(pieces(byte_tokenizer(), iter(byte_tokenizer().encode("7 🦉 and ∑"))))
-    assert "".join(streamed) == "7 🦉 and ∑"
-    assert not any(CUT in piece for piece in streamed)

@@ -1,7 +1,5 @@
 """The metrics of graded completions, by hand, and equal in training, in its rewards and in an evaluation."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -1,21 +1,13 @@
 """An evaluation: its results by hand, and answers that continue where they were cut."""
 
-from __future__ import annotations
-
 import json
-import signal
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
-from unittest.mock import MagicMock, call
 
 import pytest
 
 from grpo_math import evaluate
-from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, results
+from grpo_math.evaluation import backends
 from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
@@ -32,17 +24,13 @@ ROWS = [problem("a", "2 + 2?", "4", level=1), problem("b", "What is 3 + 4?", "7"
 TEXTS = {"2 + 2?": ["#### 4", "#### 5"], "3 + 4?": ["It is 7.", "#### 7.25", "so", "and so on"]}
 
 
-def test_the_results_by_hand(small, script, monkeypatch):
+def test_the_results_by_hand(small, script, capsys):
     batches = script(TEXTS)
-    monkeypatch.setattr(results, "Bar", opened := MagicMock())
-    bar = opened.return_value.__enter__.return_value
-    bar.n = 0
     asked = {"samples": 2, "temperature": 0.5, "max_new_tokens": 10, "batch_size": 3, "seed": 5}
     answer = evaluate(small, ROWS, extra={"data": "sums"}, **asked)
     assert batches == [(["2 + 2?", "2 + 2?", "3 + 4?"], batch_seed(5, 0)), (["3 + 4?"], batch_seed(5, 1))]
-    assert opened.call_args == call(total=2, initial=0, desc="evaluating", unit="problem", disable=False)
-    assert [words.args[0] for words in bar.set_postfix_str.mock_calls] == ["accuracy 66.7%", "accuracy 75.0%"]
-    assert [done.args for done in bar.update.mock_calls] == [(1,), (2,)]
+    progress = capsys.readouterr().err
+    assert all(words in progress for words in ("evaluating: 100%", " 2/2 [", "accuracy 75.0%]"))
     a = {"id": "a", "problem": "2 + 2?", "gold": "4", "level": 1, "in_format": True, "tokens": 7, "truncated": False}
     b = {"id": "b", "problem": "What is 3 + 4?", "gold": "7", "level": 2, "tolerance": 0.5}
     late = {"completion": "#### 7.25", "answer": "7.25", "in_format": True, "tokens": 10, "truncated": False}
@@ -61,12 +49,6 @@ def test_the_results_by_hand(small, script, monkeypatch):
     settings = {"model": small, "adapter": None, "backend": "hf", "template": "gsm8k", "grader": GRADER, "data": "sums"}
     expected = {"format": 1, **settings, **asked, **summary(rows, 2), "prompt_of_first_row": "2 + 2?\n", "rows": rows}
     assert answer == expected
-
-
-def test_a_completion_at_the_limit_is_cut(small, script):
-    script(TEXTS)
-    (row,) = evaluate(small, ROWS[:1], max_new_tokens=6, progress=False)["rows"]
-    assert (row["completion"], row["truncated"], row["tokens"], row["category"]) == ("#### 4", True, 6, "correct")
 
 
 # Going on where it was cut: 6 problems x 4 completions in 5 batches
@@ -99,25 +81,22 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
         return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
 
     monkeypatch.setattr(backends.Model, "generator", counting)
-    monkeypatch.setattr(results, "Bar", bar := MagicMock())
-    for complete, batches, done in ((24, [], []), (19, [5, 4], [3]), (11, [5, 5, 4], [2]), (0, [5, 5, 5, 5, 4], [0])):
+    for complete, batches in ((24, []), (19, [5, 4]), (11, [5, 5, 4]), (0, [5, 5, 5, 5, 4])):
         part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
         answers_file(tmp_path / f"{complete}.json").write_bytes(part)
         again = evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)
         assert again["rows"] == whole["rows"]
-        begun = [opened.kwargs["initial"] for opened in bar.call_args_list]
-        assert (asked, begun) == (batches, done)
+        assert asked == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
         stored = answers_file(tmp_path / f"{complete}.json").read_bytes()
         assert stored.startswith(b"".join(lines[: complete + 1]))
         asked.clear()
-        bar.reset_mock()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 0}, "seed=3, not 0"),
+        ({"seed": 0}, "seed=3, not 0: name another file"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
         ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
         ({"problems": slice(5)}, "problems_hash="),
@@ -125,10 +104,11 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
 )
 def test_answers_of_another_evaluation_are_refused(changes, words, small, six, whole):
     asked = {"problems": slice(6), **SAMPLED, **changes}
-    before = Path(whole["results"]).read_bytes()
-    with pytest.raises(ConfigError, match=f"was measured with {words}"):
+    files = Path(whole["results"]), answers_file(whole["results"])
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(ConfigError, match=f"output='.*' was measured with {words}"):
         evaluate(small, six[asked.pop("problems")], output=whole["results"], **asked)
-    assert Path(whole["results"]).read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_results_whose_answers_are_gone_are_not_written_over(small, tmp_path):
@@ -146,39 +126,6 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
     assert sorted(tmp_path.glob("small-a_b-????????.json")) == sorted(set(files))
 
 
-KILLED = """
-import os, signal, sys
-from grpo_math.cli import main
-from grpo_math.evaluation import journal
-plain, calls = journal.append, []
-
-def append(path, lines):
-    plain(path, lines)
-    calls.append(path)
-    if len(calls) == 3:
-        os.truncate(path, os.path.getsize(path) - 20)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-journal.append = append
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
-    words = ["evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"]
-    words += ["--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"]
-    cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
-    killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
-    assert killed.returncode == -signal.SIGKILL
-    assert answers_file(cut[1]).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
-    rows = []
-    for output in (cut, at_once):
-        assert main([*words, *output]) == 0
-        rows.append(json.loads(Path(output[1]).read_text())["rows"])
-    assert rows[0] == rows[1]
-
-
 @pytest.mark.parametrize(
     ("rows", "settings", "words"),
     [
@@ -194,30 +141,5 @@ def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, cap
 )
 def test_what_cannot_be_evaluated_is_one_line(rows, settings, words, small, monkeypatch):
     monkeypatch.setattr(backends.Model, "generator", None)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=words):
         evaluate(small, rows, progress=False, **settings)
-    assert words in str(refused.value)
-
-
-def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(
-    small, script, tmp_path, capsys, monkeypatch
-):
-    rows = load_problems("generated:sums", "test", limit=4)
-    script({row["problem"]: [f"#### {row['answer']}", "no"] for row in rows})
-    monkeypatch.chdir(tmp_path)
-    words = ["evaluate", "--model", small, "--data", "generated:sums", "--n", "4", "--max_new_tokens", "8"]
-    words += ["--samples", "2", "--temperature", "1"]
-    assert main([*words, "--contamination", "generated:sums:heldout"]) == 0
-    text = capsys.readouterr().out
-    assert main([*words, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    saved = json.loads(Path(answer["results"]).read_text())
-    # The overlap is no setting: the second call had the first one's answers.
-    assert saved.keys() - answer.keys() == {"rows"}
-    assert {name for name in answer if saved.get(name) != answer[name]} <= {"results", "seconds"}
-    assert (answer["accuracy"], answer["pass@k"]) == (0.5, {"1": 0.5, "2": 1.0})
-    assert Counter(row["category"] for row in saved["rows"]) == {"correct": 4, "bad_format": 4}
-    first, *_, overlap, path = text.splitlines()
-    assert first.startswith("accuracy             50.0%  95% interval ")
-    assert overlap.startswith("generated:sums: contamination: 4 of 4 (100.0%) problems overlap")
-    assert path == f"results   {answer['results']}"

@@ -1,9 +1,9 @@
-"""The statistics against hand-worked numbers, full enumeration and simulated coverage."""
+"""The statistics against hand-worked numbers and full enumeration."""
 
 import itertools
 import random
-import statistics
 from collections import Counter
+from statistics import fmean
 
 import pytest
 
@@ -34,15 +34,12 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one():
 
 def brute_force_majority(answers, correct, k):
     shares = []
-    for draw in itertools.combinations(range(len(answers)), k):
-        votes = Counter(answers[i] for i in draw if answers[i] is not None)
-        if not votes:
-            shares.append(0.0)
-            continue
-        top = [name for name, count in votes.items() if count == max(votes.values())]
-        right = {name: [c for a, c in zip(answers, correct, strict=True) if a == name] for name in top}
-        shares.append(statistics.fmean(statistics.fmean(map(float, right[name])) for name in top))
-    return statistics.fmean(shares)
+    for draw in itertools.combinations(answers, k):
+        votes = Counter(answer for answer in draw if answer is not None)
+        top = [answer for answer, count in votes.items() if count == max(votes.values())]
+        right = [fmean(c for a, c in zip(answers, correct, strict=True) if a == answer) for answer in top]
+        shares.append(fmean(right) if right else 0)
+    return fmean(shares)
 
 
 def test_maj_at_k_is_the_mean_over_all_draws_with_ties_shared():
@@ -61,16 +58,6 @@ def test_a_blank_answer_abstains_and_all_abstaining_is_wrong():
     assert maj_at_k(["7", " ", " "], [True, False, False], k=3) == 1
 
 
-def test_the_paired_interval_matches_the_normal_approximation_at_large_n():
-    before = [1] * 94 + [0] * 162
-    after = [1] * 80 + [0] * 14 + [1] * 110 + [0] * 52
-    paired = paired_bootstrap(before, after)
-    assert (paired.n, paired.gained, paired.lost, paired.difference) == (256, 110, 14, 0.375)
-    # Var of one difference: 124/256 - 0.375^2 = 0.34375; standard error sqrt(0.34375 / 256) = 0.036644.
-    assert paired.lo == pytest.approx(0.375 - 1.96 * 0.036644, abs=0.006)
-    assert paired.hi == pytest.approx(0.375 + 1.96 * 0.036644, abs=0.006)
-
-
 def test_the_same_seed_gives_the_same_interval_also_of_scores_between_0_and_1():
     rng = random.Random(0)
     before, after = ([rng.random() for _ in range(40)] for _ in range(2))
@@ -84,6 +71,7 @@ def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
     cut = int(0.025 * len(resampled_means))
     paired = paired_bootstrap([0, 0, 0, 1, 0], [1, 1, 0, 0, 1], resamples=20_000)
     assert (paired.lo, paired.hi) == (resampled_means[cut], resampled_means[-1 - cut])
+    assert (paired.n, paired.gained, paired.lost, paired.difference) == (5, 3, 1, 0.4)
 
 
 def test_wilson_of_means_at_its_ends():
@@ -92,18 +80,6 @@ def test_wilson_of_means_at_its_ends():
     assert wilson_of_means([0.5, 0.5, 0.5, 1], 8) == wilson(5, 8), "no more than there are completions"
     assert wilson_of_means([0.75], 4) == wilson(0.75, 1), "one problem: nothing is known of the error"
     assert wilson_of_means([1, 0.5, 0, 0.5], 8) == pytest.approx(wilson(3, 6))  # SE^2 = 1/24, p(1-p) = 1/4
-
-
-@pytest.mark.parametrize("k", [1, 4, 8])
-def test_the_interval_of_pass_at_k_covers_the_truth_in_95_of_100_draws_of_problems(k):
-    """Problems whose rates are uniform in [0, 1]: the true pass@k is 1 - 1 / (k + 1)."""
-    rng, covered = random.Random(0), 0
-    for _ in range(1000):
-        rates = [rng.random() for _ in range(60)]
-        values = [pass_at_k(8, sum(rng.random() < rate for _ in range(8)), k) for rate in rates]
-        low, high = wilson_of_means(values, 8 * 60)
-        covered += low <= 1 - 1 / (k + 1) <= high
-    assert 0.93 < covered / 1000 < 0.98
 
 
 def test_mcnemar_is_the_share_of_all_outcomes_that_are_as_lopsided():

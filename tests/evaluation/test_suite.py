@@ -1,7 +1,5 @@
 """What is evaluated and how: the models of a run, and data sets as their authors score them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

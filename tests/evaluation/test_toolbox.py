@@ -1,30 +1,20 @@
 """An evaluation with tools: the turns are those of training, results name the tools, and are compared with the same."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset
 from small_model import byte_tokenizer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import UserError
-from grpo_math.evaluation import backends
 from grpo_math.evaluation.toolbox import toolbox, toolbox_of
-from grpo_math.generation.completions import batch_seed, read_off, token_ids
+from grpo_math.generation.completions import batch_seed, token_ids
 from grpo_math.problems.datasets import load_problems
 
-END = "<|im_end|>"
-
-
-def block(code):
-    return f"```python\n{code}\n```{END}"
-
-
 # By problem: what the model says in its first turn, and after each result.
-SAID = {
-    "What is 4 + 13?": [block("print(4 + 13)"), f"#### 17{END}"],
-    "What is 23 + 28?": [f"#### 51{END}"],
-    "else": [block("1 / 0"), block("print(0)"), f"#### 1{END}"],
+TURNS = {
+    "What is 4 + 13?": ["```python\nprint(4 + 13)\n```", "#### 17"],
+    "What is 23 + 28?": ["#### 51"],
+    "What is": ["```python\n1 / 0\n```", "```python\nprint(0)\n```", "#### 1"],
 }
 
 
@@ -33,50 +23,29 @@ def rows():
     return load_problems("generated:sums", "heldout", template="python", limit=3)
 
 
-@pytest.fixture(autouse=True)
-def seeds(monkeypatch):
-    """The backend gives the turns of `SAID`; the seeds with which it was asked."""
-    asked = []
-
-    def generator(model, sampling):
-        def generate(prompts, seed):
-            asked.append(seed)
-            made = []
-            for prompt in prompts:
-                text = model.tokenizer.decode(prompt)
-                problem, _, after = text.rpartition("user\n")[2].partition(END)
-                turns = SAID.get(problem, SAID["else"])
-                ids = model.tokenizer.encode(turns[min(after.count("<|im_start|>tool"), len(turns) - 1)])
-                made.append(read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]))
-            return made
-
-        return generate
-
-    monkeypatch.setattr(backends.Model, "generator", generator)
-    return asked
-
-
-def test_results_hold_the_turns_and_what_became_of_the_calls(small, rows, seeds):
+def test_results_hold_the_turns_and_what_became_of_the_calls(small, rows, script):
+    batches = script(TURNS)
     results = evaluate(small, rows, tools=["python"], max_new_tokens=240, progress=False)
     by = {row["problem"]: row for row in results["rows"]}
     called = by["What is 4 + 13?"]
     assert [message["role"] for message in called["turns"]] == ["assistant", "tool", "assistant"]
     assert called["turns"][1]["content"] == "17"
     assert (called["completion"], called["category"], called["calls"]) == ("#### 17", "correct", 1)
-    written = "".join(SAID["What is 4 + 13?"]).replace(END, "$")  # the end is one token
-    assert called["tokens"] == len(written)
-    (other,) = (row for row in results["rows"] if row["problem"] not in SAID)
+    assert called["tokens"] == sum(len(turn) + 1 for turn in TURNS["What is 4 + 13?"])  # with the end of each
+    (other,) = (row for row in results["rows"] if row["problem"] not in TURNS)
     assert (other["calls"], other["failures"], other["timeouts"]) == (2, 1, 0)
     assert other["turns"][1]["content"].endswith("ZeroDivisionError: division by zero")
     assert other["category"] == "wrong_answer"
     assert results["tools"]["names"] == ["python"]
-    assert seeds == [batch_seed(0, 0), *(batch_seed(batch_seed(0, 0), turn) for turn in (1, 2))]
+    seeds = [batch_seed(0, 0), *(batch_seed(batch_seed(0, 0), turn) for turn in (1, 2))]
+    assert [seed for _, seed in batches] == seeds
     limited = evaluate(small, rows, tools=toolbox(["python"], rounds=1), max_new_tokens=240, progress=False)
     assert limited["tools"]["max_tool_calling_iterations"] == 1
     assert max(row["calls"] for row in limited["rows"]) == 1
 
 
-def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, tmp_path):
+def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, script, tmp_path):
+    script(TURNS)
     box = toolbox(["python"])
     settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
     trainer = MathGRPOTrainer(

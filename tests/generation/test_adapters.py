@@ -29,9 +29,8 @@ PROMPT, COMPLETION = [5, 6, 7, 30], [11, 12, 13]
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_by_name(settings, named, model):
-    with pytest.raises(ConfigError, match=named + r".* cannot be synced as an adapter .*vllm_sync to merged") as error:
+    with pytest.raises(ConfigError, match=named + r".* cannot be synced as an adapter .*vllm_sync to merged"):
         refuse_unserved(adapted(model, **settings))
-    assert "\n" not in str(error.value)
 
 
 def test_other_kinds_of_adapters_are_refused(model):

@@ -1,10 +1,9 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from threading import Barrier, BrokenBarrierError
+from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -118,15 +117,12 @@ def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeyp
     monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
-    asked, fails = Counter(), [1, 3, 3, 9]
+    asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
 
     def lose(body):
         number = body["prompt"][0][1]
         asked[number] += 1
-        if number in fails:
-            fails.remove(number)
-            return 500, "the engine has restarted"
-        return None
+        return (500, "the engine has restarted") if asked[number] <= fails.get(number, 0) else None
 
     small.instead, generation.rollouts = lose, 0
     assert generation._sampling(prompts, 1)() == expected
@@ -165,42 +161,10 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small,
         generation.generate(PROMPTS, None, 1)
 
 
-def test_two_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
-    both = Barrier(2)
-
-    def before(path):
-        if path == "/v1/models":
-            with suppress(BrokenBarrierError):
-                both.wait(0.5)  # for the other thread
-
-    generation = synced()
-    small.adapters.clear()
-    del small.asked[:]
-    small.before = before
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(generation._load, [generation.folder] * 2))
-    assert small.asked == [*LOAD, LOAD[0]]
-
-
-class Look:
-    """Chooses the same prompts for each next batch, as `trainer.prefetch.Prefetch` chooses the trainer's."""
-
-    is_rollout, step = True, 0
-
-    def __init__(self, generation, prompts):
-        self.generation, self.prompts, self.steps = generation, prompts, []
-        generation.look = self
-
-    def send(self):
-        self.generation.ask(self.prompts, 1)
-
-    def take(self, asked, waited):
-        self.steps.append(asked.step)
-
-
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, synced, policy, caplog):
     generation = synced(args={"staleness": 1})
-    look = Look(generation, PROMPTS)
+    # In place of the trainer's `Prefetch`: each next batch has the same prompts.
+    look = generation.look = Mock(is_rollout=True, step=0, send=lambda: generation.ask(PROMPTS, 1))
     older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
     update(policy)
     look.step = 1
@@ -214,12 +178,11 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, syn
     prefetched = generation.generate(PROMPTS, None, 1)[1]
     assert prefetched != now
     assert prefetched != first
-    assert look.steps == [0, 0]
     assert [*generation.root.iterdir()] == [generation.folder]
     assert "differs" not in caplog.text
     generation.generate(PROMPTS[:2], None, 1)
     assert "the batch differs from the prefetched prompts" in caplog.text
-    assert look.steps == [0, 0, 1]
+    assert [taken.args[0].step for taken in look.take.mock_calls] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -270,15 +233,14 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, ad
 @pytest.mark.full
 def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, folder, tmp_path):
     """The training program, started as it is on a cluster; the server is lost in the third rollout."""
-    asked = []
+    adapters = set()
 
-    def lose_it(path):
-        asked.append(path)
-        if asked.count("/v1/load_lora_adapter") == 3:
-            small.before = lambda path: None
+    def lose_it(body):
+        adapters.add(body["model"])
+        if len(adapters) == 3:
             small.stop()
 
-    small.before = lose_it
+    small.sampling = lose_it
     run_dir, log = tmp_path / "run", tmp_path / "log"
     server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
     lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]

@@ -129,9 +129,7 @@ def test_results_are_masked_and_counted_and_failures_are_answers(conversation, o
         assert not row.truncated
     counts = [(row.calls, row.failures, row.timeouts) for row in played.rows]
     assert counts == [(1, 0, 0), (0, 0, 0), (2, 1, 0), (1, 1, 1)]
-    roles = [[message["role"] for message in row.messages] for row in played.rows]
-    turn = ["assistant", "tool"]
-    assert roles == [[*turn, "assistant"], ["assistant"], [*turn, *turn, "assistant"], [*turn, "assistant"]]
+    assert [len(row.messages) for row in played.rows] == [3, 1, 5, 3]
     first = [block("6 * 7") + result("42"), block("1 / 0") + zero, block("slow") + slow]
     assert played.asked == [(first, 4), ([whole[2].removesuffix(f"#### 2{END}")], 3), ([], 1)]
 

@@ -1,12 +1,10 @@
 """The model card: what it says follows from the run, and its metadata is what the Hub takes."""
 
-from __future__ import annotations
-
 import pytest
 from hub_server import card_errors
 from huggingface_hub import ModelCard
+from synthetic_run import results
 
-from grpo_math.evaluation.figures import summary
 from grpo_math.report.card import base_of, model_card
 from grpo_math.report.run_dir import Run
 
@@ -25,34 +23,13 @@ CONFIG = {
 }
 
 
-def results(right: str) -> dict:
-    """An evaluation of as many problems as there are letters, y for each that is right."""
-    rows = [
-        {
-            "id": str(i),
-            "problem": f"{i} + {i}?",
-            "gold": "5",
-            "completion": "",
-            "category": "correct" if y == "y" else "wrong_answer",
-        }
-        for i, y in enumerate(right)
-    ]
-    details = {
-        "format": 1,
-        "grader": 12,
-        "data": "gsm8k",
-        "split": "test",
-        "template": "gsm8k",
-        "samples": 1,
-        "temperature": 0.0,
-    }
-    return {**details, **summary(rows), "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
+DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 256}
 
 
 @pytest.fixture
 def run(tmp_path):
     history = [{"step": 1, "reward": 0.5}, {"step": 40, "reward": 0.75}]
-    return Run(tmp_path, dict(CONFIG), history, results("yynnnnnnnn"), results("ynyyyyyynn"))
+    return Run(tmp_path, dict(CONFIG), history, results({0, 1}, **DETAILS), results({0, *range(2, 8)}, **DETAILS))
 
 
 def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
@@ -129,17 +106,19 @@ def test_without_an_evaluation_nothing_is_claimed(run):
     text = card(run)
     assert "This run has no evaluation." in text
     assert ModelCard(text).data.eval_results is None
-    run.after = results("yynn")
+    run.after = results({0, 1}, n=4, ci95=[0.1, 0.9])
     assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
 
 
-def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
-    for kind in ("adapter", "model"):
-        run.config["load_in_4bit"] = kind == "adapter"
-        for template in ("gsm8k", "r1_zero"):
-            run.config["prompt_template"] = template
-            text = card(run, kind)
-            compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
-            assert ("PeftModel" in text) == (kind == "adapter")
-            assert ("BitsAndBytesConfig(load_in_4bit=True" in text) == (kind == "adapter")
-            assert ("--max-lora-rank 32 --lora-modules sums=ada/sums" in text) == (kind == "adapter")
+@pytest.mark.parametrize("template", ["gsm8k", "r1_zero"])
+@pytest.mark.parametrize("kind", ["adapter", "model"])
+def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(kind, template, run):
+    run.config |= {"load_in_4bit": kind == "adapter", "prompt_template": template}
+    text = card(run, kind)
+    compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
+    for words in (
+        "PeftModel",
+        "BitsAndBytesConfig(load_in_4bit=True",
+        "--max-lora-rank 32 --lora-modules sums=ada/sums",
+    ):
+        assert (words in text) == (kind == "adapter")

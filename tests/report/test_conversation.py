@@ -1,7 +1,5 @@
 """`grpo-math ask` at a terminal: one question, a conversation, JSON."""
 
-from __future__ import annotations
-
 import json
 from unittest.mock import Mock
 

@@ -1,14 +1,11 @@
 """`grpo-math evaluate` of a run, whose base and trained model are compared, and of several data sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from small_model import byte_tokenizer
 from small_runs import write_adapter_run
-from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
 from grpo_math.evaluation import backends
@@ -27,14 +24,7 @@ def files_of(trained):
     return [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
 
 
-@pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_base_and_trained_are_asked_the_same_and_compared(kind, trained, small, capsys, monkeypatch):
-    if kind == "model":
-        (trained / "adapter").rename(trained / "checkpoint-1")
-        model = AutoModelForCausalLM.from_pretrained(small)
-        model.lm_head.weight.data.mul_(-1)
-        for part in (model, byte_tokenizer()):
-            part.save_pretrained(trained / "model")
+def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
     write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()
@@ -48,8 +38,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(kind, trained, small, 
         assert base[name] == after[name]
     assert (base["template"], base["max_new_tokens"], base["n"]) == ("boxed", 6, 4)
     assert (base["model"], base["adapter"]) == (small, None)
-    names = (small, str(trained / "adapter")) if kind == "adapter" else (str(trained / "model"), None)
-    assert (after["model"], after["adapter"]) == names
+    assert (after["model"], after["adapter"]) == (small, str(trained / "adapter"))
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
     assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -78,6 +67,11 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
 def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, script, capsys, tmp_path):
     script({"What is": ["1"]})
     words = ["evaluate", "--model", str(trained / "adapter"), *ASKED, "--output", str(tmp_path / "a.json")]
+    assert main([*words, "--contamination", "generated:sums:heldout"]) == 0
+    first, *_, overlap, path = capsys.readouterr().out.splitlines()
+    assert first.startswith("accuracy              0.0%  95% interval 0.0% to 49.0%; 4 problems, greedy")
+    assert overlap.startswith("generated:sums: contamination: 4 of 4 (100.0%) problems overlap")
+    assert path == f"results   {tmp_path / 'a.json'}"
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["model"], answer["adapter"], answer["max_new_tokens"]) == (small, str(trained / "adapter"), 512)
@@ -86,10 +80,7 @@ def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, 
 
 
 def test_an_interrupted_evaluation_says_that_it_can_be_continued(small, monkeypatch, capsys):
-    def interrupted(model, sampling):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(backends.Model, "generator", interrupted)
+    monkeypatch.setattr(backends.Model, "generator", Mock(side_effect=KeyboardInterrupt))
     assert main(["evaluate", "--model", small, *ASKED]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted: the same command resumes it"
 

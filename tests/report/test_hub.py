@@ -1,7 +1,5 @@
 """Pushing to a local stand-in for the Hub, end to end, and loading back with peft what was pushed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -51,14 +49,13 @@ def hub(monkeypatch):
 
 @pytest.fixture
 def push(capsys):
-    """`grpo-math push` -> (exit code, answer, lines on stderr). No answer, line or traceback ever holds a token."""
+    """`grpo-math push` -> (answer, lines on stderr). No answer and no line ever holds a token."""
 
     def pushed(run_dir, *words, code=0):
         capsys.readouterr()
         matches = main(["push", str(run_dir), *words, "--json"])
         out, err = capsys.readouterr()
         assert TOKEN not in out + err
-        assert "Traceback" not in err
         assert matches == code, err
         lines = err.splitlines()
         assert sum(line.startswith("error: ") for line in lines) == (code != 0)
@@ -79,8 +76,12 @@ def adapter_run(tmp_path_factory, small):
     lines = [{"step": step, "loss": 0.0, "reward": step / 4, "accuracy": step / 4} for step in (1, 2)]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(folder / FINISHED, {"step": 2, "weights": "adapter"})
-    settings = {"model_name_or_path": small, "dataset": "generated:sums", "prompt_template": "gsm8k"}
-    settings["hub_token"] = TOKEN
+    settings = {
+        "model_name_or_path": small,
+        "dataset": "generated:sums",
+        "prompt_template": "gsm8k",
+        "hub_token": TOKEN,
+    }
     write_config(folder / "config.yaml", settings, ["grpo_math.train", "--seed", "1"], "NO", 1)
     return folder
 
@@ -111,7 +112,6 @@ def test_what_is_pushed_is_named_and_nothing_else_is_and_peft_loads_it_back(hub,
     # A second push has nothing to do.
     assert push(adapter_run, "--repo_id", "sums")[0] == answer
     assert len(hub.repositories["ada/sums"].commits) == 1
-    assert main(["push", str(adapter_run)]) == 0
     # The logits are those of the adapter, and not those of the base.
     base, ids = AutoModelForCausalLM.from_pretrained(small), torch.tensor([[5, 6, 7, 100, 11]])
     before = base(ids).logits
@@ -138,7 +138,6 @@ def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, a
     assert "base_model: lovelace/base" in card
     assert licence in card
     assert "[qwen-research](https://x.y/z)" in card
-    assert "from 25.0%" not in card
     push(adapter_run, "--repo_id", "ada/secret", "--base_model", "lovelace/secret")
     assert b"The licence of the base model is not known" in content(hub, "ada/secret", "README.md")
 
@@ -230,19 +229,12 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
     arguments = ["train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"]
     arguments += ["--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"]
     arguments += ["--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN]
-    hub.trouble = [("POST /api/repos/create", 403, "storage is full")]
+    hub.repositories["ada/sums"] = Repository(private=False)
     assert main(arguments) == 1
-    assert (run_dir / "adapter/adapter_model.safetensors").exists()
-    out, err = capsys.readouterr()
-    assert TOKEN not in out + err
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "storage is full" in line
-    assert line.endswith(f": grpo-math push {run_dir} --repo_id ada/sums --private")
-    assert hub.repositories == {}
+    assert f": grpo-math push {run_dir} --repo_id ada/sums --private\n" in capsys.readouterr().err
+    del hub.repositories["ada/sums"]
     assert main(arguments) == 0  # the run is finished; its push is not
-    out, err = capsys.readouterr()
-    assert TOKEN not in out + err
-    assert f"pushed   {hub.url}/ada/sums" in out
+    assert f"pushed   {hub.url}/ada/sums" in capsys.readouterr().out
     repository = hub.repositories["ada/sums"]
     assert repository.private
     assert len(repository.commits) == 1, "transformers' own push stays off"

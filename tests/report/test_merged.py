@@ -1,7 +1,5 @@
 """`grpo-math export`: one model in safetensors that answers as base and adapter do."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,6 +10,7 @@ from small_runs import write_adapter_run
 from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
+from grpo_math.generation.adapters import logps
 from grpo_math.generation.models import load_tokenizer
 
 
@@ -28,17 +27,11 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     assert json.loads(capsys.readouterr().out) == {"folder": str(target)}
     assert not (target / "adapter_config.json").exists()
     assert load_tokenizer(str(target)).chat_template == "of the adapter"
-    base, ids = AutoModelForCausalLM.from_pretrained(small), torch.arange(40)[None]
-
-    def logps(model):
-        with torch.no_grad():
-            return model(ids).logits.log_softmax(-1)
-
-    before = logps(base)
-    both = logps(PeftModel.from_pretrained(base, run / "adapter"))
-    merged = AutoModelForCausalLM.from_pretrained(target)
+    base, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (small, target))
     assert merged.dtype == torch.bfloat16
-    apart, moved = (logps(merged.float()) - both).abs().mean(), (before - both).abs().mean()
+    before, after = (logps(model, [0], list(range(1, 40))) for model in (base, merged.float()))
+    both = logps(PeftModel.from_pretrained(base, run / "adapter"), [0], list(range(1, 40)))
+    apart, moved = (after - both).abs().mean(), (before - both).abs().mean()
     assert apart < moved / 4  # the weights were rounded to bfloat16
     (run / "adapter/tokenizer_config.json").unlink()  # a script may not have saved it
     assert main(["export", str(run), "--merge", str(tmp_path / "second")]) == 0

@@ -14,7 +14,6 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.evaluation.compare import comparison
-from grpo_math.evaluation.stats import paired_bootstrap
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS
 from grpo_math.report.run_dir import read_run
@@ -39,8 +38,6 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that changed "
         "Completions Configuration"
     )
-    paired = paired_bootstrap([i in RIGHT_BEFORE for i in range(256)], [i in RIGHT_AFTER for i in range(256)])
-    assert (round(paired.lo, 3), round(paired.hi, 3)) == (0.305, 0.445)
     assert (
         words(page, 'id="diagnosis">', "</section>") == f"Diagnosis No problems found: {len(CHECKS)} checks of 5 steps."
     )
@@ -93,16 +90,14 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
 
 
 @pytest.mark.slow
-def test_the_plots_are_pngs_and_the_page_carries_its_own_and_loads_nothing(whole_run):
+def test_all_plots_are_drawn_and_the_page_carries_its_own_and_loads_nothing(whole_run):
     files = report(whole_run)
     assert [path.name for path in files.plots] == ["training.png", "details.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files.plots)
     page = files.html.read_text(encoding="utf-8")
     assert page.count("<svg ") == 10
     assert not [colour for colour in CSS_COLOURS if colour in page.split("</style>")[1]]
     assert "default-src 'none'" in page
-    outside = set(re.findall(r"https?://[^\"'\s<]+", page))
-    assert all(address.startswith("http://www.w3.org/") for address in outside), outside
+    assert {*re.findall(r"https?://([^/\"'\s<]+)", page)} == {"www.w3.org"}
 
 
 def test_hostile_text_never_becomes_markup(run):
@@ -223,24 +218,19 @@ def test_a_damaged_file_or_a_folder_without_a_run_is_one_line_with_its_name(name
 
 
 def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
-    lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
-    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    (run / "config.yaml").write_text("max_completion_length: 256\n")
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
-    printed = capsys.readouterr().out.splitlines()
+    line, path = capsys.readouterr().out.splitlines()
+    assert path == f"report   {run}/report.html"
     assert main(["report", str(run), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["html"], answer["plots"]) == (f"{run}/report.html", [f"{run}/plots/training.png"])
-    assert [(one["level"], one["check"]) for one in answer["findings"]] == [
-        *(("error", "heldout_worse"), ("warning", "truncation"))
-    ]
+    [finding] = answer["findings"]
+    assert (finding["level"], finding["check"]) == ("error", "heldout_worse")
+    assert line.startswith(f"error: {finding['message']}")
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert printed.pop() == f"report   {run}/report.html"
-    for one, line in zip(answer["findings"], printed, strict=True):
-        assert line.startswith(f"{one['level']}: {one['message']}")
-        assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(one["message"]))) < page.index("<svg ")
-        assert str(escape(one["remedy"])) in page
+    assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(finding["message"]))) < page.index("<svg ")
+    assert str(escape(finding["remedy"])) in page
 
 
 def test_the_terminal_table_lines_up():
@@ -253,12 +243,6 @@ def test_the_terminal_table_lines_up():
         "answer right, format wrong         8     16            +8",
     ]
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
-    before, after = (results(right, n=2) for right in ({0}, {0, 1}))
-    before["rows"][1] |= {"sample": 1}
-    after["rows"][1] |= {"sample": 1}
-    assert terminal_table(comparison(before, after)).endswith(
-        "\n2 problems: 1 are correct more often, 0 less often (sign test: p = 1)"
-    )
 
 
 def test_training_completions_come_as_chats_or_as_text(run):

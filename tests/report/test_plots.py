@@ -8,30 +8,54 @@ from synthetic_run import results
 
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report import plots
-from grpo_math.report.plots import PLOTS, Curve, curve, curves, png, svg
+from grpo_math.report.plots import PLOTS, Curve, curves, png, svg
 from grpo_math.report.progress import Progress, progress, spent
 from grpo_math.report.run_dir import Run
 
 ACCURACY, REWARD = PLOTS[:2]
 
 
-def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
-    lines = [{"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0, "rewards/length/mean": 0.5}]
-    assert [line.label for line in curves(lines, REWARD)] == ["reward", "gsm8k", "length"]
-    del lines[0]["rewards/length/mean"]
-    assert [line.label for line in curves(lines, REWARD)] == ["reward"]
+def reward(label, value):
+    return Curve(label, [1], [value], [])
 
 
-def test_held_out_sets_are_curves_of_the_accuracy_beside_the_default_set():
-    lines = [{"step": 2, "eval_aime_accuracy": 0.5}, {"step": 4, "heldout/accuracy": 0.5, "eval_sums_accuracy": 0.5}]
-    assert [(line.label, line.steps) for line in curves(lines, ACCURACY)] == [("held-out problems", [4]), ("aime", [2])]
+ONE = {"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0}
+DEFAULT_SET = {"step": 4, "heldout/accuracy": 0.5, "eval_sums_accuracy": 0.5}
+SMALL, LARGE = ({"step": 9, "heldout/accuracy": right / 16, "heldout/n": n} for right, n in ((14, 16), (12, 256)))
 
 
-def test_the_evaluation_after_training_replaces_a_smaller_one_of_its_step():
-    lines = [{"step": 9, "heldout/accuracy": right / n, "heldout/n": n} for right, n in ((14, 16), (190, 256))]
-    assert curves(lines, ACCURACY) == [Curve("held-out problems", [9], [190 / 256], [256])]
-    del lines[1]["heldout/n"]
-    assert curve([{"step": 1, **lines[0]}, {**lines[1], "step": 10}], "heldout/accuracy", "").n == []
+@pytest.mark.parametrize(
+    ("plot", "lines", "expected"),
+    [
+        pytest.param(REWARD, [ONE], [reward("reward", 1.5)], id="one reward function is the reward"),
+        pytest.param(
+            REWARD,
+            [{**ONE, "rewards/length/mean": 0.5}],
+            [reward("reward", 1.5), reward("gsm8k", 1.0), reward("length", 0.5)],
+            id="several reward functions have their own curves",
+        ),
+        pytest.param(
+            ACCURACY,
+            [{"step": 2, "eval_aime_accuracy": 0.25}, DEFAULT_SET],
+            [Curve("held-out problems", [4], [0.5], []), Curve("aime", [2], [0.25], [])],
+            id="held-out sets beside the default set",
+        ),
+        pytest.param(
+            ACCURACY,
+            [SMALL, LARGE],
+            [Curve("held-out problems", [9], [0.75], [256])],
+            id="the evaluation after training replaces a smaller one of its step",
+        ),
+        pytest.param(
+            ACCURACY,
+            [DEFAULT_SET, SMALL],
+            [Curve("held-out problems", [4, 9], [0.5, 0.875], [])],
+            id="no intervals where the number of problems is not known",
+        ),
+    ],
+)
+def test_each_metric_of_a_plot_is_a_curve(plot, lines, expected):
+    assert curves(lines, plot) == expected
 
 
 def test_the_pointer_shows_the_step_and_the_value_of_a_point():
@@ -52,29 +76,27 @@ def test_the_pointer_shows_the_step_and_the_value_of_a_point():
 @pytest.fixture
 def drawn(monkeypatch):
     """Draw plots, and return the axes of each."""
-    axes = []
-    add = Figure.add_subplot
-    monkeypatch.setattr(Figure, "add_subplot", lambda *given: axes.append((add(*given), given[1:])) or axes[-1][0])
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *given, **more: figures.append(figure) or save(figure, *given)
+    )
 
-    def draw(*figures):
-        del axes[:]
-        assert png(figures).startswith(b"\x89PNG")
-        return [one for one, _ in axes], [place for _, place in axes]
+    def draw(*plots_and_curves):
+        assert png(plots_and_curves).startswith(b"\x89PNG")
+        return figures[-1].axes
 
     return draw
 
 
 def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(drawn):
     few, many = [1, 2, 3], list(range(40))
-    [axes], places = drawn((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])]))
-    intervals, line = axes.lines[:3], axes.lines[3]
-    ends = [tuple(one.get_ydata()) for one in intervals]
-    assert ends == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
+    [axes] = drawn((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])]))
+    *intervals, line = axes.lines
+    assert [tuple(one.get_ydata()) for one in intervals] == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
     assert (line.get_marker(), list(line.get_ydata())) == ("o", [0.5, 0.25, 1.0])
     assert (axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel()) == ((0, 1.02), "optimizer step", "share")
     assert axes.yaxis.get_major_formatter()(0.125, 0) == "12.5%"
-    assert places == [(1, 1, 1)]
-    [axes, _, other], places = drawn(
+    [axes, row, other] = drawn(
         (REWARD, [Curve("reward", many, [i % 2 for i in many], [])]),
         (REWARD, [Curve("reward", range(41), range(41), [1] * 41)]),
         (ACCURACY, [Curve("a", few, [0.01] * 3, [])]),
@@ -85,16 +107,26 @@ def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(drawn
     assert axes.get_xlabel() == "optimizer step; thick: moving average"
     assert axes.get_ylim()[0] <= 0 < axes.get_ylim()[1] < 1.1
     assert other.get_ylim() == (0, 0.05)
-    assert places == [(2, 2, 1), (2, 2, 2), (2, 2, 3)]
+    assert [one.get_subplotspec().get_geometry()[:3] for one in (axes, row, other)] == [(2, 2, 0), (2, 2, 1), (2, 2, 2)]
 
 
-def test_the_steps_of_a_run_of_epochs_follow_from_its_epoch(tmp_path):
-    history = [{"step": 10, "epoch": 0.5, "step_time": 3.0}]
-    run = Run(tmp_path, config={"max_steps": -1, "num_train_epochs": 3.0}, history=history)
-    assert progress(run) == Progress(10, 60, 150.0)
-    assert progress(Run(tmp_path)) == Progress(0, None, None)
-    # The pace of the ten newest lines: the first, with the compilation, is not one of them.
-    slow = [{"step": s, "step_time": 100.0 if s == 1 else 2.0} for s in range(1, 12)]
-    assert progress(Run(tmp_path, {"max_steps": 15}, slow)) == Progress(11, 15, 8.0)
-    assert progress(Run(tmp_path, {"max_steps": 11}, slow)).left is None
-    assert spent(Run(tmp_path, {}, slow, results({0}, n=1))) == {"other": 120.0, "evaluation": 12.5}
+# The pace of the ten newest lines counts: the first, with the compilation, is not one of them.
+SLOW = [{"step": step, "step_time": 100.0 if step == 1 else 2.0} for step in range(1, 12)]
+EPOCHS = {"max_steps": -1, "num_train_epochs": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "history", "expected"),
+    [
+        (EPOCHS, [{"step": 10, "epoch": 0.5, "step_time": 3.0}], Progress(10, 60, 150.0)),
+        ({}, [], Progress(0, None, None)),
+        ({"max_steps": 15}, SLOW, Progress(11, 15, 8.0)),
+        ({"max_steps": 11}, SLOW, Progress(11, 11, None)),
+    ],
+)
+def test_the_steps_of_a_run_and_the_time_that_is_left(config, history, expected, tmp_path):
+    assert progress(Run(tmp_path, config, history)) == expected
+
+
+def test_the_time_of_a_run_is_that_of_its_steps_and_evaluations(tmp_path):
+    assert spent(Run(tmp_path, {}, SLOW, results({0}, n=1))) == {"other": 120.0, "evaluation": 12.5}

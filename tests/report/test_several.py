@@ -1,27 +1,20 @@
 """Several runs on one page: what each came to, what they were given differently, and their curves."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import yaml
-from synthetic_run import words
+from synthetic_run import results, words
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare
-from grpo_math.evaluation.figures import summary
 from grpo_math.report.several import report_several
 
 
-def results(right, in_format=None, ids=range(40)):
-    in_format = right if in_format is None else in_format
-    rows = []
-    for i in ids:
-        category = "bad_format" if i >= right else "correct" if i < in_format else "correct_answer_bad_format"
-        rows.append({"id": str(i), "problem": "p", "gold": "1", "completion": "c", "category": category})
-    return {"format": 1, "grader": 12, "model": "tiny", "seconds": 30.0, **summary(rows), "rows": rows}
+def right(number, n=40):
+    """An evaluation whose first problems are right; the sixth and the eighteenth in another format."""
+    return results({*range(number)}, n)
 
 
 def a_run(folder, after, **config):
@@ -29,7 +22,7 @@ def a_run(folder, after, **config):
     history = [{"step": s, "reward": s / 20, "accuracy": s / 20, "step_time": 5.0} for s in range(1, 21)]
     history.append({"step": 20, "heldout/accuracy": 0.5, "heldout/accuracy_in_format": 0.4, "heldout/n": 40})
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
-    (folder / "before.json").write_text(json.dumps(results(10)))
+    (folder / "before.json").write_text(json.dumps(right(10)))
     (folder / "after.json").write_text(json.dumps(after))
     settings = {"seed": 1, "max_steps": 30, "hub_token": "hf_secret", "output_dir": str(folder)}
     (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **config}))
@@ -39,42 +32,43 @@ def a_run(folder, after, **config):
 @pytest.fixture
 def three(tmp_path):
     return [
-        a_run(tmp_path / "low", results(20, 15), learning_rate=1e-5, rewards=["gsm8k"]),
-        a_run(tmp_path / "high", results(30), learning_rate=1e-4, rewards=["gsm8k"]),
-        a_run(tmp_path / "<b>other", results(25, ids=range(1, 41)), learning_rate=1e-4, rewards=["accuracy"]),
+        a_run(tmp_path / "low", right(20), learning_rate=1e-5, rewards=["gsm8k"]),
+        a_run(tmp_path / "high", right(30), learning_rate=1e-4, rewards=["gsm8k"]),
+        a_run(tmp_path / "<b>other", right(24, n=41), learning_rate=1e-4, rewards=["accuracy"]),
     ]
 
 
 def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three, tmp_path):
     answer = report_several(three)
     first, second, third = answer["runs"]
-    after, gained = results(20, 15), compare(results(10), results(20, 15))
+    gained = compare(right(10), right(20))
     figures = ("accuracy", "accuracy_in_format", "ci95", "n")
     assert first == {
         "run_dir": str(three[0]),
-        "model": "tiny",
+        "model": "SmolLM2-135M-Instruct",
         "step": 20,
         "steps": 30,
         "n": 40,
-        "before": {name: results(10)[name] for name in figures},
-        "after": {name: after[name] for name in figures},
+        "before": {name: right(10)[name] for name in figures},
+        "after": {name: right(20)[name] for name in figures},
         "difference": {"difference": 0.25, "ci95": [gained.lo, gained.hi]},
         "against_first": None,
-        "seconds": 20 * 5.0 + 2 * 30.0,
+        "seconds": 20 * 5.0 + 2 * 12.5,
     }
-    paired = compare(results(20), results(30))
+    paired = compare(right(20), right(30))
     assert second["against_first"] == {"difference": 0.25, "ci95": [paired.lo, paired.hi]}
     assert third["difference"] is None
-    reason = "the problems differ (before 40, after 40, in one only 2, such as '0')"
+    reason = "the problems differ (before 40, after 41, in one only 1, such as 'sums-40')"
     assert [note.partition(": evaluate")[0] for note in answer["notes"]] == [
         f"<b>other: not compared with low: {reason}",
-        f"<b>other: accuracy 25.0% before and 60.0% after training are not compared: {reason}",
+        f"<b>other: accuracy 25.0% before and 58.5% after training are not compared: {reason}",
     ]
     page = (tmp_path / "comparison.html").read_text()
     assert words(page, "<tbody>", "</tbody>") == (
-        "A low tiny 20 of 30 25.0% 14.2% to 40.2% 50.0% 35.2% to 64.8% +25.0 +12.5 to +37.5 25.0% → 37.5% – 3 min "
-        "B high tiny 20 of 30 25.0% 14.2% to 40.2% 75.0% 59.8% to 85.8% +50.0 +35.0 to +65.0 25.0% → 75.0% +25.0 +12.5 "
-        "to +37.5 3 min C <b>other tiny 20 of 30 25.0% 14.2% to 40.2% 60.0% 44.6% to 73.7% – 25.0% → 60.0% – 3 min"
+        "A low SmolLM2-135M-Instruct 20 of 30 25.0% 14.2% to 40.2% 50.0% 35.2% to 64.8% +25.0 +12.5 to +37.5 "
+        "22.5% → 45.0% – 2 min B high SmolLM2-135M-Instruct 20 of 30 25.0% 14.2% to 40.2% 75.0% 59.8% to 85.8% "
+        "+50.0 +35.0 to +65.0 22.5% → 67.5% +25.0 +12.5 to +37.5 2 min C <b>other SmolLM2-135M-Instruct 20 of 30 "
+        "25.0% 14.2% to 40.2% 58.5% 43.4% to 72.2% – 22.5% → 53.7% – 2 min"
     )
     assert page.count("<svg ") == 3  # reward, accuracy, held-out accuracy; no lengths were logged
     assert ("&lt;b&gt;other" in page, "<b>other" in page, "hf_secret" in page) == (True, False, False)

@@ -1,7 +1,5 @@
 """A problem's completions on the page: what each was paid, why a right number got nothing, and the turns of tools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
