@@ -1,7 +1,5 @@
 """Small runs of the training program: their settings, how they are started and waited for, and what they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

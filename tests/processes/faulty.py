@@ -1,7 +1,5 @@
 """Rewards for runs of the real training program in which something goes wrong, on one rank or in the run's folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -9,8 +9,6 @@ and each rank writes the metrics of its evaluations.
 In several processes (RANK is set) there is one job, and rank 0 dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -93,8 +93,14 @@ def test_a_step_has_one_line_with_the_newest_finite_numbers():
         {"step": 1.0, "loss": 3},
         {"step": 2, "loss": "x", "kl": "1e-3"},
     ]
-    rows += [{"step": 2, "reward": 0.7, "loss": 1.1e100, "kl": True}, {"step": float("inf")}]
-    assert settled(rows) == [{"step": 1, "loss": 3}, {"step": 2, "reward": 0.7, "kl": 0.001}]
+    rows += [
+        {"step": 2, "reward": 0.7, "loss": 1.1e100, "kl": True, "entropy": 10**400, "least": -1e100, "most": 1e100},
+        {"step": float("inf")},
+    ]
+    assert settled(rows) == [
+        {"step": 1, "loss": 3},
+        {"step": 2, "reward": 0.7, "kl": 0.001, "least": -1e100, "most": 1e100},
+    ]
 
 
 def test_the_log_that_a_trainer_keeps_is_cut():

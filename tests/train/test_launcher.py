@@ -35,7 +35,7 @@ from grpo_math.run.signals import STOPPING, handling
 from grpo_math.train import launcher, layout, ranks, serve, vllm_env
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
-# What it does besides is in the file named by STAND_IN: version, how it fails, and where to write its start down.
+# The file named by STAND_IN holds its version, and if it dies.
 VLLM = """
 import http.server, json, os, subprocess, sys
 said = json.load(open(os.environ["STAND_IN"]))

@@ -324,7 +324,8 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_and_nothing_is_changed(ch
 
 def test_force_goes_on_with_other_settings(again, tmp_path):
     code, lines = again(max_steps=3, resume="force")
-    assert (code, lines[0]) == (0, f"Going on from {tmp_path}/run/checkpoint-2.")
+    assert code == 0
+    assert f"Going on from {tmp_path}/run/checkpoint-2." in lines
     assert (tmp_path / "run/checkpoint-3").is_dir()
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
@@ -348,7 +349,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(change, settin
     change(run_dir)
     code, lines = again(**{name: value.replace("RUN", str(run_dir)) for name, value in settings.items()})
     assert code == 0
-    assert "\n".join(lines).startswith(printed.replace("RUN", str(run_dir)))
+    assert printed.replace("RUN", str(run_dir)) in "\n".join(lines)
     assert {path.name for path in run_dir.glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
     assert (run_dir / name).read_bytes() == (finished / "run" / name).read_bytes()
 
