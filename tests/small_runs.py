@@ -1,17 +1,16 @@
 """Small runs of the training program: their settings, how they are started and waited for, and what they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
+import resource
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import launching
 import psutil
+import pytest
 from launching import ROOT, accelerate, variables
 from waiting import descendants
 
@@ -25,6 +24,14 @@ TINY = [*launching.TINY, "--eval_split=heldout", "--save_strategy=no"]
 STEPS = 60
 
 
+@pytest.fixture
+def size_limit():
+    """Sets the largest size of a file, which writers meet as they meet a full disk: a write fails in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def history(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
 
@@ -34,11 +41,6 @@ def promised(when: set[str], rewards=(), verdicts=()) -> set[str]:
     names = {name for name, metric in METRICS.items() if metric.when in when | {"always"}}
     names |= {reward_key(reward, figure) for reward in rewards for figure in ("mean", "std")}
     return names | {verdict_key(verdict) for verdict in verdicts}
-
-
-def launch(model: str, folder: Path, reward: str, *arguments: object) -> list[str]:
-    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", model, "--output_dir", folder]
-    return [str(word) for word in (*command, "--rewards", f"faulty:{reward}", *RUN, *arguments)]
 
 
 def settings(tiny, run_dir, *more) -> list[str]:

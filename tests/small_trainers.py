@@ -1,7 +1,12 @@
 """Small trainers, TRL's own and ours, in float32 on a CPU, their batches, and what is compared of them."""
 
+import sys
+from types import SimpleNamespace
+
+import pytest
 import torch
 from datasets import Dataset
+from small_runs import RUN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -180,3 +185,20 @@ def logps_of(model, prompt, completion):
 
 def weights(model):
     return torch.cat([p.detach().flatten().to("cpu", copy=True) for p in model.parameters()])
+
+
+@pytest.fixture
+def train(small, tmp_path, monkeypatch, capfd):
+    """``train(*words, reward=...)`` -> the exit code of a run in ``tmp_path / "run"``, and the lines it printed."""
+
+    from grpo_math.train.program import main
+
+    def run(*words, reward=letters, output_dir=tmp_path / "run"):
+        monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(reward=reward))
+        capfd.readouterr()
+        command = ["--model_name_or_path", small, "--output_dir", output_dir, *RUN, "--rewards=mine:reward", *words]
+        code = main([str(word) for word in command])
+        printed = capfd.readouterr()
+        return code, [*printed.err.splitlines(), *printed.out.splitlines()]
+
+    return run

@@ -1,18 +1,11 @@
 """The training program: what a run prints and leaves, its best checkpoint, and what the other commands do with it."""
 
-from __future__ import annotations
-
-import contextlib
-import io
 import json
 import os
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import launching
-import pandas
 import pytest
 import torch
 import yaml
@@ -23,146 +16,78 @@ from transformers import AutoModelForCausalLM, TrainerControl
 
 from grpo_math.cli import main as command
 from grpo_math.errors import UserError
-from grpo_math.evaluation import of_run
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict
-from grpo_math.report.hub import contents
 from grpo_math.run import metrics
-from grpo_math.run.metrics import VERDICT_PREFIX
 from grpo_math.train.heldout import StopAt, best_and_last
-from grpo_math.train.program import _check_world, _lay_out_memory, main
+from grpo_math.train.program import _check_world, _lay_out_memory
 
-ROOT = Path(__file__).parents[2]
 PRODUCTS = "eval_generated_products_accuracy"
-BEST = [
-    "--keep_best",
-    "--eval_split=heldout",
-    "--save_steps=2",
-    "--save_total_limit=1",
-    "--heldout_every=1",
-    "--rewards=rewards:letters",
-]
+BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_limit=1", "--heldout_every=1"]
+# A random model is never right, so no later checkpoint than the first is better.
+LORA = [*BEST, "--max_steps=3", "--use_peft", "--eval_n=4", "--heldout", '{"data": "generated:products", "n": 2}']
 
 
-@pytest.fixture(scope="module")
-def outputs(small, tmp_path_factory):
-    """``outputs(name, *words)`` -> the folder of a run of three steps, and what it printed; each is run once."""
-    done: dict[str, tuple[Path, str, str]] = {}
-
-    def run(name: str, *words: str) -> tuple[Path, str, str]:
-        if name not in done:
-            folder, out, err = tmp_path_factory.mktemp("runs") / name, io.StringIO(), io.StringIO()
-            fields = ["--model_name_or_path", small, "--output_dir", str(folder), *launching.TINY]
-            with (
-                pytest.MonkeyPatch.context() as patch,
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-            ):
-                patch.syspath_prepend(str(ROOT / "tests/processes"))
-                assert main([*fields, "--report_to=none", "--max_steps=3", *BEST, *words]) == 0
-            done[name] = folder, out.getvalue(), err.getvalue()
-        return done[name]
-
-    return run
-
-
-@pytest.fixture
-def best(outputs):
-    """A run with LoRA whose best checkpoint is its first: a random model is never right, so no later one is better."""
-    sets = '{"data": "generated:products", "n": 2}'
-    return outputs("best", "--use_peft", "--eval_n=4", "--heldout", sets)
-
-
-def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(best, small):
-    run_dir, out, err = best
-    lines = out.splitlines()
-    assert lines[0] == "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step"
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path):
+    run_dir, (code, lines) = tmp_path / "run", train(*LORA)
+    assert code == 0
+    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
     output = (
         "best     checkpoint-1: +0.0 points [+0.0, +0.0] against the last weights, on 4 problems that did not choose"
     )
     assert f"{output} it: they do not differ clearly" in lines
-    assert f"adapter  {run_dir / 'adapter'}" in lines
-    assert "95% paired interval" in out
     stages = ["1 of 3: evaluating before training", "2 of 3: training", "3 of 3: evaluating after training"]
-    assert [line for line in err.splitlines() if " of 3: " in line] == stages
+    assert [line for line in lines if " of 3: " in line] == stages
 
-    names = "adapter after.json before.json best.json checkpoint-1 checkpoint-3 completions config.yaml finished.json"
-    more = ".lock history.jsonl plots problems.txt report.html training_history.json"
-    assert {path.name for path in run_dir.iterdir()} == {*names.split(), *more.split()}
+    names = (
+        ".lock adapter after.json before.json best.json checkpoint-1 checkpoint-3 completions config.yaml "
+        "finished.json history.jsonl plots problems.txt report.html training_history.json"
+    )
+    assert {path.name for path in run_dir.iterdir()} == set(names.split())
     read = {path.stem: json.loads(path.read_text()) for path in run_dir.glob("*.json")}
     assert read["best"] == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
     assert read["finished"] == {"step": 3, "weights": "adapter"}
-    assert read["training_history"] == history(run_dir)
     before, after = read["before"], read["after"]
-    assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
-    assert sum(before["categories"].values()) == before["n"] == after["n"] == 4
     assert {name: before.get(name) for name in SAME} == {name: after.get(name) for name in SAME}
     assert (before.get("adapter"), after["adapter"]) == (None, str(run_dir / "adapter"))
     assert (before["data"], before["split"], before["contamination"]["overlapping"]) == ("generated:sums", "heldout", 0)
-    assert len(set((run_dir / "problems.txt").read_text().split())) > 100
     held_out = [line for line in history(run_dir) if PRODUCTS in line]
     assert [(line["step"], line["eval_generated_products_n"]) for line in held_out] == [(n, 2) for n in (1, 2, 3)]
     assert metrics.HELDOUT_ACCURACY not in held_out[0]
 
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    assert (config["distributed_type"], config["num_processes"], config["push_to_hub"]) == ("NO", 1, False)
     assert config["model_name_or_path"] == config["stated"]["model_name_or_path"] == small
     assert (config["stated"]["max_steps"], "beta" in config["stated"]) == (3, False)
     assert config["command"].startswith(f"grpo_math.train --model_name_or_path {small} ")
 
-    state = {name: load_file(run_dir / name / "adapter_model.safetensors") for name in ("adapter", "checkpoint-3")}
-    first = load_file(run_dir / "checkpoint-1/adapter_model.safetensors")
-    assert all(torch.equal(state["checkpoint-3"][name], tensor) for name, tensor in state["adapter"].items())
-    assert not all(torch.equal(first[name], tensor) for name, tensor in state["adapter"].items())
+    last, final = (load_file(run_dir / name / "adapter_model.safetensors") for name in ("checkpoint-3", "adapter"))
+    assert all(torch.equal(last[name], tensor) for name, tensor in final.items())
 
 
-def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(outputs):
-    run_dir, out, _ = outputs("plain")
+def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(train, tmp_path):
+    run_dir, lines = tmp_path / "run", "\n".join(train(*BEST, "--max_steps=3")[1])
     output = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
-    assert re.search(output, out)
+    assert re.search(output, lines)
     assert len(json.loads((run_dir / "before.json").read_text())["rows"]) == 128
-    lines = [line for line in history(run_dir) if metrics.LOSS in line]
-    assert set(lines[0]) == promised({"rollout", "graded", "clip"}, ["letters"], map(str, Verdict))
-    of_default = promised({"heldout"}) - promised(set())
+    line = next(line for line in history(run_dir) if metrics.LOSS in line)
+    assert set(line) == promised({"rollout", "graded", "clip"}, ["letters"], map(str, Verdict))
+    of_default = {"step", "epoch", *(promised({"heldout"}) - promised(set()))}
     for line in (line for line in history(run_dir) if metrics.LOSS not in line):
-        assert set(line) == {
-            "step",
-            "epoch",
-            *of_default,
-            *(name for name in line if name.startswith("eval_generated_sums_")),
-        }
-    assert "against the last weights, on 128 problems that did not choose it" in out
+        assert {name for name in line if not name.startswith("eval_generated_sums_")} == of_default
+    assert "against the last weights, on 128 problems that did not choose it" in lines
     assert (run_dir / "model/model.safetensors").exists()
     assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_evaluated_exported_and_pushed_by_its_name(best, small, tmp_path, capsys):
-    run_dir, merged = best[0], tmp_path / "merged"
-    best_dir = run_dir / "checkpoint-1"
-
-    def answer(*words):
-        capsys.readouterr()
-        assert command([*words, "--checkpoint", "best", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    problems = ["--data", "generated:products", "--split", "heldout", "--n", "2"]
-    evaluated = answer("evaluate", "--run", str(run_dir), *problems)
-    assert evaluated["trained"]["adapter"] == str(best_dir)
-    assert evaluated["trained"]["results"] == str(run_dir / "evaluation-best/trained.json")
-    assert of_run.read(str(run_dir)).models["trained"][1] == str(run_dir / "adapter")
-
-    answer("export", str(run_dir), "--merge", str(merged))
+def test_the_best_checkpoint_is_exported_by_its_name(train, small, tmp_path):
+    run_dir, merged = tmp_path / "run", tmp_path / "merged"
+    train(*LORA)
+    assert command(["export", str(run_dir), "--merge", str(merged), "--checkpoint", "best"]) == 0
     base = AutoModelForCausalLM.from_pretrained(small, dtype="bfloat16")
-    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
+    expected = PeftModel.from_pretrained(base, str(run_dir / "checkpoint-1")).merge_and_unload().state_dict()
     exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
-
-    files = contents(run_dir, "me/x", checkpoint="best")
-    assert files["adapter_model.safetensors"] == best_dir / "adapter_model.safetensors"
-    assert "optimizer.pt" not in files
-    with pytest.raises(UserError, match="checkpoint='checkpoint-2' is not a checkpoint of"):
-        of_run.read(str(run_dir), checkpoint="checkpoint-2")
 
 
 def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
@@ -184,8 +109,8 @@ def test_best_and_last_are_compared_in_pairs(of_best, of_last, moved, verdict):
         return {"rows": [{**row, "category": "correct" if row["id"] < n else "wrong_answer"} for row in rows]}
 
     line = re.sub(r"\[.*\]", "[]", best_and_last(results(of_best), results(of_last), 7))
-    against = "points [] against the last weights, on 40 problems that did not choose it"
-    assert line == f"best     checkpoint-7: {moved} {against}: {verdict}"
+    output = f"best     checkpoint-7: {moved} points [] against the last weights, on 40 problems that did not choose it"
+    assert line == f"{output}: {verdict}"
 
 
 @pytest.mark.parametrize(
@@ -198,10 +123,8 @@ def test_best_and_last_are_compared_in_pairs(of_best, of_last, moved, verdict):
         ({}, {"PYTORCH_ALLOC_CONF": "backend:native"}, None),
     ],
 )
-def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(stated, variables, expected):
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        os.environ.pop(name, None)
-    os.environ.update(variables)
+def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(stated, variables, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(variables))
     _lay_out_memory(stated)
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == expected
 
@@ -232,28 +155,26 @@ def test_what_cannot_work_is_refused_in_one_line(arguments, environment, message
 
 
 def test_fewer_processes_than_were_launched_are_refused(monkeypatch):
-    _check_world()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="1 of 2 processes found each other"):
         _check_world()
 
 
-OWN_COLUMNS = """
-def by_column(completions, solution, ease, steps, **columns):
-    assert set(solution) <= {"so $5$", "so $6$"} and set(ease) <= {1, None} and "prompt" not in columns
-    return [float(len(str(completion)) % 7) + len(step or "") for completion, step in zip(completions, steps)]
-"""
+def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(train, tmp_path):
+    def by_column(completions, solution, ease, steps, **columns):
+        seen.update(solution=set(solution), ease=set(ease), prompt="prompt" in columns)
+        return [float(len(str(text)) % 7) + len(step or "") for text, step in zip(completions, steps, strict=True)]
 
-
-def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(train, tmp_path, monkeypatch):
-    (tmp_path / "own_columns.py").write_text(OWN_COLUMNS)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = [{"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1}]
-    rows += [{"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]}]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--dataset", tmp_path / "mine.jsonl", "--max_steps=1", "--eval_n=0", "--save_strategy=no"]
-    words += ["--prompt_template=boxed", "--rewards", "own_columns:by_column", "trl.rewards:accuracy_reward"]
-    assert train(*words)[0] == 0
+    seen, file = {}, tmp_path / "mine.jsonl"
+    rows = [
+        {"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1},
+        {"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"]
+    words += ["--rewards", "mine:reward", "trl.rewards:accuracy_reward"]
+    assert train(*words, reward=by_column)[0] == 0
+    assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
     (line,) = history(tmp_path / "run")
     assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)
 
@@ -263,18 +184,12 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
 
 @pytest.mark.full
 def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
-    command += ["-m", "grpo_math.train", "--config", "launch/configs/gsm8k_smoke_cpu.yaml"]
+    command = [*launching.accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--config", "gsm8k_smoke_cpu"]
     settings = ["--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"]
     launching.run([*command, *settings])
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
-    for line in history(tmp_path / "run"):
-        assert sum(value for name, value in line.items() if name.startswith(VERDICT_PREFIX)) == pytest.approx(1)
-    rows = pandas.read_parquet(next((tmp_path / "run/completions").glob("*.parquet")))
-    asked = [message["content"] for message in rows["prompt"][0] if message["role"] == "user"][-1]
-    known = {json.loads(line)["question"] for line in (data_dir / "gsm8k/train.jsonl").read_text().splitlines()}
-    assert asked in known
+    assert [line["step"] for line in history(tmp_path / "run") if metrics.LOSS in line] == [1, 2]
 
 
 @pytest.mark.slow
@@ -284,14 +199,9 @@ def test_evaluating_in_between_changes_nothing_in_what_is_trained(train, tmp_pat
     sets = ({"data": "generated:sums", "n": 2}, {"data": "generated:products", "n": 3, "samples": 2, "temperature": 1})
     between = ["--eval_n=4", "--heldout_every=1", "--eval_split=train", "--heldout", *map(json.dumps, sets)]
     _, err = train(*between, output_dir=evaluated)
-    weights = [(folder / "model/model.safetensors").read_bytes() for folder in (plain, evaluated)]
-    assert weights[0] == weights[1]
+    assert len({(folder / "model/model.safetensors").read_bytes() for folder in (plain, evaluated)}) == 1
     lines = [line for line in history(evaluated) if "eval_generated_sums_accuracy" in line]
     assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 4
-    for figure in ("pass@2", "maj@2"):
-        name = f"eval_generated_products_{figure}"
-        assert lines[0][f"{name}_ci95_low"] <= lines[0][name] <= lines[0][f"{name}_ci95_high"]
-    assert any("warning: contamination: 4 of 4 (100.0%) problems overlap" in line for line in err), (
-        "they are trained on"
-    )
-    assert json.loads((evaluated / "after.json").read_text())["contamination"]["equal"] == 4
+    assert {"eval_generated_products_pass@2", "eval_generated_products_maj@2_ci95_low"} <= set(lines[0])
+    # They are trained on.
+    assert any("warning: contamination: 4 of 4 (100.0%) problems overlap" in line for line in err)
