@@ -155,13 +155,3 @@ def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_
     of_layer = 32 * (100 + 975) * SHAPE.kv_bytes_per_token(2) // SHAPE.layers
     assert terms["kv_cache"] == (SHAPE.layers + 1) * of_layer
     assert terms["sampling"] == 32 * SHAPE.vocab * 5 * 4
-
-
-def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment(monkeypatch):
-    output = {"forward": [0, 10, 0], "backward": [5, 10, 1], "moments": [[0, 1, 0], [7, 2 * 10**7, 3]]}
-    monkeypatch.setattr(Shape, "measured", lambda shape, how: output)
-    work = Work(3, [[4, 4]])
-    assert work.sizes == (1, 10, 14)
-    terms = memory.update(SHAPE, resolve({"use_peft": True}), Precision(2, 4, True), work)
-    assert terms["activations"] == 5 + 10 * 10 + 14
-    assert terms["layer_workspace"] == 7 + 2 * 10**8 + 3 * 14 - terms["activations"]

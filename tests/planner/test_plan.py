@@ -6,7 +6,6 @@ After a change that is meant, `python tests/planner/test_plan.py` writes the pla
 import contextlib
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,24 +186,16 @@ def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 
 
-def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
-    commands = []
-    for path in sorted((ROOT / "launch/configs").glob("*.yaml")):
-        advice = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
-        gpus = advice[1] if advice else "1"
-        commands.append(["plan", "--config", str(path), "--gpus", gpus, "--gpu-memory", "80", "--json"])
+def test_a_plan_needs_neither_network_nor_torch():
     program = (
         "import socket, sys\n"
-        "def refuse(*args): raise AssertionError('network')\n"
-        "socket.socket.connect = refuse\n"
+        "socket.socket.connect = None\n"
         "from grpo_math.cli import main\n"
-        f"codes = [main(command) for command in {commands!r}]\n"
+        "assert main(sys.argv[1:]) == 0\n"
         "assert not {'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)\n"
-        "assert set(codes) <= {0, 1}, codes\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
+    command = ["plan", "--config", "launch/configs/iterative_7b_8gpu.yaml", "--gpus", "8", "--gpu-memory", "80"]
+    subprocess.run([sys.executable, "-c", program, *command], cwd=ROOT, check=True)
 
 
 def test_an_update_takes_eight_flops_per_token_and_parameter():
