@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision
-from grpo_math.planner.model import Shape, shape_of, shapes
+from grpo_math.planner.model import shape_of, shapes
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Run, Work
 from grpo_math.run import machine
@@ -24,12 +24,6 @@ SMALL = {
     "head_dim": 16,
     "vocab_size": 300,
 }
-
-
-def small(family: str = "qwen2", **changes: Any) -> tuple[Shape, Any]:
-    config = {**SMALL, **changes}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.float32)
-    return shape_of(family, {"model_type": family, **config}), model
 
 
 def bytes_of(tensors: Any) -> int:
@@ -48,7 +42,8 @@ def bytes_of(tensors: Any) -> int:
 )
 def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family, targets, dora):
     settings = {"use_peft": bool(targets), "lora_r": 5, "lora_target_modules": targets, "use_dora": dora}
-    shape, model = small(family)
+    shape = shape_of(family, {"model_type": family, **SMALL})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL), dtype=torch.float32)
     if targets:
         target = targets[0] if len(targets) == 1 else targets  # as TRL's ModelConfig does
         model = get_peft_model(model, LoraConfig(r=5, target_modules=target, use_dora=dora, task_type="CAUSAL_LM"))
@@ -126,32 +121,15 @@ def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, groups):
     assert memory.work_of(SHAPE, settings, run_of()) == Work(100, groups, tiles)
 
 
-def phases(recipe: dict[str, Any], deepspeed: dict[str, Any] | None = None, processes: int = 1) -> Any:
-    settings, zero = resolve(recipe), Zero(deepspeed, SHAPE.hidden)
-    precise = memory.precision(settings, zero, deepspeed)
-    return memory.phases(SHAPE, settings, zero, precise, run_of(processes))
-
-
-def zero_config(stage: int, **zero: Any) -> dict[str, Any]:
-    return {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **zero}}
-
-
 def test_zero_partitions_what_its_stages_say():
-    n, total = 4, SHAPE.total
-    one, two, three = (phases({}, zero_config(stage), processes=n)[0]["training"] for stage in (1, 2, 3))
-    assert one["optimizer"] == two["optimizer"] == pytest.approx(12 * total / n, rel=1e-6)  # float32 weights, 2 moments
-    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
-    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
+    total, terms = SHAPE.total, []
+    for stage in (1, 2, 3):
+        deepspeed = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000}}
+        settings, zero = resolve({}), Zero(deepspeed, SHAPE.hidden)
+        precise = memory.precision(settings, zero, deepspeed)
+        terms.append(memory.phases(SHAPE, settings, zero, precise, run_of(processes=4))[0]["training"])
+    one, two, three = terms
+    assert one["optimizer"] == two["optimizer"] == pytest.approx(12 * total / 4, rel=1e-6)  # float32 weights, 2 moments
+    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // 4)
+    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // 4)
     assert "gathered_weights" in three
-    assert phases({}, zero_config(3), processes=n)[0]["generation"]["gathered_weights"] == 2 * total
-    offloaded, main = phases({}, zero_config(2, offload_optimizer={"device": "cpu"}), processes=2)
-    assert "optimizer" not in offloaded["training"]
-    assert main["optimizer"] == pytest.approx(16 * total, rel=1e-6)
-
-
-def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
-    recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 975}  # 15 x 65
-    terms = phases(recipe)[0]["generation"]
-    of_layer = 32 * (100 + 975) * SHAPE.kv_bytes_per_token(2) // SHAPE.layers
-    assert terms["kv_cache"] == (SHAPE.layers + 1) * of_layer
-    assert terms["sampling"] == 32 * SHAPE.vocab * 5 * 4

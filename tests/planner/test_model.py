@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import _worker, check_targets, plain, read_config, shape_of, shapes
+from grpo_math.planner.model import _worker, check_targets, read_config, shape_of, shapes
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -57,11 +57,6 @@ def test_a_name_that_no_linear_map_has_is_refused():
             check_targets(shape, {"lora_target_modules": expected})
     for right in (None, "all-linear", ["q_proj", "up_proj"], r".*\.mlp\..*_proj"):
         check_targets(shape, {"lora_target_modules": right})
-
-
-def test_a_measurement_is_kept_by_what_decides_about_shapes():
-    config = {**SMALL, "model_type": "llama", "rope_scaling": None, "quantization_config": {"load_in_4bit": True}}
-    assert plain(config) == {**SMALL, "model_type": "llama"}
 
 
 @pytest.mark.parametrize(("text", "named"), [("not json", r"config\.json"), (None, r"has no config\.json")])

@@ -117,20 +117,6 @@ def test_each_suggestion_saves_what_it_says(case):
     assert after["fits"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "model", "size", "server", "policy"),
-    [
-        (2, "Qwen/Qwen2.5-7B", 80, [0], [1]),
-        (4, "Qwen/Qwen2.5-7B", 80, [0, 1], [2, 3]),  # 128 rows do not divide by 3
-        (8, "Qwen/Qwen2.5-7B", 80, [0, 1, 2, 3], [4, 5, 6, 7]),
-        (8, "Qwen/Qwen2.5-32B", 40, [0, 1, 2, 3], [4, 5, 6, 7]),
-    ],
-)
-def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size, server, policy):
-    layout = planned(model, WAYS["server"], gpus, size)["layout"]
-    assert [role["gpus"] for role in layout] == [server, policy]
-
-
 # The command
 
 
@@ -145,6 +131,7 @@ def recipe(tmp_path):
 
 
 ONE = ["--gpus", "1", "--gpu-memory"]
+FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +155,8 @@ ONE = ["--gpus", "1", "--gpu-memory"]
         ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
         ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
         (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
+        (WAYS["server"] | {"vllm_tensor_parallel_size": 5}, FOUR, "vllm_tensor_parallel_size"),  # of 12 heads
+        (WAYS["server"] | {"vllm_tensor_parallel_size": 6}, FOUR, "vllm_tensor_parallel_size"),  # on 4 GPUs
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
