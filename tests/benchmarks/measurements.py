@@ -12,9 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import layouts
-import plan_8gb
-
 from grpo_math.errors import UserError
 from grpo_math.planner import model, plan, read_recipe, shipped_configs
 from grpo_math.planner.memory import Precision, how_of
@@ -47,6 +44,9 @@ SETTINGS += [({**fields, "gradient_checkpointing": False}, precise, 1) for field
 
 
 def main() -> None:
+    import layouts
+    import plan_8gb
+
     kept: dict[str, dict[str, Any]] = {}
     plain = model.measured
 
