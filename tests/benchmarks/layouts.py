@@ -7,7 +7,6 @@ not. Does not depend on the machine that makes it.
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.devices import Layout
 from grpo_math.planner.plan import choose
 
 MODELS = tuple(f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32"))
@@ -50,23 +49,20 @@ def best(model: str, gpus: int, gpu_gb: int) -> str:
     ['c', '1+1', '2+2', '4+4']
     """
     for name, config in CONFIGS.items():
-        if config and gpus == 1:
-            continue  # nothing to split the weights over
-        for change in settings(gpus):
+        # One GPU has nothing to split the weights over.
+        for change in settings(gpus) if gpus > 1 or not config else ():
             recipe = {**RECIPE, **change, "model_name_or_path": model}
             try:
                 _, counted = choose(recipe, {name: config}, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=MAIN_MEMORY)
             except ConfigError:
                 continue
+            layout = counted.layout
             if counted.fits:
-                return f"{_short(counted.layout)} {name}".strip()
+                server = f"{layout.server}+{layout.policy}" + f" tp{layout.tensor_parallel}" * (
+                    layout.tensor_parallel > 1
+                )
+                return f"{SHORT.get(layout.generation, server)} {name}".strip()
     return "-"
-
-
-def _short(layout: Layout) -> str:
-    if layout.generation != "server":
-        return SHORT[layout.generation]
-    return f"{layout.server}+{layout.policy}" + f" tp{layout.tensor_parallel}" * (layout.tensor_parallel > 1)
 
 
 def table() -> str:

@@ -7,7 +7,6 @@ settings, and what the shipped recipes ask for. Ten minutes on a core; the cache
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -39,11 +38,9 @@ COMMON: list[tuple[dict[str, Any], Precision]] = [
 ]
 
 
-def settings() -> Iterator[tuple[dict[str, Any], Precision, int]]:
-    for (fields, precise), tiles in product(COMMON, range(1, MOST_TILES + 1)):
-        yield fields, precise, tiles
-    for fields, precise in COMMON:
-        yield {**fields, "gradient_checkpointing": False}, precise, 1
+# With the number of tiles of the MLP.
+SETTINGS = [(fields, precise, tiles) for (fields, precise), tiles in product(COMMON, range(1, MOST_TILES + 1))]
+SETTINGS += [({**fields, "gradient_checkpointing": False}, precise, 1) for fields, precise in COMMON]
 
 
 def main() -> None:
@@ -54,30 +51,26 @@ def main() -> None:
     plain, configs = model.measured, model.stored("shapes.json")
 
     def measured(source: str, config: dict[str, Any], how: dict[str, Any] | None, measures: bool = True) -> Any:
-        answer = plain(source, config, how)
-        kept[model.key_of(config, how)] = answer
-        return answer
+        return kept.setdefault(model.key_of(config, how), plain(source, config, how))
 
     model.measured = measured
     model.stored = {"shapes.json": configs, "measured.json": {}}.__getitem__
     shapes = {name: model.shape_of(name, config) for name, config in configs.items()}
     for name in MODELS:
-        for fields, precise, tiles in settings():
+        for fields, precise, tiles in SETTINGS:
             if tiles == 1 or shapes[name].tiled:
                 shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
-        print(name, flush=True)
-    for peft, expected, checkpoints in product((True, False), (None, "all-linear"), (True, False)):
-        fields = {"use_peft": peft, "lora_target_modules": expected, "gradient_checkpointing": checkpoints}
-        for tiles, cpu in product(range(1, MOST_TILES + 1 if checkpoints else 2), (True, False)):
-            for dropout in (0.0, 0.05):
-                extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
-                for precise in (Precision(4, 4, False), FULL) if cpu else (FULL,):
-                    shapes["embedded"].measured(how_of(shapes["embedded"], extra, precise, tiles))
+    both = (True, False)
+    for peft, maps, checkpoints, cpu, dropout in product(both, (None, "all-linear"), both, both, (0.0, 0.05)):
+        fields = {"use_peft": peft, "lora_target_modules": maps, "gradient_checkpointing": checkpoints}
+        extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
+        precisions = (Precision(4, 4, False), FULL) if cpu else (FULL,)
+        for tiles, precise in product(range(1, MOST_TILES + 1 if checkpoints else 2), precisions):
+            shapes["embedded"].measured(how_of(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
             with suppress(UserError):
                 plan(read_recipe(recipe), gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(read_recipe(recipe)))
-        print(recipe.stem, flush=True)
     plan_8gb.table()
     layouts.table()
     lines = [f"{json.dumps(key)}: {json.dumps(answer, separators=(',', ':'))}" for key, answer in sorted(kept.items())]

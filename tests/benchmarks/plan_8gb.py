@@ -16,7 +16,9 @@ GROUP = 8  # completions of a prompt
 
 def recipe(model: str, quantised: bool, group: int, completion: int, share: float | None) -> dict[str, object]:
     """A LoRA on all linear maps, one group a micro-batch that is cut to one completion at a time."""
-    settings: dict[str, object] = {
+    engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    length = {"vllm_max_model_length": PROMPT + completion, "vllm_gpu_memory_utilization": share}
+    return {
         "model_name_or_path": model,
         "dtype": "bfloat16",
         "use_peft": True,
@@ -31,11 +33,8 @@ def recipe(model: str, quantised: bool, group: int, completion: int, share: floa
         "max_tokens_per_micro_batch": PROMPT + completion,
         "load_in_4bit": quantised,
         "use_bnb_nested_quant": quantised,
+        **({} if share is None else engine | length),
     }
-    if share is not None:
-        length = {"vllm_max_model_length": PROMPT + completion, "vllm_gpu_memory_utilization": share}
-        settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True, **length}
-    return settings
 
 
 def cell(model: str, quantised: bool, group: int, completion: int, beside: bool) -> str:

@@ -1,6 +1,6 @@
 """What each reward function pays a policy that knows nothing of the problem: the table of docs/rewards.md.
 
-    GRPO_MATH_DATA=DATA python tests/benchmarks/reward_farms.py [--golds 300] [--seed 0]
+    GRPO_MATH_DATA=DATA python tests/benchmarks/reward_farms.py
 
 For each reward, the mean over golds of GSM8K of what it pays the gold in its format, and of the best of the policies
 that write the same for every problem: nothing, the format around a word or around a constant, a list of numbers,
@@ -12,7 +12,6 @@ Does not train: what a policy can farm, it has to find first.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -61,15 +60,10 @@ def format_of(name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--golds", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    rng = random.Random(options.seed)
+    rng = random.Random(0)
     lines = (Path(os.environ["GRPO_MATH_DATA"]) / "gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines()
-    golds = [json.loads(line)["answer"].rpartition("####")[2].strip() for line in rng.sample(lines, options.golds)]
+    golds = [json.loads(line)["answer"].rpartition("####")[2].strip() for line in rng.sample(lines, 300)]
     pairs = [(gold, str(int(gold.replace(",", "")) + rng.choice((1, 2, 5, 10)))) for gold in golds]
-    print(f"{options.golds} golds of GSM8K, seed {options.seed}\n")
     print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
     for name in sorted(set(REWARDS) - {"llm_judge"}):
         form = format_of(name)

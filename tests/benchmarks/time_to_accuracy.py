@@ -1,6 +1,6 @@
 """CPU seconds of training until a held-out accuracy, by stock TRL or ours: the table of docs/performance.md.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--steps 40] [--target 0.65] [--seed 0]
+    OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--seed 0]
 
 Trains the quickstart's task (launch/configs/demo_cpu.yaml), but writes the sum out, in the CPU's fastest dtype: the
 same model, LoRA, data, prompts, reward function and seed, and TRL's constant in the advantage. The recipe's 64 rows an
@@ -33,15 +33,16 @@ from grpo_math.problems.datasets import load_problems
 from grpo_math.rewards import load_reward
 from grpo_math.settings.shipped import find
 
-EVERY = 5  # steps between evaluations
+EVERY, MOST = 5, 40  # steps between evaluations, and at most
+TARGET = 0.65  # held-out accuracy
 MICRO_BATCH = 8  # rows
 
 
 class Clock(TrainerCallback):
     """CPU seconds of training. The clock stops while `accuracy` evaluates."""
 
-    def __init__(self, accuracy, target):
-        self.accuracy, self.target, self.seconds, self.reached = accuracy, target, 0.0, None
+    def __init__(self, accuracy):
+        self.accuracy, self.seconds, self.reached = accuracy, 0.0, None
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.started = time.process_time()
@@ -52,33 +53,30 @@ class Clock(TrainerCallback):
             return
         accuracy = self.accuracy(kwargs["model"])
         print(json.dumps({"step": state.global_step, "seconds": self.seconds, "accuracy": accuracy}), flush=True)
-        if accuracy < self.target:
+        if accuracy < TARGET:
             self.reached = None
         elif self.reached is None:
             self.reached = self.seconds
         else:
-            print(json.dumps({"reached": self.target, "seconds": self.reached}))
+            print(json.dumps({"reached": TARGET, "seconds": self.reached}))
             control.should_training_stop = True
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trainer", choices=("trl", "ours"))
-    parser.add_argument("--steps", type=int, default=40, help="most optimizer steps (default: 40)")
-    parser.add_argument("--target", type=float, default=0.65, help="held-out accuracy (default: 0.65)")
-    parser.add_argument("--held_out", type=int, default=128, help="problems of an evaluation (default: 128)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     recipe = yaml.safe_load(find("launch/configs/demo_cpu.yaml").read_text(encoding="utf-8"))
     recipe |= {"prompt_template": "gsm8k", "max_completion_length": 16, "learning_rate": float(recipe["learning_rate"])}
     settings = {name: value for name, value in recipe.items() if name in GRPOConfig.__dataclass_fields__}
-    settings |= {"output_dir": tempfile.mkdtemp(), "max_steps": options.steps, "seed": options.seed}
-    settings["gradient_accumulation_steps"] = settings["per_device_train_batch_size"] // MICRO_BATCH
+    settings |= {"output_dir": tempfile.mkdtemp(), "max_steps": MOST, "seed": options.seed}
+    settings |= {"gradient_accumulation_steps": recipe["per_device_train_batch_size"] // MICRO_BATCH}
     settings |= {"per_device_train_batch_size": MICRO_BATCH, "log_completions": False, "logging_strategy": "no"}
     settings |= {"disable_tqdm": True, "model_init_kwargs": {"dtype": fast_dtype()}}
     path, template = model_path(recipe["model_name_or_path"]), recipe["prompt_template"]
     problems = load_problems(recipe["dataset"], "train", template=template, seed=options.seed)
-    held_out = load_problems(recipe["dataset"], recipe["eval_split"], template=template, limit=options.held_out)
+    held_out = load_problems(recipe["dataset"], recipe["eval_split"], template=template, limit=128)
     tokenizer = load_tokenizer(path)
     set_seed(options.seed)  # the adapters start alike
     ours = options.trainer == "ours"
@@ -93,11 +91,11 @@ def main() -> None:
     )
 
     def accuracy(model) -> float:
-        asked = {"tokenizer": tokenizer, "max_new_tokens": 16, "batch_size": 64, "progress": False}
-        return evaluate(model, held_out, **asked)["accuracy_in_format"]  # what the reward pays
+        result = evaluate(model, held_out, tokenizer=tokenizer, max_new_tokens=16, batch_size=64, progress=False)
+        return result["accuracy_in_format"]  # what the reward pays
 
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Clock(accuracy, options.target))
+    trainer.add_callback(Clock(accuracy))
     trainer.train()
 
 

@@ -1,13 +1,13 @@
-"""On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run goes on where it was killed."""
+"""On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run resumes from a checkpoint."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.update_phase import SHAPES, Shape, bench_update
 from peft import LoraConfig
 from small_trainers import SMALL, make, padded_batch, relative, weights
 from trl import GRPOTrainer
-from update_benchmark import SHAPES, Shape, bench_update
 
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -16,25 +16,13 @@ ALL_LINEAR = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_t
 REHEARSED = {"rehearsed": Shape(prompt=5, longest=8, mean=1 / 2, groups=2)}
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora_r", [0, 16])
-def test_the_gradient_is_that_of_trl(dtype, bound, lora_r, model, rehearsal, figure):
-    """On the same rollouts; in bfloat16, TRL's own is some per cent off float32's."""
-    shapes = REHEARSED if rehearsal else {"gsm8k": SHAPES["gsm8k"], "math": SHAPES["math"]}
-    results = bench_update(model, shapes, runs=1, dtype=dtype, lora_r=lora_r)
-    differences = {shape["name"]: shape["difference"] for shape in results["shapes"]}
-    figure(dtype=dtype, lora_r=lora_r, difference=differences)
-    assert max(differences.values()) < bound
-
-
-@pytest.mark.parametrize("lora_r", [0, 16])
-def test_the_update_is_measured_against_that_of_trl(lora_r, model, rehearsal, figure):
-    """Nothing is asked of the speed: what it is here is the figure."""
+def test_the_gradient_is_that_of_trl(dtype, lora_r, model, rehearsal, figure):
+    """On the same rollouts. In bfloat16, TRL's own is some per cent off float32's. The speed is a figure to send."""
     shapes = REHEARSED if rehearsal else {name: SHAPES[name] for name in ("gsm8k", "math", "equal")}
-    results = bench_update(model, shapes, runs=5, dtype="bfloat16", lora_r=lora_r)
-    kept = ("name", "tokens_trl", "tokens_ours", "seconds_trl", "seconds_ours", "ratio", "peak_bytes_trl")
-    rows = [{key: shape[key] for key in (*kept, "peak_bytes_ours", "difference")} for shape in results["shapes"]]
-    figure(lora_r=lora_r, shapes=rows)
+    results = bench_update(model, shapes, runs=1 if rehearsal else 5, dtype=dtype, lora_r=lora_r)
+    figure(dtype=dtype, lora_r=lora_r, shapes=results["shapes"])
     assert results["same"]
 
 

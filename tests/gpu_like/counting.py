@@ -8,27 +8,26 @@ Does not weigh: a wait is one of those at which ``torch.cuda.set_sync_debug_mode
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-PASS_ON = ("torch", "accelerate", "contextlib.py", "functools.py")
-OWN = tuple(str(Path(__file__).parent / name) for name in ("counting.py", "tensors.py"))
-SITE, OURS = "site-packages/", "/grpo_math/"
+PASSES_ON = re.compile(
+    r"<|.*/(site-packages/(torch|accelerate)/|(contextlib|functools)\.py|gpu_like/(counting|tensors))"
+)
+ABOVE = re.compile(r".*/(?:site-packages|tests)/|.*/(?=grpo_math/)")
 
 _open: list[Counter[str]] = []
 
 
 @contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """Yield the waits of what is done in it, "file:line function" -> how often. May be nested; each counts."""
+    """Yield the waits of what is done in it, "file:line function" -> how often."""
     _open.append(Counter())
-    try:
-        yield _open[-1]
-    finally:
-        _open.pop()
+    yield _open[-1]
+    _open.pop()
 
 
 def waited() -> None:
@@ -43,15 +42,8 @@ def of(waits: Counter[str], package: str) -> int:
 
 def _line() -> str:
     frame = sys._getframe(2)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if SITE in path:
-            short = path.rpartition(SITE)[2]
-        elif OURS in path:
-            short = "grpo_math/" + path.rpartition(OURS)[2]
-        else:
-            short = path.rpartition("/tests/")[2] if "/tests/" in path else path.rpartition("/")[2]
-        if not path.startswith(("<", *OWN)) and short.partition("/")[0] not in PASS_ON:
-            return f"{short}:{frame.f_lineno} {frame.f_code.co_name}"
+    while frame is not None and PASSES_ON.match(frame.f_code.co_filename):
         frame = frame.f_back
-    return "backward"
+    if frame is None:
+        return "backward"
+    return f"{ABOVE.sub('', frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"

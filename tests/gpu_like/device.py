@@ -23,7 +23,7 @@ holds a CPU tensor; every operator on it, backward and recomputation included, i
 `stand_ins.py` answers for `torch.cuda`. Random numbers are the CPU's, in the same order, so that a run samples the
 same completions as on the CPU.
 
-The memory of a run at full size is counted by `simulation/`, on the same registered device, without computing.
+`simulation/` runs a recipe at full size on the same device: large tensors have no memory then, and it is counted.
 
 Does not pretend time, kernels of Triton (TRL's paths around them are taken, their CPU form computes), NCCL, or
 rounding: CUDA's kernels add up in other orders.
@@ -65,12 +65,13 @@ def hindrance() -> str | None:
     return None
 
 
-def register() -> None:
-    """Build guard.cpp against the installed torch, in two seconds, and load it. Before anything imports torch."""
+def load() -> None:
+    """Make the device, for as long as this process lives. Call it before anything imports torch.
+
+    Builds guard.cpp against the installed torch, in two seconds.
+    """
     if "torch" in sys.modules:
         raise RuntimeError("no pretended GPU: torch is imported already, and has looked for devices")
-    if reason := hindrance():
-        raise RuntimeError(f"no pretended GPU: {reason}")
     folder = _torch()
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-I{folder / 'include'}"]
     linked = [f"-L{folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{folder / 'lib'}"]
@@ -79,11 +80,6 @@ def register() -> None:
         built = f"{built_in}/guard.so"
         subprocess.run(["g++", *flags, str(Path(__file__).with_name("guard.cpp")), "-o", built, *linked], check=True)
         ctypes.CDLL(built)
-
-
-def load() -> None:
-    """Make the device, for as long as this process lives."""
-    register()
     from gpu_like import tensors
 
     tensors.take_over()

@@ -3,12 +3,12 @@
 Every operator that has such a tensor among its arguments comes to `_run`: it refuses devices that CUDA would refuse,
 counts, and computes on the tensors within.
 
-Does not support operators that change a tensor's shape in place: they raise.
+Does not support operators that change a tensor's shape in place.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import flash_reference
@@ -43,7 +43,7 @@ class Cuda(torch.Tensor):
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
             layout=inner.layout,
-            device=on(device),
+            device=device,
         )
 
     def __init__(self, inner: torch.Tensor, device: torch.device = DEVICE) -> None:
@@ -75,7 +75,7 @@ class Cuda(torch.Tensor):
         return self.cpu().tolist()
 
     def data_ptr(self) -> int:
-        return self.inner.data_ptr()
+        return self.inner.untyped_storage()._cdata if self.inner.is_meta else self.inner.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -91,18 +91,27 @@ class Cuda(torch.Tensor):
     def record_stream(self, stream: Any) -> None:
         """Nothing: memory is never handed on."""
 
-    def __repr__(self, **kwargs: Any) -> str:
-        return f"{self.inner!r} on {self.device}"
 
-
-def on(device: torch.device) -> torch.device:
+def on(device: Any) -> torch.device:
     """The device with a number: ``cuda`` is the first."""
-    return torch.device("cuda", device.index or 0)
+    device = torch.device(device)
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Apply an operator to what the tensors of the device hold. The simulation has another one."""
+    return func(*args, **kwargs)
+
+
+def heard(func: Any, args: Any, out: Any) -> None:
+    """Called after every operator. The simulation counts memory here."""
 
 
 def take_over() -> None:
     """For good: what makes a tensor on the device from none that is there begins with one of `FACTORIES`."""
     torch.nn.functional.scaled_dot_product_attention = attention
+    module: Any = torch.nn.Module
+    module.to = partialmethod(_to, module.to)
     flash_reference.register()
     library = torch.library.Library("aten", "IMPL")
     for factory in FACTORIES:
@@ -115,26 +124,37 @@ _kept: list[Any] = []  # a library that is dropped takes its operators with it
 
 def _made(factory: str, *args: Any, device: Any = None, **kwargs: Any) -> Cuda:
     name, _, overload = factory.partition(".")
-    made = getattr(getattr(torch.ops.aten, name), overload or "default")(*args, device=CPU, **kwargs)
-    return Cuda(made, DEVICE if device is None else torch.device(device))
+    func = getattr(getattr(torch.ops.aten, name), overload or "default")
+    made = Cuda(compute(func, args, {**kwargs, "device": CPU}), DEVICE if device is None else on(device))
+    heard(func, args, made)
+    return made
 
 
-def _name(func: Any) -> str:
-    return func._schema.name.partition("::")[2]
+def _to(module: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """A module that is on the device stays as it is. Torch would replace its parameters, and their hooks with them."""
+    to_device = len(args) == 1 and str(args[0]).startswith("cuda") and not kwargs
+    if to_device and all(isinstance(tensor, Cuda) for tensor in (*module.parameters(), *module.buffers())):
+        return module
+    return plain(module, *args, **kwargs)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name = _name(func)
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    asked = kwargs.get("device")
-    asked = None if asked is None else torch.device(asked)
+    name, asked = func._schema.name.partition("::")[2], kwargs.get("device")
     inside = kwargs if asked is None else {**kwargs, "device": CPU}
-    if name == "_to_copy":
-        return _to_copy(func, args, inside, asked)
-    if name == "copy_":
-        return _copy(func, args, inside)
     if name == "is_pinned":
         return False
+    if name == "_to_copy":
+        out = _to_copy(func, args, inside, asked)
+    elif name == "copy_":
+        out = _copy(func, args, inside)
+    else:
+        out = _computed(func, name, args, kwargs, inside)
+    heard(func, args, out)
+    return out
+
+
+def _computed(func: Any, name: str, args: Any, kwargs: dict[str, Any], inside: dict[str, Any]) -> Any:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     device = next((tensor.device for tensor in tensors if isinstance(tensor, Cuda)), DEVICE)
     _refuse_mixed(func, name, args, tensors, device)
     if _waits(name, args, kwargs):
@@ -146,36 +166,33 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             inside["out"].copy_(out)
             return kwargs["out"]
         return Cuda(out, device)
-    out = func(*plain, **inside)
-    if asked is not None and asked.type != "cuda":
-        return out
-    made_on = device if asked is None else asked
-    out = tree_map_only(torch.Tensor, lambda tensor: Cuda(tensor, made_on), out)
-    out = return_and_correct_aliasing(func, args, kwargs, out)
-    if func._schema.is_mutable and any(isinstance(t, Cuda) and t.shape != t.inner.shape for t in tensors):
-        raise NotImplementedError(f"the pretended GPU cannot change a shape in place: {func}")
-    return out
+    target = device if kwargs.get("device") is None else on(kwargs["device"])
+    out = tree_map_only(torch.Tensor, lambda tensor: _placed(tensor, target), compute(func, plain, inside))
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _placed(inner: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return Cuda(inner, device) if device.type == "cuda" or inner.is_meta else inner
 
 
 def within(value: Any) -> Any:
     return value.inner if isinstance(value, Cuda) else value
 
 
-def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: torch.device | None) -> torch.Tensor:
+def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: Any) -> torch.Tensor:
     source = args[0]
-    target = source.device if asked is None else on(asked) if asked.type == "cuda" else asked
+    target = source.device if asked is None else on(asked)
     if target != source.device and not inside.get("non_blocking"):
         waited()
-    out = func(within(source), *args[1:], **inside)
-    return Cuda(out, target) if target.type == "cuda" else out
+    return _placed(compute(func, (within(source), *args[1:]), inside), target)
 
 
 def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
     target, source, *others = args
     non_blocking = inside.get("non_blocking") or (others and others[0])
-    if isinstance(target, Cuda) != isinstance(source, Cuda) and not non_blocking:
+    if target.device != source.device and not non_blocking:
         waited()
-    func(within(target), within(source), *others, **inside)
+    compute(func, (within(target), within(source), *others), inside)
     return target
 
 
@@ -214,16 +231,20 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention`, of which CUDA has kernels: here its formula, operator by operator."""
-    states = (query, key, value)
-    if isinstance(attn_mask, CausalBias):  # of the lower right
-        lower = torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2))
-        attn_mask = Cuda(lower, query.device)
-    if torch.is_autocast_enabled("cuda") and isinstance(query, Cuda):
-        states = tuple(state.to(torch.get_autocast_dtype("cuda")) for state in states)
-    settings = {"scale": scale, "enable_gqa": enable_gqa}
+    """`scaled_dot_product_attention`, of which CUDA has kernels."""
+    states, settings = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
     if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
         return _sdpa(*states, attn_mask, dropout_p, is_causal, **settings)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the formula adds its mask
-        attn_mask = torch.zeros_like(attn_mask, dtype=states[0].dtype).masked_fill(~attn_mask, -torch.inf)
-    return torch.ops.aten._scaled_dot_product_attention_math(*states, attn_mask, dropout_p, is_causal, **settings)[0]
+    if torch.is_autocast_enabled("cuda"):
+        states = tuple(state.to(torch.get_autocast_dtype("cuda")) for state in states)
+    return attend(*states, attn_mask, dropout_p, is_causal, **settings)
+
+
+def attend(query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool, **settings: Any) -> Any:
+    """The formula of attention, operator by operator. The simulation has another one."""
+    if isinstance(mask, CausalBias):  # of the lower right
+        lower = torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2))
+        mask = Cuda(lower, query.device)
+    if mask is not None and mask.dtype == torch.bool:  # the formula adds its mask
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, **settings)[0]

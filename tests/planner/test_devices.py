@@ -2,13 +2,11 @@
 
 import pytest
 
-from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, plan, serve_layout
+from grpo_math.planner import devices, serve_layout
 from grpo_math.planner.devices import Gpu
 
 LORA = {"dtype": "bfloat16", "use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 LORA |= {"prompts_per_step": 16, "per_device_train_batch_size": 8}
-SERVER = {"use_vllm": True, "vllm_mode": "server"}
 
 
 @pytest.fixture
@@ -65,15 +63,6 @@ def test_where_nvidia_smi_says_nothing_there_are_none(gpus, code, nvidia_smi):
     nvidia_smi(gpus, code=code)
     assert devices.visible() == []
     assert devices.here() == (0, 0.0)
-
-
-def test_a_stated_tensor_parallel_size_is_kept_and_one_that_cannot_be_is_refused():
-    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-7B"}
-    layout = plan({**recipe, "vllm_tensor_parallel_size": 2}, gpus=4, gpu_gb=80, cpu_gb=64)["layout"]
-    assert layout[0] == {"role": "vLLM server, tensor parallel 2", "gpus": [0, 1]}
-    for size in (3, 8):  # 28 heads, and 4 GPUs
-        with pytest.raises(ConfigError, match="vllm_tensor_parallel_size"):
-            plan({**recipe, "vllm_tensor_parallel_size": size}, gpus=4, gpu_gb=80, cpu_gb=64)
 
 
 def test_a_server_alone_takes_every_gpu_that_it_can():

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision
-from grpo_math.planner.model import Shape, shape_of, stored
+from grpo_math.planner.model import shape_of, stored
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Machine, Work, largest
 from grpo_math.run import machine
@@ -31,12 +31,6 @@ SHAPE = shape_of("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
 ON_24 = Machine(SHAPE, gpus=1, gpu_bytes=24 * machine.GB, cpu_bytes=64 * machine.GB, prompt=100, accelerate=None)
 
 
-def small(family: str = "qwen2", **changes: Any) -> tuple[Shape, Any]:
-    config = {**SMALL, **changes}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.float32)
-    return shape_of(family, {"model_type": family, **config}), model
-
-
 def bytes_of(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -53,7 +47,8 @@ def bytes_of(tensors: Any) -> int:
 )
 def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family, targets, dora):
     settings = {"use_peft": bool(targets), "lora_r": 5, "lora_target_modules": targets, "use_dora": dora}
-    shape, model = small(family)
+    shape = shape_of(family, {"model_type": family, **SMALL})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL), dtype=torch.float32)
     if targets:
         target = targets[0] if len(targets) == 1 else targets  # as TRL's ModelConfig does
         model = get_peft_model(model, LoraConfig(r=5, target_modules=target, use_dora=dora, task_type="CAUSAL_LM"))
@@ -129,47 +124,16 @@ def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, groups):
     assert largest(ON_24, settings, batch_of(), 0) == Work([(99, lengths) for lengths in groups], tiles)
 
 
-def phases(recipe: dict[str, Any], deepspeed: dict[str, Any] | None = None, processes: int = 1) -> Any:
-    settings, zero = resolve(recipe), Zero(deepspeed, SHAPE.hidden)
-    precise = memory.precision(settings, zero, deepspeed)
-    batch = batch_of(processes)
-    work = largest(ON_24, settings, batch, zero.stage)
-    return memory.phases(ON_24, settings, zero, precise, batch, "transformers", work)
-
-
-def zero_config(stage: int, **zero: Any) -> dict[str, Any]:
-    return {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **zero}}
-
-
 def test_zero_partitions_what_its_stages_say():
-    n, total = 4, SHAPE.total
-    one, two, three = (phases({}, zero_config(stage), processes=n)[0]["training"] for stage in (1, 2, 3))
-    assert (
-        one["optimizer_state"] == two["optimizer_state"] == pytest.approx(12 * total / n, rel=1e-6)
-    )  # float32 weights, 2 moments
-    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
-    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
+    total, terms = SHAPE.total, []
+    for stage in (1, 2, 3):
+        deepspeed = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000}}
+        settings, zero, batch = resolve({}), Zero(deepspeed, SHAPE.hidden), batch_of(4)
+        precise, work = memory.precision(settings, zero, deepspeed), largest(ON_24, settings, batch, stage)
+        terms.append(memory.phases(ON_24, settings, zero, precise, batch, "transformers", work)[0]["training"])
+    one, two, three = terms
+    # float32 weights and two moments
+    assert one["optimizer_state"] == two["optimizer_state"] == pytest.approx(12 * total / 4, rel=1e-6)
+    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // 4)
+    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // 4)
     assert "weights_gathered_by_ZeRO-3" in three
-    assert phases({}, zero_config(3), processes=n)[0]["generation"]["weights_gathered_by_ZeRO-3"] == 2 * total
-    offloaded, main = phases({}, zero_config(2, offload_optimizer={"device": "cpu"}), processes=2)
-    assert "optimizer_state" not in offloaded["training"]
-    assert main["optimizer_state"] == pytest.approx(16 * total, rel=1e-6)
-
-
-def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
-    recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 975}  # 15 x 65
-    terms = phases(recipe)[0]["generation"]
-    of_layer = 32 * (100 + 975) * 2 * SHAPE.cache[1] // SHAPE.layers
-    assert terms["KV_cache"] == (SHAPE.layers + 1) * of_layer
-    assert terms["prefill_and_sampling"] == 32 * SHAPE.vocab * 5 * 4
-
-
-def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment():
-    output = {"forward": [0, 10, 0], "backward": [5, 10, 1], "moments": [[0, 1, 0], [7, 2 * 10**7, 3]]}
-    work = Work([(2, [4, 4])])
-    assert work.sizes == (1, 10, 14)
-    terms = memory.update(
-        replace(SHAPE, measured=lambda how: output), resolve({"use_peft": True}), Precision(2, 4, True), work
-    )
-    assert terms["activations"] == 5 + 10 * 10 + 14
-    assert terms["temporaries_of_a_layer"] == 7 + 2 * 10**8 + 3 * 14 - terms["activations"]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.checks.model import check_targets
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import _worker, plain, read_config, shape_of, stored
+from grpo_math.planner.model import _worker, read_config, shape_of, stored
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -58,18 +58,6 @@ def test_a_name_that_no_linear_map_has_is_refused():
             check_targets(shape.paths, modules, [])
     for right in (None, "all-linear", ["q_proj", "up_proj"], r".*\.mlp\..*_proj"):
         check_targets(shape.paths, right, [])
-
-
-def test_a_measurement_is_kept_by_what_decides_about_shapes():
-    config = {**SMALL, "model_type": "llama", "rope_scaling": None, "quantization_config": {"load_in_4bit": True}}
-    assert plain(config) == {**SMALL, "model_type": "llama"}
-
-
-@pytest.mark.parametrize("suffix", ["", "-Instruct"])
-def test_shipped_shapes_need_no_network(suffix, monkeypatch):
-    monkeypatch.setattr("grpo_math.planner.model._download", None)
-    assert read_config(f"Qwen/Qwen2.5-1.5B{suffix}")["hidden_size"] == 1536
-    assert read_config("embedded")["hidden_size"] == 576
 
 
 @pytest.mark.parametrize(("text", "named"), [("not json", r"config\.json"), (None, r"has no config\.json")])

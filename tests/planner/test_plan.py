@@ -6,7 +6,6 @@ After a change that is meant, `python tests/planner/test_plan.py` writes the pla
 import contextlib
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,20 +117,6 @@ def test_each_suggestion_saves_what_it_says(case):
     assert after["fits"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "model", "size", "server", "policy"),
-    [
-        (2, "Qwen/Qwen2.5-7B", 80, [0], [1]),
-        (4, "Qwen/Qwen2.5-7B", 80, [0, 1], [2, 3]),  # 128 rows do not divide by 3
-        (8, "Qwen/Qwen2.5-7B", 80, [0, 1, 2, 3], [4, 5, 6, 7]),
-        (8, "Qwen/Qwen2.5-32B", 40, [0, 1, 2, 3], [4, 5, 6, 7]),
-    ],
-)
-def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size, server, policy):
-    layout = planned(model, WAYS["server"], gpus, size)["layout"]
-    assert [role["gpus"] for role in layout] == [server, policy]
-
-
 # The command
 
 
@@ -146,6 +131,7 @@ def recipe(tmp_path):
 
 
 ONE = ["--gpus", "1", "--gpu-memory"]
+FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +155,8 @@ ONE = ["--gpus", "1", "--gpu-memory"]
         ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
         ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
         (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
+        (WAYS["server"] | {"vllm_tensor_parallel_size": 5}, FOUR, "vllm_tensor_parallel_size"),  # of 12 heads
+        (WAYS["server"] | {"vllm_tensor_parallel_size": 6}, FOUR, "vllm_tensor_parallel_size"),  # on 4 GPUs
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
@@ -187,24 +175,16 @@ def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 
 
-def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
-    commands = []
-    for path in sorted((ROOT / "launch/configs").glob("*.yaml")):
-        advice = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
-        gpus = advice[1] if advice else "1"
-        commands.append(["plan", "--config", str(path), "--gpus", gpus, "--gpu-memory", "80", "--json"])
+def test_a_plan_needs_neither_network_nor_torch():
     program = (
         "import socket, sys\n"
-        "def refuse(*args): raise AssertionError('network')\n"
-        "socket.socket.connect = refuse\n"
+        "socket.socket.connect = None\n"
         "from grpo_math.cli import main\n"
-        f"codes = [main(command) for command in {commands!r}]\n"
+        "assert main(sys.argv[1:]) == 0\n"
         "assert not {'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)\n"
-        "assert set(codes) <= {0, 1}, codes\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all(json.loads(line)["peak_gb"] for line in done.stdout.splitlines())
+    command = ["plan", "--config", "launch/configs/iterative_7b_8gpu.yaml", "--gpus", "8", "--gpu-memory", "80"]
+    subprocess.run([sys.executable, "-c", program, *command], cwd=ROOT, check=True)
 
 
 def test_an_update_takes_eight_flops_per_token_and_parameter():

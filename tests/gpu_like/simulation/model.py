@@ -3,21 +3,12 @@
 In 4 bit its linear maps are bitsandbytes' own, with storages of the size that its kernels make.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from gpu_like.simulation.device import CUDA
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def folder_of(config: dict[str, Any], path: Path) -> Path:
-    """A model's folder without weights: what config.json says, with the class that transformers has for it."""
-    names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
-    (path / "config.json").write_text(json.dumps({**config, "architectures": names}), encoding="utf-8")
-    return path
+from transformers.initialization import no_init_weights
+from transformers.quantizers import AutoHfQuantizer
 
 
 def without_weights() -> None:
@@ -31,13 +22,9 @@ def _made(cls: Any, path: str, *args: Any, **given: Any) -> Any:
     quantization = given.pop("quantization_config", None)
     dtype = given.pop("dtype", None)
     dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    options = {"dtype": dtype or torch.bfloat16}
-    if kernel := given.get("attn_implementation"):
-        options["attn_implementation"] = kernel
-    from transformers.initialization import no_init_weights
-
-    with torch.device(CUDA), no_init_weights():
-        model = cls._from_config(config, **options)
+    kernel = {name: value for name, value in given.items() if name == "attn_implementation" and value}
+    with torch.device("cuda"), no_init_weights():
+        model = cls._from_config(config, dtype=dtype or torch.bfloat16, **kernel)
     model.tie_weights()
     model.eval()
     if quantization is not None:
@@ -72,7 +59,5 @@ def _quantize(model: Any, config: Any) -> None:
             setattr(parent, name, new)
     model.is_quantized = model.is_loaded_in_4bit = True
     model.config.quantization_config = config
-    from transformers.quantizers import AutoHfQuantizer
-
     model.hf_quantizer = AutoHfQuantizer.from_config(config)
     model.quantization_method = config.quant_method

@@ -1,69 +1,76 @@
-"""The allocations of a simulated run -> its peaks, and the live bytes at the peak of training. Pure.
+"""Memory of the pretended GPU during a simulated run: every storage with its size and phase -> the peaks of the run."""
 
-Does not know where the record comes from: live.py writes it.
-"""
-
+import weakref
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_like.simulation.allocator import Allocator, Block
+from gpu_like.simulation import workspace
+from gpu_like.simulation.allocator import Allocator
+from gpu_like.tensors import Cuda
+from torch.utils._pytree import tree_leaves
 
 LOADING, GENERATION, TRAINING = "loading", "generation", "training"
 
 
-@dataclass
-class Storage:
-    """One allocation. ``kind`` is what it turned out to be, if that is known."""
-
-    size: int
-    phase: str
-    stream: int = 0
-    kind: str = "other"
-
-
-@dataclass
 class Record:
-    """``events``: +n and -n for the n-th storage's coming and going, n from 1, and 0 for an emptied cache; each with
-    the phase in which it happened. The phase of loading comes first."""
+    """``phase`` is the program's to set; loading comes first.
 
-    storages: list[Storage] = field(default_factory=list)
-    events: list[tuple[int, str]] = field(default_factory=list)
+    ``storages``: the size of each, and its phase. ``events``: +n and -n if the n-th storage comes and goes, n from 1,
+    and 0 for an emptied cache; each with its phase.
+    """
 
-    def _from_loaded(self) -> Iterator[tuple[int, str]]:
-        """Yield what loading has left behind, and then every event after it."""
-        gone = {-number for number, phase in self.events if phase == LOADING}
-        for number, phase in self.events:
-            if phase != LOADING or (number > 0 and number not in gone):
-                yield number, phase
+    def __init__(self) -> None:
+        self.storages: list[tuple[int, str]] = []
+        self.events: list[tuple[int, str]] = []
+        self.phase = LOADING
+        self._numbers: dict[int, int] = {}  # of the storages that live
+
+    def heard(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Called after every operator on the pretended GPU."""
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Cuda) and tensor.is_cuda:
+                storage = tensor.inner.untyped_storage()
+                key = storage._cdata
+                if key not in self._numbers and storage.nbytes():
+                    self._numbers[key] = self.came(storage.nbytes())
+                    weakref.finalize(storage, self._went, key).atexit = False
+        # A kernel takes its workspaces next to its output, and frees them all at its end.
+        for number in [self.came(size) for size in workspace.of(func, args)]:
+            self.happened(-number)
+
+    def came(self, size: int) -> int:
+        self.storages.append((size, self.phase))
+        self.happened(len(self.storages))
+        return len(self.storages)
+
+    def _went(self, key: int) -> None:
+        self.happened(-self._numbers.pop(key))
+
+    def happened(self, number: int) -> None:
+        self.events.append((number, self.phase))
 
     def answer(self) -> dict[str, Any]:
-        """Return bytes: the peaks of both phases, what is live at the peak of training, and what is reserved at most.
+        """Return bytes: the peaks of both phases, and what is reserved at most.
 
-        Training's peak leaves out what generation made, as if something else generated.
+        Only what loading keeps counts. Training's peak excludes what generation made, as if something else generated.
         """
-        allocator, blocks, reserved = Allocator(), dict[int, Block](), 0
-        all_live, generation = 0, None
-        kinds, at_peak = Counter[str](), Counter[str]()
-        for number, phase in self._from_loaded():
+        allocator, blocks, reserved = Allocator(), {}, [0]
+        live, peaks = Counter[str](), Counter[str]()
+        gone = {-number for number, phase in self.events if phase == LOADING}
+        for number, phase in self.events:
+            if phase == LOADING and (number <= 0 or number in gone):
+                continue
             if number == 0:
                 allocator.empty()
                 continue
-            storage = self.storages[abs(number) - 1]
+            size, made_in = self.storages[abs(number) - 1]
             if number > 0:
-                blocks[number] = allocator.take(storage.size, storage.stream)
-                size = storage.size
+                blocks[number] = allocator.take(size)
             else:
                 allocator.give(blocks.pop(-number))
-                size = -storage.size
-            reserved = max(reserved, allocator.reserved)
-            all_live += size
+            reserved.append(allocator.reserved)
+            live[made_in] += size if number > 0 else -size
             if phase == GENERATION:
-                generation = max(generation or 0, all_live)
-            if storage.phase != GENERATION:
-                kinds[storage.kind] += size
-                if kinds.total() > at_peak.total():
-                    at_peak = kinds.copy()
-        live = {"training": at_peak.total(), "generation": generation}
-        return {"live": live, "kinds": dict(at_peak), "reserved": reserved}
+                peaks[GENERATION] = max(peaks[GENERATION], live.total())
+            peaks[TRAINING] = max(peaks[TRAINING], live[LOADING] + live[TRAINING])
+        return {"live": {phase: peaks[phase] for phase in (TRAINING, GENERATION)}, "reserved": max(reserved)}

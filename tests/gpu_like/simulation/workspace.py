@@ -8,39 +8,39 @@ from math import prod
 from typing import Any
 
 
-def of(func: Any, args: tuple[Any, ...], out: Any) -> list[int]:
+def of(func: Any, args: tuple[Any, ...]) -> list[int]:
     """Sizes of what is allocated within the operator and gone after it."""
-    if (rule := RULES.get(str(func))) is not None:
-        return [size for size in rule(args, out) if size]
-    return []
+    rule = RULES.get(str(func))
+    return [size for size in rule(args) if size] if rule else []
 
 
-def _flash_backward(args: tuple[Any, ...], out: Any) -> list[int]:
+def _flash(rows: int, q: Any, k: Any) -> list[int]:
     """FlashAttention 2: dq in float32, a number a row; dk and dv for every query head where heads are grouped."""
-    q, k = args[1], args[2]
-    rows = prod(q.shape[:2]) * -(-q.size(2) // 128) * 128
-    keys = k.numel() // k.size(1) * q.size(1) * k.element_size() if k.size(1) != q.size(1) else 0
-    return [rows * -(-q.size(3) // 32) * 32 * 4, rows * 4, keys, keys]
+    grouped = k.size(1) != q.size(1)
+    keys = k.numel() // k.size(1) * q.size(1) * k.element_size() if grouped else 0
+    return [rows * -(-q.size(-1) // 32) * 32 * 4, rows * 4, keys, keys]
 
 
-def _varlen_backward(args: tuple[Any, ...], out: Any) -> list[int]:
-    """Flash over sequences of unequal length: the same, for tokens (L, H, D) and 128 more rows a sequence."""
-    q, k = args[1], args[2]
-    rows = (q.size(0) + 128 * (args[6].numel() - 1)) * q.size(1)
-    keys = k.numel() // k.size(1) * q.size(1) * k.element_size() if k.size(1) != q.size(1) else 0
-    return [rows * -(-q.size(2) // 32) * 32 * 4, rows * 4, keys, keys]
-
-
-def _efficient_backward(args: tuple[Any, ...], out: Any) -> list[int]:
-    """The memory-efficient kernel: delta, and the gradient of the queries in float32."""
+def _flash_backward(args: tuple[Any, ...]) -> list[int]:
     q = args[1]
-    return [prod(q.shape[:3]) * 4]
+    return _flash(prod(q.shape[:2]) * -(-q.size(2) // 128) * 128, q, args[2])
 
 
-def _gemm_4bit(args: tuple[Any, ...], out: Any) -> list[int]:
+def _varlen_backward(args: tuple[Any, ...]) -> list[int]:
+    """Sequences of unequal length: tokens (L, H, D), and 128 more rows a sequence."""
+    q = args[1]
+    return _flash((q.size(0) + 128 * (args[6].numel() - 1)) * q.size(1), q, args[2])
+
+
+def _efficient_backward(args: tuple[Any, ...]) -> list[int]:
+    """The memory-efficient kernel: delta, and the gradient of the queries in float32."""
+    return [prod(args[1].shape[:3]) * 4]
+
+
+def _gemm_4bit(args: tuple[Any, ...]) -> list[int]:
     """bitsandbytes: many rows are multiplied with the weights in full; nested constants are spelled out in float32."""
-    weights = prod(args[2])
-    return [weights * args[0].element_size(), weights // args[4] * 4 if len(args) > 6 and args[6] is not None else 0]
+    weights, nested = prod(args[2]), len(args) > 6 and args[6] is not None
+    return [weights * args[0].element_size(), weights // args[4] * 4 * nested]
 
 
 RULES = {
