@@ -52,7 +52,7 @@ class Segment:
         self.reserved += ((state != UNMAPPED) - (old.state != UNMAPPED)) * size
 
     def fitting(self, size: int) -> int | None:
-        """The address of the free block to take. One that can grow counts with its address space, so it is taken last."""
+        """The address of the free block to take. One that can grow counts with its address space: it is taken last."""
         fits = [
             (length, length + after.size * (after.state == UNMAPPED), address)
             for (address, length, state), after in pairwise(self.blocks)
