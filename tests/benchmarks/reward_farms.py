@@ -49,8 +49,8 @@ def hedged(gold: str, wrong: str, answer_format: str) -> dict[str, str]:
 
 
 def mean(name: str, golds: list[str], texts: list[str]) -> float:
-    formats, limits = [format_of(name)] * len(golds), [256] * len(golds)
-    rewards = REWARDS[name]([""] * len(golds), texts, answer=golds, answer_format=formats, max_completion_length=limits)
+    formats = [format_of(name)] * len(golds)
+    rewards = REWARDS[name]([""] * len(golds), texts, answer=golds, answer_format=formats, max_completion_length=256)
     return fmean(reward for reward in rewards if reward is not None)
 
 

@@ -51,21 +51,21 @@ class Segment:
         self.blocks[first : number + 2] = joined
         self.reserved += ((state != UNMAPPED) - (old.state != UNMAPPED)) * size
 
-    def fitting(self, size: int) -> Block | None:
-        """The free block to take. One that can grow counts with its address space, so it is taken last."""
+    def fitting(self, size: int) -> int | None:
+        """The address of the free block to take. One that can grow counts with its address space: it is taken last."""
         fits = [
-            (block.size, block.size + after.size * (after.state == UNMAPPED), block)
-            for block, after in pairwise(self.blocks)
-            if block.state == FREE and block.size >= size
+            (length, length + after.size * (after.state == UNMAPPED), address)
+            for (address, length, state), after in pairwise(self.blocks)
+            if state == FREE and length >= size
         ]
         fits.sort()
-        for (_, reach, block), (_, of_larger, _) in pairwise(fits):
+        for (_, reach, address), (_, of_larger, _) in pairwise(fits):
             if of_larger >= reach:
-                return block
+                return address
         return fits[-1][2] if fits else None
 
-    def grown(self, size: int) -> Block:
-        """A free block of at least this size, at the lowest address where memory can be mapped for it."""
+    def grown(self, size: int) -> int:
+        """The lowest address where memory can be mapped for a free block of this size."""
         for number, block in enumerate(self.blocks):
             free = list(takewhile(lambda block: block.state != USED, self.blocks[number:]))
             if any(block.state == UNMAPPED for block in free[:2]) and sum(block.size for block in free) >= size:
@@ -75,7 +75,7 @@ class Segment:
             if hole.state == UNMAPPED and missing > 0:
                 self.mark(hole.address, min(hole.size, -(-missing // self.page) * self.page), FREE)
             missing -= hole.size
-        return Block(block.address, size, FREE)
+        return block.address
 
     def empty(self) -> None:
         """Unmap whole pages. The ends of a block share their pages with other blocks."""
@@ -98,9 +98,10 @@ class Allocator:
     def take(self, size: int) -> Block:
         size = max(ROUND, -(-size // ROUND) * ROUND)
         segment = self._of(size)
-        block = segment.fitting(size) or segment.grown(size)
-        segment.mark(block.address, size, USED)
-        return Block(block.address, size, USED)
+        address = segment.fitting(size)
+        block = Block(segment.grown(size) if address is None else address, size, USED)
+        segment.mark(*block)
+        return block
 
     def give(self, block: Block) -> None:
         self._of(block.size).mark(block.address, block.size, FREE)
