@@ -93,7 +93,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, *offsets: Any, **options: Any) -> Ten
     return Flash.apply(q, k, v)
 
 
-plain_dropout, plain_takes = torch.nn.functional.dropout, varlen.flash_takes
+plain_dropout, plain_norm, plain_takes = torch.nn.functional.dropout, torch.nn.functional.layer_norm, varlen.flash_takes
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
@@ -106,12 +106,19 @@ def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(states, p, True)[0] if training and p else states
 
 
+def layer_norm(states: Tensor, *given: Any, **options: Any) -> Tensor:
+    # A GPU's autocast computes a LayerNorm in float32, a CPU's does not. peft generates without autocast.
+    wide = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    return plain_norm(states.float() if wide else states, *given, **options)
+
+
 def set_up(gpu: bool) -> None:
     """Make torch and the trainer behave as on a GPU, or as on a CPU, in this process."""
     # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft converts
     # each new adapter; layers.py gives the adapter its dtype.
     torch.nn.Module._apply = lambda module, function, recurse=True: module  # type: ignore[method-assign]
     torch.nn.functional.dropout = dropout if gpu else plain_dropout  # type: ignore[assignment]
+    torch.nn.functional.layer_norm = layer_norm if gpu else plain_norm  # type: ignore[assignment]
     varlen.flash_takes = takes if gpu else plain_takes
     varlen._torchs = lambda: flash  # type: ignore[assignment]
     # Fake tensors are on the CPU, where the trainer computes attention in float32.
