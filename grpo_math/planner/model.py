@@ -25,7 +25,7 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import Json, NotPlanned, Settings
 from grpo_math.reading import read_json
 
-FORMAT = 6  # of the answers of measure.py
+FORMAT = 7  # of the answers of measure.py
 # Fields of a config.json that do not change a shape.
 ASIDE = (
     *("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
