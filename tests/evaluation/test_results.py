@@ -1,11 +1,15 @@
 """An evaluation: its results by hand, and answers that continue where they were cut."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from grpo_math import evaluate
+from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
 from grpo_math.evaluation.figures import summary
@@ -124,6 +128,39 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
     files = [Path(evaluate(small, ROWS, max_new_tokens=n, **asked)["results"]) for n in (20, 30, 20)]
     assert files[0] == files[2] != files[1]
     assert sorted(tmp_path.glob("small-a_b-????????.json")) == sorted(set(files))
+
+
+KILLED = """
+import os, signal, sys
+from grpo_math.cli import main
+from grpo_math.evaluation import journal
+plain, calls = journal.append, []
+
+def append(path, lines):
+    plain(path, lines)
+    calls.append(path)
+    if len(calls) == 3:
+        os.truncate(path, os.path.getsize(path) - 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+journal.append = append
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
+    words = ["evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"]
+    words += ["--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"]
+    cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
+    assert killed.returncode == -signal.SIGKILL
+    assert answers_file(cut[1]).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
+    rows = []
+    for output in (cut, at_once):
+        assert main([*words, *output]) == 0
+        rows.append(json.loads(Path(output[1]).read_text())["rows"])
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
 from collections import Counter
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -144,6 +146,24 @@ def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
     assert [*small.adapters] == [generation.folder.name]
     small.adapters.clear()  # a restart between two rollouts
     assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
+
+
+def test_two_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
+    generation, both = synced(), Barrier(2)
+    models = generation.server.models
+
+    def slow_models():
+        names = models()
+        with suppress(BrokenBarrierError):
+            both.wait(0.5)  # for the other thread
+        return names
+
+    generation.server.models = slow_models
+    small.adapters.clear()
+    del small.asked[:]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(generation._load, [generation.folder] * 2))
+    assert small.asked == [*LOAD, LOAD[0]]
 
 
 def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):

@@ -61,6 +61,15 @@ def test_a_slow_answer_is_uncheckable_and_delays_no_other():
     assert outcomes[0].seconds >= 1.0  # two tries
 
 
+@pytest.mark.full
+def test_an_answer_that_fills_the_memory_harms_no_later_answer(one):
+    [outcome] = one.run([("1+2^{10^{10}}", r"\sum_{i=1}^{2} i^{10^{10}}")], 60.0)  # 2^(10^10) alone takes 1.25 GB
+    assert not outcome.verdict.ungradable
+    assert one.run([NEEDS_WORKER], 60.0)[0].verdict is Verdict.CORRECT
+    limits = Path(f"/proc/{pids_of(one)[0]}/limits").read_text()
+    assert limits.split("Max address space")[1].split()[0] == str(workers.MEMORY_BYTES)
+
+
 @pytest.mark.slow
 def test_a_worker_that_does_not_reply_is_replaced(one, monkeypatch):
     monkeypatch.setattr(workers, "WALL", 1)

@@ -2,10 +2,13 @@
 
 import ast
 import inspect
+from pathlib import Path
 
 import pytest
 import yaml
+from small_runs import history
 
+from grpo_math import cli
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
@@ -63,6 +66,18 @@ def test_an_open_r1_recipe_becomes_our_fields(tmp_path):
     dropped = ["do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"]
     noted = sorted(note.split()[0].partition("=")[0] for note in results.notes)
     assert noted == [*dropped, "torch_dtype", "warmup_ratio"]  # one line each
+
+
+@pytest.mark.full
+def test_an_open_r1_recipe_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    row = '{"query": "What is %d + 4?", "solution": "$\\\\boxed{%d}$"}'
+    Path("mine.jsonl").write_text("".join(row % (n, n + 4) + "\n" for n in range(8)))
+    assert cli.main(["train", "--config", recipe(tmp_path, **OPEN_R1)]) == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["answer_format"], config["rewards"]) == ("think", OURS["rewards"])
+    (evaluated,) = [line for line in history(Path("run")) if "eval_mine.jsonl_accuracy" in line]
+    assert (evaluated["step"], evaluated["eval_mine.jsonl_n"]) == (1, 8)
 
 
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
