@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 from rewards import letters
 
@@ -23,4 +25,11 @@ def exits_on_one_rank(completions, trainer_state, **columns):
 def killed_on_one_rank(completions, trainer_state, **columns):
     if RANK == 1 and trainer_state.global_step == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    return letters(completions)
+
+
+def hangs_on_one_rank(completions, trainer_state, **columns):
+    """Until there is a file that the test makes."""
+    while int(os.environ["HANGS"]) == RANK and trainer_state.global_step == 1 and not Path(os.environ["GO"]).exists():
+        time.sleep(0.05)
     return letters(completions)

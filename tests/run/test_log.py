@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from launching import TINY, run
-from small_runs import history, promised
+from launching import TINY, accelerate, run
+from small_runs import PATH, RUN, history, promised, start, until
 from small_trainers import make
 from tqdm import tqdm
 from transformers import AutoTokenizer
@@ -194,6 +194,20 @@ def test_a_stall_is_told_once_and_the_next_one_again(capfd):
     assert output.count("Timeout (0:00:00.120000)!") == 2
     # faulthandler escapes letters of a path that are not ASCII.
     assert output.count(f'{os.path.basename(__file__)}", line ') >= 2
+
+
+@pytest.mark.full
+def test_both_ranks_print_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
+    go, output = tmp_path / "go", tmp_path / "log"
+    command = [*accelerate("multi_gpu", tmp_path, "--num_processes", "2"), "-m", "grpo_math.train"]
+    command += ["--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run"), *RUN]
+    command += ["--rewards", "faulty:hangs_on_one_rank", "--watchdog_minutes=0.1"]
+    process = start(command, output, PYTHONPATH=PATH, GO=str(go), HANGS="1")
+    until(lambda: output.read_text().count("Timeout (0:00:06)!") == 2, process, output)
+    until(lambda: output.read_text().count("in training_step") >= 2, process, output)
+    go.write_text("")
+    assert process.wait(timeout=300) == 0, output.read_text()
+    assert output.read_text().count("in hangs_on_one_rank") == 1
 
 
 # Nothing grows with the steps

@@ -8,8 +8,8 @@ import shlex
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from launching import ROOT
-from small_runs import history
+from launching import ROOT, accelerate, run
+from small_runs import RUN, history
 from transformers import LlamaConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
 
@@ -154,3 +154,11 @@ def test_deepspeed_and_transformers_read_the_deepspeed_files(path, tmp_path, mon
     assert (zero.overlap_comm, zero.reduce_bucket_size) == (True, 64 * 64)
     assert (zero.offload_optimizer is not None) == ("offload" in path.stem)
     assert zero.offload_optimizer is None or zero.offload_optimizer.pin_memory
+
+
+@pytest.mark.full
+def test_the_config_of_one_gpu_launches_one_process(tiny, tmp_path):
+    command = [*accelerate("single_gpu", tmp_path), "-m", "grpo_math.train", *RUN]
+    run([*command, "--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")])
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (config["distributed_type"], config["num_processes"]) == ("NO", 1)

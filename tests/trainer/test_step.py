@@ -57,9 +57,21 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
             failures.append(replays)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
+    counts, log = [], trainer.log
+
+    def counted(*args):
+        if values := trainer._metrics["train"].get("entropy"):
+            counts.append((len(values), sum(len(step["micro_batches"]) for step in trainer._buffered_inputs)))
+        return log(*args)
+
+    trainer.log = counted
     trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
     trainer.train()
     assert failures == [False, True]
+    assert len(counts) == 3
+    logged, computed = ([count[i] for count in counts] for i in (0, 1))
+    # A replayed training step is logged once: the first, as the one micro-batch that it was before it was split in two.
+    assert logged == [computed[0] - 1, *computed[1:]]
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
