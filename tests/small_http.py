@@ -43,6 +43,7 @@ class SmallHTTP:
 
         class Quiet(ThreadingHTTPServer):
             daemon_threads = True
+            request_queue_size = 2048  # as uvicorn's; 5 by default, and a busy machine then resets connections
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass

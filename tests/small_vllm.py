@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from small_http import SmallHTTP, body_of, send
+from small_trainers import letters
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
@@ -65,14 +66,14 @@ class SmallVLLM(SmallHTTP):
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         path = path.partition("?")[0]
-        known = {
+        fixed = {
             "/health": {},
             "/version": {"version": self.version},
             "/server_info": {"vllm_config": self.settings},
             "/v1/models": {"data": [{"id": name} for name in [self.name, *self.adapters]]},
         }
-        if path in known:
-            return 200, json.dumps(known[path])
+        if path in fixed:
+            return 200, json.dumps(fixed[path])
         if path == "/v1/load_lora_adapter":
             with torch.random.fork_rng():  # a real server draws from no generator of the trainer's
                 base = AutoModelForCausalLM.from_pretrained(self.model)
@@ -119,10 +120,6 @@ def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **setti
     base = {"processing_class": None, "mode": "server", "server_base_url": url, "max_completion_length": 8}
     accelerator = Accelerator(cpu=True)
     return kind(SimpleNamespace(**given), model=model, accelerator=accelerator, **{**base, **settings})
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
 PROMPTS = ("x", "What is 3 + 4?", "Hello") * 8

@@ -267,8 +267,6 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
     command = [*two(tmp_path, "grpo_math.train.ranks"), *settings(lambda: folder, run_dir, *server, *lora)]
     output = ends(start(command, log), log, 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error:")]
-    # Its port may still take connections while the server stops: each of these requests is lost too.
-    lost = (f"no vLLM server answers at {small.url} after 2 seconds", f"{small.url} was lost 3 times over one request")
-    assert any(words in line for words in lost)
+    assert f"no vLLM server answers at {small.url} after 2 seconds" in line
     assert "(checkpoint-2 is saved: the same command continues from it)" in line
     assert [line["step"] for line in history(run_dir)] == [1, 2]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import get_peft_model
-from small_trainers import logps_of
-from small_vllm import letters, trainer_of
+from small_trainers import letters, logps_of
+from small_vllm import trainer_of
 from transformers import AutoModelForCausalLM
 from transformers.trainer_utils import IntervalStrategy
 
