@@ -491,7 +491,7 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
     gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
-    monkeypatch.setattr(machine.devices, "ask", lambda query: gpus)
+    monkeypatch.setattr(machine, "ask_nvidia_smi", lambda query: gpus)
     replaced = {"gpu": (machine.devices, "here"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])

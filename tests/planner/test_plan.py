@@ -160,7 +160,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (0, 0.0))
+    monkeypatch.setattr("grpo_math.planner.plan.count_and_gb", lambda: (0, 0.0))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["plan", "--config", recipe(**fields), *options]) == 2
     out, err = capsys.readouterr()
@@ -170,7 +170,7 @@ def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, c
 
 
 def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (2, 24.0))
+    monkeypatch.setattr("grpo_math.planner.plan.count_and_gb", lambda: (2, 24.0))
     assert main(["plan", "--config", recipe(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 

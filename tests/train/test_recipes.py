@@ -16,7 +16,7 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_
 from grpo_math import planner
 from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
-from grpo_math.planner.devices import Gpu
+from grpo_math.run.gpus import Gpu
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
 from grpo_math.train import layout
