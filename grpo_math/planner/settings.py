@@ -6,7 +6,7 @@ Does not check fields that do not affect memory (training checks them), and deci
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError
 from grpo_math.settings.fields import defaults
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
@@ -22,7 +22,6 @@ OPTIMIZERS = (
     *("paged_adamw_8bit", "paged_adamw_32bit", "sgd"),
 )
 UNKNOWN = ("fsdp", "bnb_4bit_quant_storage", "load_in_8bit", "pack_updates")
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def resolve(recipe: Settings) -> Json:
@@ -39,10 +38,6 @@ def resolve(recipe: Settings) -> Json:
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
     settings = {**defaults(), **recipe}
-    init = settings["model_init_kwargs"]
-    if isinstance(init, Mapping):
-        settings |= {name: init[name] for name in ("dtype", "attn_implementation") if init.get(name)}
-    one_of("dtype", settings["dtype"], DTYPES)
     kernel = settings["attn_implementation"] or "sdpa"
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {
