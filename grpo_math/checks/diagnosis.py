@@ -102,7 +102,7 @@ CHECKS: dict[str, Check] = {
     ),
     "heldout_worse": Check(
         "held-out accuracy is below the base model's",
-        "the model learned what pays on the training problems and not how to solve others",
+        "the model learned what is rewarded on the training problems, not how to solve others",
         "lower the learning rate, or stop earlier",
         "error",
     ),

@@ -47,7 +47,7 @@ def problems(setup: Setup) -> Iterator[Finding]:
 
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Find problems with gold answers that are not equal: one of them pays for a wrong answer."""
+    """Find problems with gold answers that are not equal: one of them rewards a wrong answer."""
     # Reversed, so that the first row of each problem stays.
     first = {row["problem"]: row for row in reversed(rows)}
     pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
@@ -90,7 +90,7 @@ def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) 
 
 
 def rewards(setup: Setup) -> Iterator[Finding]:
-    """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
+    """Each reward function runs, and their weighted sum is higher for correct completions than for wrong ones of equal length."""
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
@@ -124,7 +124,7 @@ def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
     sample, answer_format = setup.problems.sample(GOLDS)[: 4 * PAIRS], setup.problems.template.answer_format
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
-    # Of equal length, so that a reward for the length does not tell right and wrong apart.
+    # The lengths are equal, so that a reward for length does not separate correct from wrong.
     wrong = _verdicts(answers, list(map(_other, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
     rows = list(compress(sample, usable))[:PAIRS]

@@ -157,7 +157,7 @@ METRICS: dict[str, Metric] = {
     SECONDS_STEP: Metric("seconds", "wall time of the step: the sum of the phases below"),
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that reuses a rollout"),
     SECONDS_SYNC: Metric("seconds", "of which sending the weights to vLLM", "vllm"),
-    SYNC_SHARE: Metric("share", "of the step's wall time that this takes", "vllm"),
+    SYNC_SHARE: Metric("share", "of the step's wall time, the part that sends weights", "vllm"),
     STALENESS: Metric("steps", "optimizer steps between the weights that sampled the rollout and those that are trained", "ahead"),
     SECONDS_SAMPLING: Metric("seconds", "for the servers to sample the batch, from request to answer", "ahead"),
     SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for; in no phase", "ahead"),

@@ -348,7 +348,7 @@ WORDS = [
         "eos_mismatch",
         {},
         steady(truncated=1.0),
-        "all of steps 1 to 80 reach the limit of 128 tokens, though up to 40% are right",
+        "all of steps 1 to 80 reach the limit of 128 tokens, though up to 40% are correct",
         "eos_token_id: [...] in generation_config.json",
     ),
     (

@@ -231,7 +231,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
         (
             [],
             {"files": {"run/config.yaml": "seed: 1"}},
-            ["error: output_dir='run' holds a run that cannot be continued, since its config.yaml does not say what"],
+            ["error: output_dir='run' contains a run that cannot be continued: its config.yaml does not"],
         ),
         (
             ["--resume_from_checkpoint", "run/checkpoint-12"],
