@@ -116,7 +116,7 @@ def reward_stuck(run: Run) -> Symptom | None:
         setting = "rewards: [accuracy]"  # the rewards do not depend on whether the answer is right
     elif run.series(metrics.verdict_key("no_answer")).level > 0.5:
         setting = "rewards: [shaped]"  # gives a small reward for the format
-    return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers right", setting)
+    return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers correct", setting)
 
 
 def format_without_accuracy(run: Run) -> Symptom | None:
@@ -194,7 +194,7 @@ def uniform_groups(run: Run) -> Symptom | None:
     uniform, right, wrong = (
         run.series(name).last(FEW) for name in (metrics.DEGENERATE, metrics.ALL_RIGHT, metrics.ALL_WRONG)
     )
-    shares = f"{percent(right.mean)} all right, {percent(wrong.mean)} all wrong"
+    shares = f"{percent(right.mean)} all correct, {percent(wrong.mean)} all wrong"
     seen = Symptom(f"{percent(uniform.mean)} in {uniform.span}, {shares}", "resample_groups: 3")
     return seen if len(uniform) >= FEW and uniform.mean >= UNIFORM else None
 
