@@ -101,7 +101,9 @@ METRICS: dict[str, Metric] = {
     REWARD_MIN: Metric("reward", "smallest reward of the step", "rollout"),
     REWARD_MAX: Metric("reward", "largest reward of the step", "rollout"),
     ACCURACY: Metric("share", "completions with a correct answer, in any form", "graded"),
-    ACCURACY_IN_FORMAT: Metric("share", "completions that are correct and in the format that the prompt asks for", "graded"),
+    ACCURACY_IN_FORMAT: Metric(
+        "share", "completions that are correct and in the format that the prompt asks for", "graded"
+    ),
     FORMAT_KEPT: Metric("share", "completions in the format, correct or wrong", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered correctly, in any form; greedy", "heldout"),
     HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered correctly and in the format; greedy", "heldout"),
@@ -115,9 +117,7 @@ METRICS: dict[str, Metric] = {
     PROMPTS_KEPT: Metric("prompts", "of which the step trains on: they have correct and wrong completions", "resample"),
     PROMPTS_THROWN_AWAY: Metric("prompts", "of which the step does not train on", "resample"),
     KL: Metric(
-        "nats",
-        "KL to the reference per token, as kl_estimator gives it, times the ratio if that corrects it",
-        "kl",
+        "nats", "KL to the reference per token, as kl_estimator gives it, times the ratio if that corrects it", "kl"
     ),
     RATIO: Metric("1", "mean importance ratio per token (current by sampling policy); 1 on policy"),
     APPROX_KL: Metric("nats", "KL of the sampling policy to the current one per token (k3); 0 on policy"),
@@ -158,16 +158,19 @@ METRICS: dict[str, Metric] = {
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that reuses a rollout"),
     SECONDS_SYNC: Metric("seconds", "of which sending the weights to vLLM", "vllm"),
     SYNC_SHARE: Metric("share", "of the step's wall time, the part that sends weights", "vllm"),
-    STALENESS: Metric("steps", "optimizer steps between the weights that sampled the rollout and those that are trained", "ahead"),
+    STALENESS: Metric(
+        "steps", "optimizer steps between the weights that sampled the rollout and those that are trained", "ahead"
+    ),
     SECONDS_SAMPLING: Metric("seconds", "for the servers to sample the batch, from request to answer", "ahead"),
     SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for; in no phase", "ahead"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
     SECONDS_UPDATE: Metric(
-        "seconds",
-        "of which forward and backward; includes the optimizer only if DeepSpeed runs it",
+        "seconds", "of which forward and backward; includes the optimizer only if DeepSpeed runs it"
     ),
-    TOKENS_PER_SECOND: Metric("tokens/s", "prompt and completion tokens trained on by all processes, per second of wall time"),
+    TOKENS_PER_SECOND: Metric(
+        "tokens/s", "prompt and completion tokens trained on by all processes, per second of wall time"
+    ),
     MEMORY_ALLOCATED: Metric("bytes", "peak GPU memory of tensors since the start, on the main process", "gpu"),
     MEMORY_RESERVED: Metric("bytes", "peak GPU memory reserved by torch since the start, on the main process", "gpu"),
     MEMORY_RESIDENT: Metric("bytes", "peak resident memory of the main process since its start"),
