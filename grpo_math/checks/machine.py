@@ -175,7 +175,7 @@ def disk(setup: Setup) -> Iterator[Finding]:
 
 
 def output_dir(setup: Setup) -> Iterator[Finding]:
-    """The run's folder can be written, and holds no run of other settings."""
+    """Check that the output folder is writable and contains no run with other settings."""
     s = setup.settings
     name = s["output_dir"]
     folder = Path(name or "")
@@ -189,7 +189,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     if held is None or (not known and named):
         return
     if not known:
-        reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
+        reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
         raise ConfigError("output_dir", name, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
     defaults = {field.name: field.default for field in fields.fields().values()}
