@@ -27,7 +27,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.server import Server
-from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.problems.of_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
@@ -148,7 +148,7 @@ class Model:
         )
         environment = {**os.environ, **server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
-        process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
+        process = ServerProcess(command, environment, f"http://127.0.0.1:{port}", log)
         # Before the wait: a server that does not start in time is stopped too.
         self._stack.callback(process.stop)
         process.wait(STARTUP)

@@ -21,7 +21,6 @@ which does not support a key, by a client that sends VLLM_API_KEY. Does not send
 support images.
 """
 
-import logging
 import shutil
 import threading
 import time
@@ -31,11 +30,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -53,7 +54,7 @@ from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RESTARTS = 3  # of a server during one request
 AT_ONCE = 256  # requests to one server
@@ -272,27 +273,19 @@ class AdapterGeneration(VLLMGeneration):
         """
         # Read now, because the call may run in a thread after a later sync has set another folder.
         folder = self.folder
-        completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
-        def request(number: int) -> None:
+        def request(number: int) -> list[Completion]:
             prompt = prompts[number]
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
             of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
-            completions[number] = self.server.generate(prompt, model=folder.name, **of_prompt)
-
-        def request_missing() -> None:
-            """Send the requests. After a restart only those without an answer are sent again."""
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                missing = [number for number in range(len(prompts)) if number not in completions]
-                answers = [pool.submit(request, number) for number in missing]
-            # Only here, after the pool has waited for all requests: an error of one request loses no other answer.
-            for answer in answers:
-                answer.result()
+            # Each request by itself: an error of one loses no other answer.
+            call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
+            return self._outliving_restarts(call, folder)
 
         def sample() -> list[Completion]:
-            self._outliving_restarts(request_missing, folder)
-            return [completion for number in range(len(prompts)) for completion in completions[number]]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                return list(chain.from_iterable(pool.map(request, range(len(prompts)))))
 
         return sample
 
@@ -308,7 +301,8 @@ class AdapterGeneration(VLLMGeneration):
                 # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
-                logger.warning("%s; the request is repeated.", error)
+                # Once for each sync: all requests to a server that is lost fail alike.
+                logger.warning_once(f"{error}; a request after sync {self.syncs} is repeated.")
             try:
                 self._wait()
                 self._load(folder)
@@ -318,7 +312,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _wait(self) -> None:
         if not self.server.healthy():
-            logger.warning("waiting up to %.0f s for the vLLM server at %s ...", self.server_timeout, self.server.url)
+            server = f"the vLLM server at {self.server.url}, after sync {self.syncs}"
+            logger.warning_once(f"waiting up to {self.server_timeout:.0f} s for {server} ...")
         self.server.wait(self.server_timeout)
         self.server.check_version()
 
