@@ -141,9 +141,7 @@ def _answer(
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
     if not missing:
         return [known[key] for key in keys]
-    # Without these, the progress bar would count a record of a missing batch twice.
-    new_keys = {keys[i] for _, batch in missing for i in batch}
-    records = {key: record for key, record in known.items() if key not in new_keys}
+    records = dict(known)
     model.check_context(max(map(len, ids)))
     generate = model.generator(sampling)
     if conversation:

@@ -342,7 +342,8 @@ class AdapterGeneration(VLLMGeneration):
             from vllm.lora.request import LoRARequest
 
             # vLLM looks a loaded adapter up by its number, so each sync needs a new one, of at least 1.
-            self.llm.adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
+            adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
+            self.llm.generate = partial(self.llm.generate, lora_request=adapter)
         else:
             self._outliving_restarts(partial(self._load, self.folder), self.folder)
         self._let_go()
@@ -361,7 +362,15 @@ class AdapterGeneration(VLLMGeneration):
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
-        with replaced(vllm_generation, LLM=lambda **kwargs: _WithAdapter(made(**kwargs, **lora))):
+
+        def engine(**kwargs: Any) -> Any:
+            llm = made(**kwargs, **lora)
+            sleep = llm.sleep
+            # Level 1 keeps the base in main memory. TRL's level 2 discards it, and nothing would send it again.
+            llm.sleep = lambda level: sleep(level=1)
+            return llm
+
+        with replaced(vllm_generation, LLM=engine):
             super()._init_vllm()
 
     # For the canary
@@ -392,23 +401,3 @@ class AdapterGeneration(VLLMGeneration):
             call = partial(self.server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
             answers += self._outliving_restarts(call, self.folder)
         return answers
-
-
-class _WithAdapter:
-    """vLLM's `LLM` that samples with an adapter. It sleeps at level 1, which keeps the base in main memory.
-
-    TRL's level 2 discards the weights, and nothing would send them again.
-    """
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self.adapter: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._llm.generate(*args, lora_request=self.adapter, **kwargs)
-
-    def sleep(self, level: int = 1) -> None:
-        self._llm.sleep(level=1)
