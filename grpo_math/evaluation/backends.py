@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,11 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
+        from transformers import AutoConfig
+
         # The config alone is small. The weights may never be loaded, if a server has them.
-        config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, _config)
+        read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
+        config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
     def check_context(self, longest: int) -> None:
@@ -245,12 +248,6 @@ def load_weights(model: str, adapter: str | None) -> Any:
         with naming({"model_name_or_path": "adapter"}), loading(adapter, f"weights for {model}"):
             weights = PeftModel.from_pretrained(weights, adapter)
     return weights.to("cuda") if torch.cuda.is_available() else weights
-
-
-def _config(path: str) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def _generation_config(path: str) -> Any:

@@ -396,8 +396,6 @@ class AdapterGeneration(VLLMGeneration):
 
     def _ask_server(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        answers: list[Completion] = []
-        for replica in self.server.replicas():
-            call = partial(self.server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
-            answers += self._outliving_restarts(call, self.folder)
-        return answers
+        ask = partial(self.server.generate, prompt, model=self.folder.name, **greedy)
+        calls = [partial(ask, replica=replica) for replica in self.server.replicas()]
+        return [answer for call in calls for answer in self._outliving_restarts(call, self.folder)]

@@ -33,17 +33,22 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     """
     if data is None:  # a rollout_func or an environment makes the rows
         return None
-    columns, without, rows = _counted(data)
+    names = getattr(data, "column_names", None) or list(next(iter(data), {}))
+    columns = [name for name in GOLD_COLUMNS if name in names]
+    # A stream cannot be counted without reading it to its end.
+    counted = columns and hasattr(data, "select_columns") and hasattr(data, "__len__")
+    # Numbers, not tensors, as ``None`` formats them.
+    rows = data.with_format(None).select_columns(columns).to_list() if counted else []
+    without = sum(gold_of(row) is None for row in rows)
     # Training passes these names to the rewards, ``grade`` only if there are gold answers.
     made = ARGUMENTS if columns else set(ARGUMENTS) - {"grade"}
-    if taken := [name for name in _columns(data) if name in made]:
+    if taken := [name for name in names if name in made]:
         reason = f"has a column {taken[0]!r}, a name that training uses itself"
         raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
-    if columns and (not rows or without < rows):
-        lacking = f"{without} of {rows} rows of train_dataset have no gold answer ({GOLDS})"
+    if columns and (not rows or without < len(rows)):
+        lacking = f"{without} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS})"
         return f"{lacking}: their completions get the verdict bad_gold." if without else None
-    named = ", ".join(_columns(data)) or "none"
-    lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {named}"
+    lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {', '.join(names) or 'none'}"
     for reward in rewards if isinstance(rewards, list) else [rewards]:
         if needs_golds(reward):
             reason = f"needs gold answers, and train_dataset has {lacks}"
@@ -63,25 +68,6 @@ def needs_golds(reward: Any) -> bool:
     for name, function in REWARDS.items():
         if reward in (name, function):
             return name not in WITHOUT_GOLD
-    try:
-        grade = inspect.signature(reward).parameters.get("grade")
-    except (TypeError, ValueError):  # a model, or a name that TRL resolves
-        return False
+    # Not callable: a name that TRL resolves.
+    grade = inspect.signature(reward).parameters.get("grade") if callable(reward) else None
     return grade is not None and grade.default is inspect.Parameter.empty
-
-
-def _columns(data: Any) -> list[str]:
-    """Return the names of the columns, or of the first row's if the data set does not list its columns."""
-    names = getattr(data, "column_names", None)
-    return list(names) if isinstance(names, list) else list(next(iter(data), {}))
-
-
-def _counted(data: Any) -> tuple[list[str], int, int]:
-    """Return the columns of gold answers, the number of rows without one, and of all rows; 0 for a stream."""
-    columns = [name for name in GOLD_COLUMNS if name in _columns(data)]
-    # A stream cannot be counted without reading it to its end.
-    if not columns or not hasattr(data, "column_names") or not hasattr(data, "__len__"):
-        return columns, 0, 0
-    plain = data.with_format(None)  # numbers, not tensors
-    values = zip(*(plain[name] for name in columns), strict=True)
-    return columns, sum(gold_of(dict(zip(columns, row, strict=True))) is None for row in values), len(data)
