@@ -17,8 +17,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
@@ -91,8 +93,6 @@ class Model:
         # These replace the cached properties below, so that nothing is loaded.
         if not self.named:
             self.weights, self.tokenizer = model, tokenizer
-        if backend.name == "vllm":
-            self.executable = executable()
         if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 
@@ -130,8 +130,6 @@ class Model:
 
     def _start_server(self) -> str:
         """Start a vLLM server, wait until it is ready, and return its URL. Leaving the context manager stops it."""
-        import torch
-
         port, rank = free_port(), 0
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
@@ -139,12 +137,7 @@ class Model:
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
         server.make_key()
         command = server.command(
-            loaded(self.name, model_path),
-            port=port,
-            lora_rank=rank,
-            fixed=True,
-            extra=extra,
-            executable=self.executable,
+            loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
         )
         environment = {**os.environ, **server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
@@ -174,8 +167,6 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
-        from transformers import AutoConfig
-
         # The config alone is small. The weights may never be loaded, if a server has them.
         read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
@@ -236,9 +227,6 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
 
 
 def load_weights(model: str, adapter: str | None) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     weights = loaded(
         model, lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
     )
@@ -251,8 +239,6 @@ def load_weights(model: str, adapter: str | None) -> Any:
 
 
 def _generation_config(path: str) -> Any:
-    from transformers import GenerationConfig
-
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:

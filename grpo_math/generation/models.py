@@ -83,7 +83,6 @@ def check_weights(path: str) -> None:
     """
     import transformers
     from transformers.integrations import deepspeed
-    from transformers.utils import logging
 
     folder = home(path)
     if not folder.is_dir():
@@ -100,8 +99,8 @@ def check_weights(path: str) -> None:
             # ZeRO-3 would split the weights among processes, and rejects a device map.
             replaced(deepspeed, _hf_deepspeed_config_weak_ref=None),
             # No bar, and no table of what is missing: the line below names it.
-            replaced(logging, _tqdm_active=False),
-            replaced(logging.get_logger(), handlers=[NullHandler()]),
+            replaced(transformers.logging, _tqdm_active=False),
+            replaced(transformers.logging.get_logger(), handlers=[NullHandler()]),
         ):
             _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     reasons = [

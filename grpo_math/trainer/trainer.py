@@ -46,7 +46,6 @@ from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
-from grpo_math.trainer.gold_answers import check_gold_answers
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -54,7 +53,7 @@ from grpo_math.trainer.overrides import SCORING, results_of, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
-from grpo_math.trainer.reward_funcs import resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of

@@ -6,8 +6,8 @@ import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run, suite
+from grpo_math.evaluation.figures import as_published
 from grpo_math.evaluation.of_run import OfRun
-from grpo_math.evaluation.scoring import as_published
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template
 from grpo_math.problems.sources import SOURCES
