@@ -10,9 +10,8 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.backends import Model, check_chat
-from grpo_math.generation.completions import stop_ids, token_ids
+from grpo_math.generation.completions import pieces, stop_ids, token_ids, tokens
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
-from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 

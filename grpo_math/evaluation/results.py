@@ -83,7 +83,7 @@ def evaluate(
         "grader": GRADER,
         **({"tools": tools.stated} if tools else {}),
     }
-    if model.named:
+    if model.named and output.path is not None:
         settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
     file = None if output.path is None else _file(Path(output.path), settings)
     # A model in memory has no name or file to compare, so its stored answers may be of other weights.

@@ -27,8 +27,11 @@ class Prefetch:
     """Chooses what the trainer's `AdapterGeneration` requests in advance."""
 
     def __init__(self, trainer: Any) -> None:
-        asks = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
-        asks |= {"environments": trainer.environment_factories}
+        asks = {
+            "tools": trainer.tools,
+            "rollout_func": trainer.rollout_func,
+            "environments": trainer.environment_factories,
+        }
         # The next batch is requested by its prompts, so nothing else may decide what a server is asked.
         if name := next((name for name, value in asks.items() if value), None):
             reason = f"cannot prefetch: {name} change what is requested from vLLM"
