@@ -90,7 +90,7 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     at = torch.device("cpu") if device.type == "cpu" else device
     of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
     path = next((path for path in (of_rank, first) if path.exists()), None)
-    state = path and torch.load(path, map_location=at, weights_only=True)
+    state = torch.load(path, map_location=at, weights_only=True) if path else None
     # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
     if path != of_rank and state and state["rollout"] is not None:
         state = None
