@@ -4,30 +4,19 @@ Does not print: report/conversation.py does.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.backends import Model, check_chat
-from grpo_math.generation.completions import stop_ids, token_ids
+from grpo_math.generation.completions import pieces, stop_ids, token_ids, tokens
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
-from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 
 Names = tuple[str, str | None]  # a model and its adapter
 PLAIN = "plain"  # the question without a template, as a chat message if the model has a chat template
-
-
-@dataclass
-class Side:
-    """A model with its conversation so far."""
-
-    model: Model
-    adapter: bool  # False turns off the adapter
-    messages: list[dict[str, str]] = field(default_factory=list)
 
 
 class Asked:
@@ -46,22 +35,24 @@ class Asked:
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
         if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
-        self.sides = _sides({only: models[only]} if only else models)
+        self.models = _loaded({only: models[only]} if only else models)
+        self.forget()
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
         """Return the answer of each side as a stream of pieces. Earlier turns are part of a chat's prompt."""
-        return {name: self._answer(name, side, question, temperature, seed) for name, side in self.sides.items()}
+        return {name: self._answer(name, question, temperature, seed) for name in self.models}
 
-    def _answer(self, name: str, side: Side, question: str, temperature: float, seed: int) -> Iterator[str]:
-        prompt = self._prompt(name, side, question)
-        tokenizer, weights = side.model.tokenizer, side.model.weights
+    def _answer(self, name: str, question: str, temperature: float, seed: int) -> Iterator[str]:
+        prompt, model = self._prompt(name, question), self.models[name]
+        tokenizer, weights = model.tokenizer, model.weights
         (ids,) = token_ids(tokenizer, [prompt])
         stops = stop_ids(tokenizer, weights.generation_config)
         generated = tokens(
             weights,
             ids,
             stops,
-            adapter=side.adapter,
+            # The base of an adapter is the same model without it.
+            adapter=name != "base" or model.adapter is None,
             max_new_tokens=self.max_new_tokens,
             temperature=temperature,
             seed=seed,
@@ -72,23 +63,22 @@ class Asked:
             yield piece
         # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.
         if not isinstance(prompt, str):
-            side.messages = [*prompt, {"role": "assistant", "content": text}]
+            self.messages[name] = [*prompt, {"role": "assistant", "content": text}]
 
-    def _prompt(self, name: str, side: Side, question: str) -> Any:
-        message = {"role": "user", "content": question}
-        if side.messages:
-            return [*side.messages, message]
+    def _prompt(self, name: str, question: str) -> Any:
+        message, tokenizer = {"role": "user", "content": question}, self.models[name].tokenizer
+        if self.messages[name]:
+            return [*self.messages[name], message]
         if self.prompt_of is None:
-            return [message] if side.model.tokenizer.chat_template else question
+            return [message] if tokenizer.chat_template else question
         prompt = self.prompt_of(question)
         if not isinstance(prompt, str):
-            check_chat(name, side.model.tokenizer, prompt)
+            check_chat(name, tokenizer, prompt)
         return prompt
 
     def forget(self) -> None:
         """Start a new conversation."""
-        for side in self.sides.values():
-            side.messages = []
+        self.messages: dict[str, list[dict[str, str]]] = {name: [] for name in self.models}
 
 
 def _read(target: str) -> tuple[dict[str, Names], str | Template, int]:
@@ -107,16 +97,17 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, int]:
     return {"model": (target, None)}, PLAIN, 512
 
 
-def _sides(models: dict[str, Names]) -> dict[str, Side]:
-    """Load the models. An adapter's base is the same weights without the adapter, and is loaded once."""
+def _loaded(models: dict[str, Names]) -> dict[str, Model]:
+    """Load the models now, so that an error comes before the first question.
+
+    An adapter's base is the same weights without the adapter, and is loaded once.
+    """
     if len(models) == 2 and models["trained"][1] is not None:
-        both = _loaded(*models["trained"])
-        return {name: Side(both, adapter=name == "trained") for name in models}
-    return {name: Side(_loaded(*names), adapter=True) for name, names in models.items()}
+        return dict.fromkeys(models, _opened(*models["trained"]))
+    return {name: _opened(*names) for name, names in models.items()}
 
 
-def _loaded(name: str, adapter: str | None = None) -> Model:
-    """Load a model now, so that an error comes before the first question."""
+def _opened(name: str, adapter: str | None) -> Model:
     model = Model(name, adapter)
     model.check("")
     _ = model.tokenizer, model.weights

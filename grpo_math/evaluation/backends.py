@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
@@ -27,7 +29,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.server import Server
-from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.problems.of_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
@@ -91,8 +93,6 @@ class Model:
         # These replace the cached properties below, so that nothing is loaded.
         if not self.named:
             self.weights, self.tokenizer = model, tokenizer
-        if backend.name == "vllm":
-            self.executable = executable()
         if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 
@@ -130,8 +130,6 @@ class Model:
 
     def _start_server(self) -> str:
         """Start a vLLM server, wait until it is ready, and return its URL. Leaving the context manager stops it."""
-        import torch
-
         port, rank = free_port(), 0
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
@@ -139,16 +137,11 @@ class Model:
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
         server.make_key()
         command = server.command(
-            loaded(self.name, model_path),
-            port=port,
-            lora_rank=rank,
-            fixed=True,
-            extra=extra,
-            executable=self.executable,
+            loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
         )
         environment = {**os.environ, **server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
-        process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
+        process = ServerProcess(command, environment, f"http://127.0.0.1:{port}", log)
         # Before the wait: a server that does not start in time is stopped too.
         self._stack.callback(process.stop)
         process.wait(STARTUP)
@@ -175,7 +168,8 @@ class Model:
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
         # The config alone is small. The weights may never be loaded, if a server has them.
-        config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, _config)
+        read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
+        config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
     def check_context(self, longest: int) -> None:
@@ -233,9 +227,6 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
 
 
 def load_weights(model: str, adapter: str | None) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     weights = loaded(
         model, lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
     )
@@ -247,15 +238,7 @@ def load_weights(model: str, adapter: str | None) -> Any:
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 
-def _config(path: str) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(path, trust_remote_code=False)
-
-
 def _generation_config(path: str) -> Any:
-    from transformers import GenerationConfig
-
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:

@@ -108,16 +108,14 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
         if was != now:
             raise ResultsError(f"{name} differs (before {was!r}, after {now!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
-    if alone := sorted(old.keys() ^ new.keys()):
+    texts = [{(*key, row.get("problem"), row.get("gold")) for key, row in rows.items()} for rows in (old, new)]
+    if alone := sorted(texts[0] ^ texts[1], key=str):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
         raise ResultsError(
             f"the problems differ ({counts}): evaluate both on the same data, n and seed to compare them"
         )
     problems: dict[str, tuple[list[Row], list[Row]]] = {}
     for key, row in old.items():
-        for name in ("problem", "gold"):
-            if row.get(name) != new[key].get(name):
-                raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
         both = problems.setdefault(key[0], ([], []))
         both[0].append(row)
         both[1].append(new[key])

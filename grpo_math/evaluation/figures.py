@@ -7,18 +7,36 @@ Does not grade and does not ask a model: results.py does.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_of_means
 from grpo_math.grading import Grade, Verdict
+from grpo_math.grading.equal.compare import value as exact_value
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
+TOLERANCE = "tolerance"
 CALLS = ("calls", "failures", "timeouts")  # counted for each completion with tools
 Record = dict[str, Any]
 Results = dict[str, Any]
+
+
+def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
+    """Return the grade, or `Verdict.CORRECT` for a rational number that the authors of the data set accept.
+
+    >>> near = Grade(Verdict.WRONG, "0.33333")
+    >>> as_published(near, "1/3", {"tolerance": 1e-5}).verdict.value, as_published(near, "1/3", {}).verdict.value
+    ('correct', 'wrong')
+    """
+    if grade.verdict is not Verdict.WRONG or row.get(TOLERANCE) is None:
+        return grade
+    expected, number = exact_value(str(gold)), exact_value(grade.answer or "")
+    # These are exact fractions, so rounding cannot move an answer across the limit.
+    if expected is None or number is None or abs(expected - number) > row[TOLERANCE]:
+        return grade
+    return grade._replace(verdict=Verdict.CORRECT, reason="within the tolerance of the set's authors")
 
 
 def category(grade: Grade, truncated: bool) -> str:

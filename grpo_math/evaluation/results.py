@@ -20,9 +20,8 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import journal
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
-from grpo_math.evaluation.figures import CALLS, PARTS, Record, Results, category, summary
+from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
-from grpo_math.evaluation.scoring import TOLERANCE, as_published
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
@@ -84,16 +83,11 @@ def evaluate(
         "grader": GRADER,
         **({"tools": tools.stated} if tools else {}),
     }
-    file, known = None, {}
-    if output.path is not None:
-        file = Path(output.path)
-        if model.named:
-            settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
-        if file.suffix != ".json":
-            file = _file_in(file, settings)
-        # A model in memory has no name or file to compare, so its stored answers may be of other weights.
-        if model.named:
-            known = _known(file, settings)
+    if model.named and output.path is not None:
+        settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
+    file = None if output.path is None else _file(Path(output.path), settings)
+    # A model in memory has no name or file to compare, so its stored answers may be of other weights.
+    known = _known(file, settings) if file and model.named else {}
     journal_file = answers_file(file) if file and model.named else None
     records = _answer(
         model, rows, sampling, known, journal_file, tools=tools, grade_timeout=grade_timeout, progress=output.progress
@@ -136,14 +130,12 @@ def _answer(
         ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
     ]
     # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
-    numbered = list(enumerate(batches(ids, sampling.batch_size)))
+    numbered = enumerate(batches(ids, sampling.batch_size))
     # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
     if not missing:
         return [known[key] for key in keys]
-    # Without these, the progress bar would count a record of a missing batch twice.
-    new_keys = {keys[i] for _, batch in missing for i in batch}
-    records = {key: record for key, record in known.items() if key not in new_keys}
+    records = dict(known)
     model.check_context(max(map(len, ids)))
     generate = model.generator(sampling)
     if conversation:
@@ -208,12 +200,15 @@ def _key(record: Record) -> tuple[str, int]:
     return str(record["id"]), record["sample"]
 
 
-def _file_in(folder: Path, settings: dict[str, Any]) -> Path:
-    """Return the file named after model, adapter and data, with a hash of all settings: other settings, other file."""
+def _file(path: Path, settings: dict[str, Any]) -> Path:
+    """Return the results file. In a folder its name has model, adapter, data, and a hash of all settings: other
+    settings, other file."""
+    if path.suffix == ".json":
+        return path
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)
-    return folder / f"{name}-{digest}.json"
+    return path / f"{name}-{digest}.json"
 
 
 def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:

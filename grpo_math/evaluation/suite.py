@@ -1,24 +1,15 @@
 """Evaluate several data sets, each as its authors do: template, number of samples, and one table for all sets.
 
->>> [tuple(asked("aime2024", None, None, heat)) for heat in (None, 0.0)]
-[('boxed', 32, 0.6), ('boxed', 1, 0.0)]
-
 Does not evaluate: results.py does, one set at a time.
 """
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.problems.prompts import Template
 from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_of
-
-
-class Asked(NamedTuple):
-    template: str | Template
-    samples: int
-    temperature: float
 
 
 def sets(data: str | None, suite: str | None) -> list[str]:
@@ -40,13 +31,19 @@ def sets(data: str | None, suite: str | None) -> list[str]:
     return names
 
 
-def asked(name: str, template: str | Template | None, samples: int | None, temperature: float | None) -> Asked:
-    """Return the settings of a set: the given ones, else its authors' settings; one sample if greedy."""
+def asked(
+    name: str, template: str | Template | None, samples: int | None, temperature: float | None
+) -> tuple[str | Template, int, float]:
+    """Return template, samples and temperature of a set: the given ones, else its authors'; one sample if greedy.
+
+    >>> [asked("aime2024", None, None, heat) for heat in (None, 0.0)]
+    [('boxed', 32, 0.6), ('boxed', 1, 0.0)]
+    """
     source = SOURCES.get(source_of(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature
     # Greedy samples would all be equal.
     drawn = (source.samples if heat > 0 else 1) if samples is None else samples
-    return Asked(template or source.template, drawn, heat)
+    return template or source.template, drawn, heat
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:

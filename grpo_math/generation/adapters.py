@@ -6,8 +6,6 @@ contents of an adapter late, ignores them, or scales them wrongly.
 Does not talk to vLLM: sync.py does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -82,21 +80,6 @@ def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: fl
     config = copy(model.peft_config[ADAPTER])
     config.lora_alpha *= scale
     config.save_pretrained(str(folder))
-
-
-@contextmanager
-def scaled(model: Any, factor: float) -> Iterator[None]:
-    """Multiply the adapter's effect by ``factor`` inside this context. With 0 the model is the base."""
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and ADAPTER in layer.scaling]
-    # Stored, because a factor of 0 cannot be divided out afterwards.
-    before = [layer.scaling[ADAPTER] for layer in layers]
-    try:
-        for layer in layers:
-            layer.scaling[ADAPTER] *= factor
-        yield
-    finally:
-        for layer, scale in zip(layers, before, strict=True):
-            layer.scaling[ADAPTER] = scale
 
 
 @torch.no_grad()

@@ -22,12 +22,13 @@ OF_SMOLLM2 = (
     "' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n"
     "'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-IN_FENCE = "{{ '```python\n' + call.function.arguments.code + '\n```' }}"
-# TRL's probes call tools with other names and arguments.
-AS_JSON = "{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}"
-IS_CODE = "call.function.name == 'python' and call.function.arguments.code is defined"
-CALL = f"{{% if {IS_CODE} %}}{IN_FENCE}{{% else %}}{AS_JSON}{{% endif %}}"
-CALLS = f"{{% for call in message.tool_calls or [] %}}{CALL}{{% endfor %}}"
+# A fenced block for python, and JSON for any other call: TRL's probes call tools with other names and arguments.
+CALLS = (
+    "{% for call in message.tool_calls or [] %}"
+    "{% if call.function.name == 'python' and call.function.arguments.code is defined %}"
+    "{{ '```python\n' + call.function.arguments.code + '\n```' }}"
+    "{% else %}{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endif %}{% endfor %}"
+)
 WITH_CALLS = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') }}}}{CALLS}{{{{")
 # How transformers parses a turn of SmolLM2: a fenced block is a call of python.
 RESPONSE = {

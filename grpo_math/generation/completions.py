@@ -1,4 +1,4 @@
-"""Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled.
+"""Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled; and one text as a stream.
 
 The prompts are split into batches once, by length, and each batch has a separate seed. So the completions of a batch
 do not depend on earlier batches, and an interrupted evaluation resumes with the same answers.
@@ -7,11 +7,13 @@ Does not grade, does not use vLLM (evaluation/backends.py does), and does not ge
 `decoding.lean_generation`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any, cast
 
 import torch
+from tokenizers.decoders import DecodeStream
 from transformers import GenerationConfig
 
 from grpo_math.generation.completion import Completion
@@ -98,3 +100,47 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
     kept = ids if end is None else ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
     return Completion(kept, text=text, truncated=end is None)
+
+
+# One text as a stream, of a model or of the base model under its adapter.
+
+
+def tokens(
+    model: Any,
+    ids: list[int],
+    stops: list[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    adapter: bool = True,
+) -> Iterator[int]:
+    """Yield the token ids after a prompt as soon as they are sampled, up to one of ``stops``.
+
+    Temperature 0 is greedy. ``adapter`` False: a PEFT model answers as its base does. Two streams of one model may be
+    read alternately.
+    """
+    generator = torch.Generator(model.device).manual_seed(seed)
+    inputs, cache = torch.tensor([ids], device=model.device), None
+    model.eval()
+    for _ in range(max_new_tokens):
+        # Entered for each token and left before `yield`: meanwhile the reader may use the model with its adapter.
+        with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
+            output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
+        cache, logits = output.past_key_values, output.logits[0, -1].float()
+        if temperature:
+            token = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
+        else:
+            token = int(logits.argmax())
+        yield token
+        if token in stops:
+            return
+        inputs = torch.tensor([[token]], device=model.device)
+
+
+def pieces(tokenizer: Any, stream: Iterator[int]) -> Iterator[str]:
+    """Decode a stream of tokens piece by piece. Characters of several tokens are yielded whole, and never in part."""
+    decoded = DecodeStream(skip_special_tokens=True)
+    for token in stream:
+        if piece := decoded.step(tokenizer.backend_tokenizer, token):
+            yield piece

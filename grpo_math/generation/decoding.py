@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
-from transformers.generation import GenerationMode, logits_process
+from transformers.generation import GenerationConfig, GenerationMode, logits_process
+from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.run.replaced import replaced
@@ -217,9 +218,6 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
 
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
     """Return True if `decode` may be tried. Checks what `generate` would not pass to `decode`."""
-    from transformers import GenerationConfig
-    from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
-
     # With a function as ``custom_generate``, `generate` drops streamer, synced_gpus and assistant_model.
     if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
         return False

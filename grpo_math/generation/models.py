@@ -6,6 +6,7 @@ Does not run remote code: ``trust_remote_code`` is always False.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging import NullHandler
 from pathlib import Path
 from typing import Any
 
@@ -108,29 +109,26 @@ def check_weights(path: str) -> None:
     """
     import transformers
     from transformers.integrations import deepspeed
-    from transformers.utils import logging
 
     folder = home(path)
     if not folder.is_dir():
         return
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with loading(path, "configuration or weights"):
-            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            # The quantiser changes shapes.
-            if getattr(config, "quantization_config", None):
-                return
-            kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
-            # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
-            options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    with loading(path, "configuration or weights"):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # The quantiser changes shapes.
+        if getattr(config, "quantization_config", None):
+            return
+        kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
+        # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
+        options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+        with (
             # ZeRO-3 would split the weights among processes, and rejects a device map.
-            with replaced(deepspeed, _hf_deepspeed_config_weak_ref=None):
-                _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
+            replaced(deepspeed, _hf_deepspeed_config_weak_ref=None),
+            # No bar, and no table of what is missing: the line below names it.
+            replaced(transformers.logging, _tqdm_active=False),
+            replaced(transformers.logging.get_logger(), handlers=[NullHandler()]),
+        ):
+            _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     reasons = [
         f"has {name} of {list(shape)}, where its config.json says {list(expected)}"
         for name, shape, expected in info["mismatched_keys"]

@@ -20,15 +20,15 @@ from typing import Any
 from grpo_math.generation.completion import Completion
 
 
-class PrefetchedRollout:
+class PrefetchedRollout(Future[list[Completion]]):
     """The completions of ``prompts`` by the adapter in ``folder``, as it was after ``step`` optimizer steps.
 
     ``seconds``: from the first request to the last answer.
     """
 
     def __init__(self, prompts: list[list[int]], step: int, folder: Path = Path()) -> None:
+        super().__init__()
         self.prompts, self.step, self.folder, self.seconds = prompts, step, folder, 0.0
-        self._completions: Future[list[Completion]] = Future()
 
     def start(self, sample: Callable[[], list[Completion]]) -> PrefetchedRollout:
         """Call ``sample`` in a thread. `result` raises what ``sample`` raises."""
@@ -39,26 +39,22 @@ class PrefetchedRollout:
                 completions = sample()
             # Without a result and an exception, `result` would wait forever.
             except BaseException as error:
-                self._completions.set_exception(error)
+                self.set_exception(error)
                 return
             self.seconds = time.perf_counter() - started
-            self._completions.set_result(completions)
+            self.set_result(completions)
 
         # Not an executor, which would keep the interpreter from exiting while a server is unreachable.
         threading.Thread(target=run, daemon=True).start()
         return self
 
-    def result(self) -> list[Completion]:
-        """Wait for the completions."""
-        return self._completions.result()
-
     def wait(self) -> None:
         """Wait until the completions have arrived or failed."""
-        wait([self._completions])
+        wait([self])
 
     def state_dict(self) -> dict[str, Any] | None:
         """Wait, and return plain types for a checkpoint; None if the completions failed."""
-        if self._completions.exception() is not None:
+        if self.exception() is not None:
             return None
         rows = [(completion.tokens, completion.logps) for completion in self.result()]
         return {"prompts": self.prompts, "step": self.step, "seconds": self.seconds, "rows": rows}
@@ -67,5 +63,5 @@ class PrefetchedRollout:
     def from_state_dict(state: dict[str, Any]) -> PrefetchedRollout:
         prefetch = PrefetchedRollout(state["prompts"], state["step"])
         prefetch.seconds = state["seconds"]
-        prefetch._completions.set_result([Completion(tokens, logps) for tokens, logps in state["rows"]])
+        prefetch.set_result([Completion(tokens, logps) for tokens, logps in state["rows"]])
         return prefetch

@@ -70,10 +70,15 @@ def command(
     if host not in LOCAL and not key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
-    options: dict[str, Any] = {"--host": host, "--port": port, "--dtype": dtype, "--seed": seed}
-    options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
-    # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
-    options |= {
+    options: dict[str, Any] = {
+        "--host": host,
+        "--port": port,
+        "--dtype": dtype,
+        "--seed": seed,
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": -1,
+        "--max-model-len": max_model_length,
+        # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
         "--tensor-parallel-size": tensor_parallel,
         "--data-parallel-size": data_parallel,
         "--api-server-count": 1,

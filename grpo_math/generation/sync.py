@@ -21,7 +21,6 @@ which does not support a key, by a client that sends VLLM_API_KEY. Does not send
 support images.
 """
 
-import logging
 import shutil
 import threading
 import time
@@ -31,11 +30,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -53,7 +54,7 @@ from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RESTARTS = 3  # of a server during one request
 AT_ONCE = 256  # requests to one server
@@ -272,27 +273,19 @@ class AdapterGeneration(VLLMGeneration):
         """
         # Read now, because the call may run in a thread after a later sync has set another folder.
         folder = self.folder
-        completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
-        def request(number: int) -> None:
+        def request(number: int) -> list[Completion]:
             prompt = prompts[number]
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
             of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
-            completions[number] = self.server.generate(prompt, model=folder.name, **of_prompt)
-
-        def request_missing() -> None:
-            """Send the requests. After a restart only those without an answer are sent again."""
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                missing = [number for number in range(len(prompts)) if number not in completions]
-                answers = [pool.submit(request, number) for number in missing]
-            # Only here, after the pool has waited for all requests: an error of one request loses no other answer.
-            for answer in answers:
-                answer.result()
+            # Each request by itself: an error of one loses no other answer.
+            call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
+            return self._outliving_restarts(call, folder)
 
         def sample() -> list[Completion]:
-            self._outliving_restarts(request_missing, folder)
-            return [completion for number in range(len(prompts)) for completion in completions[number]]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                return list(chain.from_iterable(pool.map(request, range(len(prompts)))))
 
         return sample
 
@@ -308,7 +301,8 @@ class AdapterGeneration(VLLMGeneration):
                 # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
-                logger.warning("%s; the request is repeated.", error)
+                # Once for each sync: all requests to a server that is lost fail alike.
+                logger.warning_once(f"{error}; a request after sync {self.syncs} is repeated.")
             try:
                 self._wait()
                 self._load(folder)
@@ -318,7 +312,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _wait(self) -> None:
         if not self.server.healthy():
-            logger.warning("waiting up to %.0f s for the vLLM server at %s ...", self.server_timeout, self.server.url)
+            server = f"the vLLM server at {self.server.url}, after sync {self.syncs}"
+            logger.warning_once(f"waiting up to {self.server_timeout:.0f} s for {server} ...")
         self.server.wait(self.server_timeout)
         self.server.check_version()
 
@@ -347,7 +342,8 @@ class AdapterGeneration(VLLMGeneration):
             from vllm.lora.request import LoRARequest
 
             # vLLM looks a loaded adapter up by its number, so each sync needs a new one, of at least 1.
-            self.llm.adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
+            adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
+            self.llm.generate = partial(self.llm.generate, lora_request=adapter)
         else:
             self._outliving_restarts(partial(self._load, self.folder), self.folder)
         self._let_go()
@@ -366,7 +362,15 @@ class AdapterGeneration(VLLMGeneration):
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
-        with replaced(vllm_generation, LLM=lambda **kwargs: _WithAdapter(made(**kwargs, **lora))):
+
+        def engine(**kwargs: Any) -> Any:
+            llm = made(**kwargs, **lora)
+            sleep = llm.sleep
+            # Level 1 keeps the base in main memory. TRL's level 2 discards it, and nothing would send it again.
+            llm.sleep = lambda level: sleep(level=1)
+            return llm
+
+        with replaced(vllm_generation, LLM=engine):
             super()._init_vllm()
 
     # For the canary
@@ -392,28 +396,6 @@ class AdapterGeneration(VLLMGeneration):
 
     def _ask_server(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        answers: list[Completion] = []
-        for replica in self.server.replicas():
-            call = partial(self.server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
-            answers += self._outliving_restarts(call, self.folder)
-        return answers
-
-
-class _WithAdapter:
-    """vLLM's `LLM` that samples with an adapter. It sleeps at level 1, which keeps the base in main memory.
-
-    TRL's level 2 discards the weights, and nothing would send them again.
-    """
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self.adapter: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._llm.generate(*args, lora_request=self.adapter, **kwargs)
-
-    def sleep(self, level: int = 1) -> None:
-        self._llm.sleep(level=1)
+        ask = partial(self.server.generate, prompt, model=self.folder.name, **greedy)
+        calls = [partial(ask, replica=replica) for replica in self.server.replicas()]
+        return [answer for call in calls for answer in self._outliving_restarts(call, self.folder)]

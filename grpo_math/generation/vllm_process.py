@@ -8,8 +8,8 @@ import os
 import shutil
 import sys
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from grpo_math.errors import UserError, cut
 from grpo_math.generation import server
@@ -21,26 +21,20 @@ STARTUP = 1800.0
 LOG_LINES = 15
 
 
-class Start(NamedTuple):
-    """The command, environment and address of a server."""
-
-    command: list[str]
-    environment: dict[str, str]
-    url: str
-
-
 class ServerProcess:
     """A vLLM server under a supervisor. The output goes to the file ``log``, or to the terminal."""
 
-    def __init__(self, start: Start, log: Path | None) -> None:
-        self.start, self.log, self.url = start, log, start.url
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], url: str, log: Path | None = None
+    ) -> None:
+        self.command, self.environment, self.url, self.log = command, environment, url, log
         self._open()
 
     def _open(self) -> None:
         if self.log:
             self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
-            self.kept = Kept(self.start.command, environment=self.start.environment, output=output, grace=20.0)
+            self.kept = Kept(self.command, environment=self.environment, output=output, grace=20.0)
 
     @property
     def running(self) -> bool:

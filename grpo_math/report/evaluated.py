@@ -109,8 +109,8 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     for side, (model, adapter) in models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
         with Model(model, adapter, backend) as opened:
-            for name, (rows, how, overlap) in problems.items():
-                sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
+            for name, (rows, samples, temperature, overlap) in problems.items():
+                sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
                 path = Path(args.output or "evaluations")
                 if run:
                     # The files of a run have the same names for each set, so that each set needs its own folder.
@@ -120,14 +120,14 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     return sides
 
 
-def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Return the problems of a data set, its sampling, and its overlap with a training set."""
+def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Sequence[str]) -> tuple[Any, ...]:
+    """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
     template = args.template or (run.template if run else None)
-    how = suite.asked(name, template, args.samples, args.temperature)
+    asked, samples, temperature = suite.asked(name, template, args.samples, args.temperature)
     rows = load_problems(
         name,
         args.split,
-        template=how.template,
+        template=asked,
         limit=args.n,
         seed=args.seed,
         columns=args.columns,
@@ -136,8 +136,9 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Seque
     if run and (n := of_run.trained_on(args.run, rows)):
         message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
-    prompts.refuse_without_call(str(how.template), tools)
-    return rows, how, contamination.against(rows, args.contamination) if args.contamination else None
+    prompts.refuse_without_call(str(asked), tools)
+    overlap = contamination.against(rows, args.contamination) if args.contamination else None
+    return rows, samples, temperature, overlap
 
 
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:

@@ -87,7 +87,7 @@ def _launch(
             # Server and training inherit the key from this process.
             make_key()
             log = run_dir / "vllm_server.log"
-            server = ServerProcess(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
+            server = ServerProcess(*start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]

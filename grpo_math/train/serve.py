@@ -14,7 +14,7 @@ from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
 from grpo_math.generation.models import model_path
-from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.gpus import Gpu
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     if not server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
-        process = ServerProcess(start, None)
+        process = ServerProcess(*start)
         stack.callback(process.stop)
         try:
             process.wait(STARTUP)
@@ -92,8 +92,11 @@ def start_of(
     port: int,
     host: str = "127.0.0.1",
     more: Sequence[str] = (),
-) -> Start:
-    """Return how to start a recipe's server on these GPUs, or on the CPU. ``more``: options of ``vllm serve``."""
+) -> tuple[list[str], dict[str, str], str]:
+    """Return command, environment and address of a recipe's server on these GPUs, or on the CPU.
+
+    ``more``: options of ``vllm serve``.
+    """
     settings = {**defaults(), **recipe}
     adapter = sends_adapter(settings)
     dtype = recipe.get("dtype") or "auto"
@@ -122,7 +125,7 @@ def start_of(
     )
     # 0.0.0.0 means all interfaces, and is not an address to connect to.
     reached = "127.0.0.1" if host == "0.0.0.0" else host
-    return Start(command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}")
+    return command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}"
 
 
 def port_of(recipe: Mapping[str, Any], preferred: int) -> int:

@@ -5,17 +5,15 @@ history.jsonl, the trackers and the report contain all metrics and columns.
 Does not print the progress of a recipe's run: run/log.py does.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from textwrap import TextWrapper
 from typing import Any
 
 from accelerate import PartialState
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback
 from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
@@ -107,12 +105,10 @@ def replace_printers(trainer: Any) -> None:
 @contextmanager
 def one_loading_bar() -> Iterator[None]:
     """Show one bar "Loading weights": transformers draws one for every model of every process."""
-    shown = not PartialState().is_main_process
+    drawn = count(int(not PartialState().is_main_process))
 
     def bar(factory: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal shown
-        hidden, shown = shown or not is_progress_bar_enabled(), True
-        return Bar(*args, **{**kwargs, "disable": hidden})
+        return Bar(*args, **{**kwargs, "disable": next(drawn) > 0 or not is_progress_bar_enabled()})
 
     # transformers' own way to change its bars; there is no setting for this one.
     before = set_tqdm_hook(bar)
@@ -123,39 +119,28 @@ def one_loading_bar() -> Iterator[None]:
 
 
 def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> None:
-    """Print at most ``most`` completions of TRL's table ``logs``: prompt, completion, reward, verdict, advantage."""
+    """Print at most ``most`` completions of TRL's table ``logs``: prompt, completion, reward, advantage, verdict."""
+    from trl.trainer.utils import print_prompt_completions_sample
+
     if most == 0:
         return
-    table = Table(title=f"step {step}", box=SIMPLE_HEAD, width=COLUMNS, show_lines=True, padding=(0, 1, 0, 0))
-    for name, ratio in (("prompt", 2), ("completion", 3)):
-        table.add_column(name, ratio=ratio, overflow="fold")
-    for name in ("reward", "verdict", "advantage"):
-        table.add_column(name, justify="right", no_wrap=True)
+    prompts = [text_of(prompt, role="user") for prompt in logs["prompt"]]
+    # The completions of a group follow each other: print its prompt once.
+    new = [prompt if prompt != previous else "" for previous, prompt in zip(["", *prompts], prompts, strict=False)]
+    completions = [text_of(completion) for completion in logs["completion"]]
     # A reward function may have one of these names. That column then replaces ours.
     columns = {**logs["extra"], **logs["rewards"]}
-    rewards, verdicts = columns.get("reward", ()), columns.get("verdict", ())
-    n, previous = len(logs["prompt"]), None
-    for row in range(n)[:most]:
-        # The completions of a group follow each other: print its prompt once.
-        prompt = text_of(logs["prompt"][row], role="user")
-        cells = ["" if prompt == previous else _shortened(prompt, PROMPT)]
-        previous = prompt
-        cells.append(_shortened(text_of(logs["completion"][row]), COMPLETION))
-        for column in (rewards, verdicts, logs["advantages"]):
-            cells.append(_cell(column[row] if len(column) == n else None))
-        # As `Text`, because rich would read a model's square brackets as a style.
-        table.add_row(*map(Text, cells))
-    Console(width=COLUMNS).print(table)
-
-
-def _cell(value: Any) -> str:
-    """
-    >>> _cell(0.123456), _cell("no_answer"), _cell(None)
-    ('0.12', 'no_answer', '')
-    """
-    if value is None:
-        return ""
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    # A completion without a reward has none to print, and TRL prints numbers.
+    rewards = [math.nan if value is None else value for value in columns.get("reward", ())]
+    # With TRL's ``num_samples`` the rows would be random, and would use the run's random numbers.
+    print_prompt_completions_sample(
+        [_shortened(prompt, PROMPT) for prompt in new[:most]],
+        [_shortened(completion, COMPLETION) for completion in completions[:most]],
+        {"reward": rewards} if rewards else {},
+        logs["advantages"],
+        step,
+        extra={"verdict": [verdict or "" for verdict in columns.get("verdict", [""] * len(prompts))]},
+    )
 
 
 def _shortened(text: str, most: int) -> str:

@@ -14,9 +14,8 @@ Does not sample: generation/sync.py does.
 
 import math
 from collections.abc import Sized
-from typing import Any, cast
+from typing import Any
 
-import torch
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError
@@ -28,8 +27,11 @@ class Prefetch:
     """Chooses what the trainer's `AdapterGeneration` requests in advance."""
 
     def __init__(self, trainer: Any) -> None:
-        asks = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
-        asks |= {"environments": trainer.environment_factories}
+        asks = {
+            "tools": trainer.tools,
+            "rollout_func": trainer.rollout_func,
+            "environments": trainer.environment_factories,
+        }
         # The next batch is requested by its prompts, so nothing else may decide what a server is asked.
         if name := next((name for name, value in asks.items() if value), None):
             reason = f"cannot prefetch: {name} change what is requested from vLLM"
@@ -92,10 +94,8 @@ def order(sampler: RepeatSampler, epoch: int) -> list[int]:
     >>> [order(sampler, 0), order(sampler, 1)] == [list(sampler), list(sampler)]
     True
     """
-    if not sampler.shuffle:
-        return list(range(sampler.num_samples))
-    generator = torch.Generator().manual_seed(cast(int, sampler.seed))
+    again = RepeatSampler(sampler.data_source, 1, shuffle=sampler.shuffle, seed=sampler.seed)
     # RepeatSampler draws one permutation an epoch from a generator that it keeps.
     for _ in range(epoch):
-        torch.randperm(sampler.num_samples, generator=generator)
-    return torch.randperm(sampler.num_samples, generator=generator).tolist()
+        next(iter(again))
+    return list(again)

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate.utils import gather_object
 
@@ -19,20 +19,6 @@ from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
 from grpo_math.trainer.rows import Rollout, Rows, join, of_all_ranks, scored, select
-
-
-class Drawn(NamedTuple):
-    """Completions of all ranks, group after group: each field has an entry for every completion."""
-
-    rows: Rows  # with ``rewards_per_func`` (B, F) among TRL's tensors
-    right: list[bool | None]  # None: could not be graded
-    columns: list[list[Any]]  # of the table of completions
-
-    def picked(self, more: "Drawn", index: list[int]) -> "Drawn":
-        """Return the completions with these numbers; those of ``more`` are counted after these."""
-        columns = [[(old + new)[i] for i in index] for old, new in zip(self.columns, more.columns, strict=True)]
-        rows = select(join([self.rows, more.rows]), index)
-        return Drawn(rows, [(self.right + more.right)[i] for i in index], columns)
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
@@ -125,12 +111,13 @@ class Resampler:
         Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.
         """
         ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
-        seen, kept = gather_object([row["prompt"] for row in inputs]), self._of_all_ranks(first)
-        groups = drawn = len(kept.right) // self.size
+        seen = gather_object([row["prompt"] for row in inputs])
+        kept, right, columns = self._of_all_ranks(first)
+        groups = drawn = len(right) // self.size
         # Ranks sample equally many rows: this many groups, or a multiple, can be shared equally among them.
         equal_groups = ranks // math.gcd(ranks, self.size)
         for _ in range(self.rounds):
-            uniform = uniform_groups(kept.right, self.size)
+            uniform = uniform_groups(right, self.size)
             if not uniform:
                 break
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
@@ -139,28 +126,32 @@ class Resampler:
             drawn += len(fresh)
             rows = [dict(row) for row in fresh for _ in range(self.size)]
             share = len(rows) // ranks
-            more = self._of_all_ranks(sample(rows[rank * share : (rank + 1) * share]))
-            kept = kept.picked(more, replacing(kept.right, more.right, self.size))
+            more, more_right, more_columns = self._of_all_ranks(sample(rows[rank * share : (rank + 1) * share]))
+            index = replacing(right, more_right, self.size)
+            kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
+            columns = [[(old + new)[i] for i in index] for old, new in zip(columns, more_columns, strict=True)]
         # TRL's table has a row for each completion that was sampled last. Only the kept ones are trained on.
-        for column, values in zip(_columns(self.table), kept.columns, strict=True):
+        for column, values in zip(_columns(self.table), columns, strict=True):
             column.clear()
             column.extend(values)
-        rewards = kept.rows.pop("rewards_per_func")
+        rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
-        kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
-        left = len(uniform_groups(kept.right, self.size))
+        kept["num_items_in_batch"] = scored(kept).sum()
+        left = len(uniform_groups(right, self.size))
         counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
-        rows_of_rank = select(kept.rows, range(rank * n, (rank + 1) * n))
+        rows_of_rank = select(kept, range(rank * n, (rank + 1) * n))
         return Rollout(rows_of_rank, rewards, None), {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups}
 
-    def _of_all_ranks(self, rollout: Rollout) -> Drawn:
+    def _of_all_ranks(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
+        """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
+        if it could not be graded; and the columns of the table of completions."""
         if rollout.verdicts is None:
             reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             raise UserError(f"resample_groups: {reason}")
         right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
         rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
-        return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
+        return rows, right, [list(column)[-len(right) :] for column in _columns(self.table)]
 
 
 def _columns(logs: Any) -> list[Any]:

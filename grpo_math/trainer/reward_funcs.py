@@ -1,14 +1,23 @@
-"""Resolve a trainer's reward functions, which are names, functions or models, to what TRL takes.
+"""A trainer's reward functions: names, functions or models to what TRL takes, and a check of the data's gold answers.
 
-Does not call them: rewards/guard.py does.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). Of a stream only the columns are checked.
+
+Does not call reward functions (rewards/guard.py does), and does not grade.
 """
 
+import inspect
 from typing import Any
 
 import torch
 
+from grpo_math.errors import ConfigError
+from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.guard import RewardContext, checked
+from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
+from grpo_math.rewards.guard import RewardContext, checked, name_of
+
+# Keys of `REWARDS` whose functions read no gold answer.
+WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")
 
 
 def resolved(reward_funcs: Any, context: RewardContext) -> Any:
@@ -20,3 +29,58 @@ def resolved(reward_funcs: Any, context: RewardContext) -> Any:
     # TRL calls a model itself, with tokens instead of columns.
     is_model = isinstance(reward_funcs, torch.nn.Module)
     return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
+
+
+def check_gold_answers(rewards: Any, data: Any) -> str | None:
+    """Return a warning about rows without a gold answer, or None.
+
+    Raises `ConfigError` if a reward needs gold answers and the data has none, and for a column with the name of an
+    argument that training passes to rewards: training would replace that column.
+
+    ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
+
+    >>> check_gold_answers("accuracy", [{"prompt": "1 + 1?"}])
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: reward_funcs='accuracy' needs gold answers, and ... has only the columns prompt: ...
+    """
+    if data is None:  # a rollout_func or an environment makes the rows
+        return None
+    names = getattr(data, "column_names", None) or list(next(iter(data), {}))
+    columns = [name for name in GOLD_COLUMNS if name in names]
+    # A stream cannot be counted without reading it to its end.
+    counted = columns and hasattr(data, "select_columns") and hasattr(data, "__len__")
+    # Numbers, not tensors, as ``None`` formats them.
+    rows = data.with_format(None).select_columns(columns).to_list() if counted else []
+    without = sum(gold_of(row) is None for row in rows)
+    # Training passes these names to the rewards, ``grade`` only if there are gold answers.
+    made = ARGUMENTS if columns else set(ARGUMENTS) - {"grade"}
+    if taken := [name for name in names if name in made]:
+        reason = f"has a column {taken[0]!r}, a name that training uses itself"
+        raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
+    if columns and (not rows or without < len(rows)):
+        lacking = f"{without} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS})"
+        return f"{lacking}: their completions get the verdict bad_gold." if without else None
+    lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {', '.join(names) or 'none'}"
+    for reward in rewards if isinstance(rewards, list) else [rewards]:
+        if needs_golds(reward):
+            reason = f"needs gold answers, and train_dataset has {lacks}"
+            name = reward if isinstance(reward, str) else name_of(reward)
+            raise ConfigError("reward_funcs", name, reason, f"give each row its gold in a column {GOLDS}")
+    return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
+
+
+def needs_golds(reward: Any) -> bool:
+    """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
+
+    >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
+    (True, False)
+    >>> [name for name, reward in REWARDS.items() if not needs_golds(reward)]
+    ['format_strict', 'format_soft', 'xml_count', 'overlong', 'repetition']
+    """
+    for name, function in REWARDS.items():
+        if reward in (name, function):
+            return name not in WITHOUT_GOLD
+    # Not callable: a name that TRL resolves.
+    grade = inspect.signature(reward).parameters.get("grade") if callable(reward) else None
+    return grade is not None and grade.default is inspect.Parameter.empty

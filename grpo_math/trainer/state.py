@@ -89,13 +89,11 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     # `torch.load` does not support ``cpu:0``, the name of the device under DeepSpeed.
     at = torch.device("cpu") if device.type == "cpu" else device
     of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
-    state = None
-    if of_rank.exists():
-        state = torch.load(of_rank, map_location=at, weights_only=True)
-    elif first.exists():
-        # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
-        state = torch.load(first, map_location=at, weights_only=True)
-        state = state if state["rollout"] is None else None
+    path = next((path for path in (of_rank, first) if path.exists()), None)
+    state = torch.load(path, map_location=at, weights_only=True) if path else None
+    # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
+    if path != of_rank and state and state["rollout"] is not None:
+        state = None
     return state if all(gather_object([state is not None])) else None
 
 

@@ -27,7 +27,6 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
-from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
@@ -47,7 +46,6 @@ from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
-from grpo_math.trainer.gold_answers import check_gold_answers
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -55,7 +53,7 @@ from grpo_math.trainer.overrides import SCORING, results_of, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
-from grpo_math.trainer.reward_funcs import resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -409,14 +407,11 @@ class MathGRPOTrainer(GRPOTrainer):
         return values
 
     def _evaluate_data_set(self, *arguments: Any) -> dict[str, float]:
-        generation = getattr(self, "vllm_generation", None)
-        rollouts = getattr(generation, "rollouts", None)
-        try:
+        generation: Any = getattr(self, "vllm_generation", None)
+        # The seeds of training continue as if nothing had been evaluated.
+        seeds = {"rollouts": generation.rollouts} if hasattr(generation, "rollouts") else {}
+        with replaced(generation or self, **seeds):
             return super().evaluate(*arguments)
-        finally:
-            if generation is not None and rollouts is not None:
-                # The seeds of training continue as if nothing had been evaluated.
-                generation.rollouts = rollouts
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best = super()._determine_best_metric(metrics, trial)
@@ -500,11 +495,10 @@ class MathGRPOTrainer(GRPOTrainer):
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
         self._checkpoint_state = state.read(Path(checkpoint), self.accelerator.process_index, self.accelerator.device)
-        sampler = self.train_sampler
-        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+        if self.train_sampler is not None:
             # TRL's sampler draws one order per epoch from a generator that no checkpoint saves.
             for _ in range(int(self.state.epoch or 0)):
-                torch.randperm(sampler.num_samples, generator=sampler.generator)
+                next(iter(self.train_sampler))
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)

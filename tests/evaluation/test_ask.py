@@ -56,9 +56,9 @@ def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small,
     (whole / "config.yaml").write_text(f"model_name_or_path: {small}\n")
     for target, sides in ((whole, ["base", "trained"]), (run / "adapter", ["base", "trained"]), (small, ["model"])):
         asked = Asked(str(target), max_new_tokens=8)
-        assert (list(asked.sides), asked.template) == (sides, "plain")
+        assert (list(asked.models), asked.template) == (sides, "plain")
         assert len({"".join(stream) for stream in asked.answers("Hello").values()}) == len(sides)
-    assert asked.sides["model"].messages[0] == {"role": "user", "content": "Hello"}
+    assert asked.messages["model"][0] == {"role": "user", "content": "Hello"}
     drawn = {"".join(asked.answers("Hi", temperature=1.0, seed=seed)["model"]) for seed in (1, 2)}
     assert len(drawn) == 2
 

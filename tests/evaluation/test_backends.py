@@ -75,13 +75,13 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     monkeypatch.setattr(backends.tempfile, "tempdir", str(adapter))
     stopped = []
     results = evaluate(small, SUMS, adapter=str(adapter), max_new_tokens=12, backend="vllm", progress=False)
-    (start, _), _ = starting.call_args
+    (command, environment, *_), _ = starting.call_args
     assert process.mock_calls == [call.wait(backends.STARTUP)]
     assert stopped == [len(server.bodies)], "after the last request"
-    assert start.command[:3] == ["vllm", "serve", small]
-    assert start.command[start.command.index("--max-lora-rank") + 1] == "8"
-    assert "--weight-transfer-config" not in start.command
-    assert start.environment["VLLM_API_KEY"]
+    assert command[:3] == ["vllm", "serve", small]
+    assert command[command.index("--max-lora-rank") + 1] == "8"
+    assert "--weight-transfer-config" not in command
+    assert environment["VLLM_API_KEY"]
     assert list(adapter.glob("grpo_math-*")) == [], "the log of a server that started is deleted"
     assert server.asked[:3] == ["/v1/models", "/v1/unload_lora_adapter", "/v1/load_lora_adapter"]
     assert {body["model"] for body in server.bodies} == server.adapters.keys()

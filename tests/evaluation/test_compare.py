@@ -52,8 +52,8 @@ def with_second(**changes) -> dict:
         (results("y", "y", max_new_tokens=7), "max_new_tokens differs (before 8, after 7): "),
         (results("y", "y", tools={"names": ["f"]}), "tools differs (before None, after {'names': ['f']}): "),
         (results("n", "y", "y"), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
-        (with_second(problem="another"), "problem of 'p1' differs: evaluate both on the same data"),
-        (with_second(gold="another"), "gold of 'p1' differs: evaluate both on the same data"),
+        (with_second(problem="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
+        (with_second(gold="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

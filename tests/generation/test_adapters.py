@@ -5,11 +5,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 from peft import IA3Config, PeftModel, get_peft_model
+from peft.helpers import rescale_adapter_scale
 from small_generation import small_model
 from small_vllm import adapted
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.adapters import adapter_tensors, logps, refuse_unserved, save_adapter, scaled
+from grpo_math.generation.adapters import adapter_tensors, logps, refuse_unserved, save_adapter
 
 PROMPT, COMPLETION = [5, 6, 7, 30], [11, 12, 13]
 
@@ -50,7 +51,7 @@ def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, m
     save_adapter(policy, tensors, tmp_path / "new" / "folder", scale)
     saved = PeftModel.from_pretrained(small_model(), tmp_path / "new" / "folder")
     plain = logps(policy, PROMPT, COMPLETION)
-    with scaled(policy, scale):
+    with rescale_adapter_scale(policy, scale):
         ours = logps(policy, PROMPT, COMPLETION)
     assert torch.equal(logps(saved, PROMPT, COMPLETION), ours)
     assert torch.equal(logps(policy, PROMPT, COMPLETION), plain)

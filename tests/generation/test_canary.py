@@ -6,10 +6,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 from accelerate import Accelerator
+from peft.helpers import rescale_adapter_scale
 from small_vllm import adapted
 
 from grpo_math.errors import UserError
-from grpo_math.generation.adapters import logps, scaled
+from grpo_math.generation.adapters import logps
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 
@@ -31,7 +32,7 @@ class Sampler:
 
     def ask(self, prompt):
         ids = list(prompt)
-        with torch.no_grad(), scaled(self.model, self.sent[-1]):
+        with torch.no_grad(), rescale_adapter_scale(self.model, self.sent[-1]):
             for _ in range(TOKENS):
                 ids.append(int(self.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
             output = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
@@ -57,7 +58,7 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
     assert first == last == 1
     moved = []
     for factor in (0.0, scale / 4, scale):
-        with scaled(policy, factor):
+        with rescale_adapter_scale(policy, factor):
             moved.append(logps(policy, canary.prompt[:1], canary.prompt[1:]))
     # A power of 2 at which the effect is seen, and not a much larger one.
     assert math.log2(scale).is_integer()

@@ -10,7 +10,7 @@ from small_model import END
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 
-from grpo_math.generation import cache, completions, streaming
+from grpo_math.generation import cache, completions
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 
@@ -221,7 +221,7 @@ def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_give
     stops = completions.stop_ids(byte_ids, small_model().generation_config)
     limits = {"temperature": 0.0, "max_new_tokens": 12}
     streams = [
-        streaming.tokens(adapted, prompt, stops, max_new_tokens=12, adapter=adapter) for adapter in (True, False)
+        completions.tokens(adapted, prompt, stops, max_new_tokens=12, adapter=adapter) for adapter in (True, False)
     ]
     first = [next(stream) for stream in streams]
     streamed = [[token, *stream] for token, stream in zip(first, streams, strict=True)]
@@ -229,7 +229,7 @@ def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_give
     assert streamed == [completion.tokens for completion in batched]
     assert streamed[0] != streamed[1]
     sampled = [
-        list(streaming.tokens(adapted, prompt, [], max_new_tokens=20, temperature=heat, seed=seed))
+        list(completions.tokens(adapted, prompt, [], max_new_tokens=20, temperature=heat, seed=seed))
         for heat, seed in ((1.0, 1), (1.0, 1), (1.0, 2), (1e-6, 3), (0.0, 3))
     ]
     assert sampled[0] == sampled[1] != sampled[2]
@@ -239,4 +239,4 @@ def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_give
 def test_a_stream_is_decoded_in_whole_characters(byte_ids):
     text = "1 ≤ é 数!"
     ids = [*byte_ids(text)["input_ids"], BYTES + 1]
-    assert list(streaming.pieces(byte_ids, iter(ids))) == list(text)
+    assert list(completions.pieces(byte_ids, iter(ids))) == list(text)

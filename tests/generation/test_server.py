@@ -16,7 +16,7 @@ from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.server import BESIDE, GUARD, Server
 from grpo_math.generation.sync import KeyedClient
-from grpo_math.generation.vllm_process import ServerProcess, Start, executable
+from grpo_math.generation.vllm_process import ServerProcess, executable
 from grpo_math.run.http import ServerError
 
 
@@ -207,8 +207,7 @@ SLEEPS = "import time; print('it loads', flush=True); time.sleep(60)"
 
 
 def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small, tmp_path):
-    start = Start([sys.executable, "-c", SLEEPS], {}, small.url)
-    process = ServerProcess(start, tmp_path / "run/server.log")
+    process = ServerProcess([sys.executable, "-c", SLEEPS], {}, small.url, tmp_path / "run/server.log")
     process.wait(5)
     first = process.kept.process.pid
     until(lambda: process.log.read_text() == "it loads\n")
@@ -230,7 +229,7 @@ def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, small, t
     small.stop()
     log = tmp_path / "server.log" if logged else None
     code = "print(*range(20), sep='\\n\\n', flush=True); raise SystemExit('out of memory')"
-    process = ServerProcess(Start([sys.executable, "-c", code], {}, small.url), log)
+    process = ServerProcess([sys.executable, "-c", code], {}, small.url, log)
     ends = f"'out of memory', its log, {log}, ends as above" if logged else "its output is above"
     with pytest.raises(UserError) as error:
         process.wait(20)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from launching import ROOT, accelerate, variables
 from peft import LoraConfig, get_peft_model
+from peft.helpers import rescale_adapter_scale
 from small_vllm import generation_of, trainer_of
 from transformers import AutoModelForCausalLM
 from trl.generation import vllm_client
@@ -25,7 +26,7 @@ from grpo_math import evaluate
 from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import ResultsError, compare
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.adapters import logps, save_adapter, scaled
+from grpo_math.generation.adapters import logps, save_adapter
 from grpo_math.generation.server import Server
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient
 from grpo_math.problems.datasets import load_problems
@@ -178,7 +179,7 @@ def test_the_canary_agrees_on_every_copy_of_the_model(process, policy, tokenizer
     assert generation.canary.agreed == 2
     assert [name for name in server.models() if name.startswith(generation.run)] == [generation.folder.name]
     for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
-        with scaled(policy, 0.0):  # B was 0 then
+        with rescale_adapter_scale(policy, 0.0):  # B was 0 then
             ours = logps(policy, prompt, tokens)
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
     move(policy, 0.3)

@@ -199,7 +199,7 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
 def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_model(monkeypatch):
     def command(recipe, gpus, **more):
         cards = [Gpu(number, 80.0, "") for number in range(gpus)]
-        return serve.start_of({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more).command
+        return serve.start_of({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more)[0]
 
     monkeypatch.setattr(serve, "executable", lambda: "vllm")
     full, imposed = command(FULL, 1), build_command(ScriptArguments(model="m"))

@@ -12,9 +12,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import trainer as module
-from grpo_math.trainer.gold_answers import check_gold_answers
 from grpo_math.trainer.overrides import results_of
 from grpo_math.trainer.resample import PromptPool, replacing
+from grpo_math.trainer.reward_funcs import check_gold_answers
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
