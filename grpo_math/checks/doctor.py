@@ -8,7 +8,6 @@ Does not load weights, and writes nothing.
 
 import argparse
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding, prompts
@@ -31,13 +30,10 @@ def run(args: argparse.Namespace) -> Answer:
     if args.show is not None:
         return prompts.show(argv, args.show)
     findings = []
-    with warnings.catch_warnings():
-        # The warnings are about names that transformers has changed.
-        warnings.simplefilter("ignore", FutureWarning)
-        for finding in doctor(argv, args.accelerate_config):
-            findings.append(finding)
-            if not args.json:
-                print(finding.line(), flush=True)
+    for finding in doctor(argv, args.accelerate_config):
+        findings.append(finding)
+        if not args.json:
+            print(finding.line(), flush=True)
     ok = all(finding.level != "error" for finding in findings)
     return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings), ok)
 

@@ -23,7 +23,7 @@ from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
-from grpo_math.run.files import existing, refuse_unwritable
+from grpo_math.run.files import existing
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
@@ -178,7 +178,10 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     name = s["output_dir"]
     folder = Path(name or "")
-    refuse_unwritable("output_dir", name, folder, "name another folder")
+    parent = existing(folder)
+    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    reason = f"cannot be written: {parent} is read-only, or not a folder"
+    setup.refuse("output_dir", not writable, reason, "name another folder")
     named, run_dir = resume.source(folder, s["resume_from_checkpoint"])
     if named:
         checkpoints.step_of(named)

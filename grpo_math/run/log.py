@@ -10,13 +10,12 @@ import faulthandler
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.bar import Bar
@@ -27,7 +26,6 @@ from grpo_math.run.signals import Stop
 
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
-KEPT = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
@@ -96,24 +94,6 @@ class History(TrainerCallback):
             files.write_json(self.path.with_name("training_history.json"), self.lines())
 
 
-Tell = Callable[..., None]
-
-
-def trackers(trainer: Trainer) -> Tell:
-    """Return ``tell(args, state, control, values)``, which sends values to the trackers (wandb, trackio, ...).
-
-    TRL's logs reach the trackers without ``tell``, as ``train/NAME``: every metric of a step, and the table of
-    completions if ``log_completions`` is on. ``tell`` sends the other values, under such names
-    too: held-out accuracy and findings.
-    """
-
-    def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
-        # Not on_log of the handler, after which the line of the step would not be logged.
-        trainer.callback_handler.call_event("on_log", args, state, control, logs=values)
-
-    return tell
-
-
 class Progress(TrainerCallback):
     """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
 
@@ -167,13 +147,6 @@ class Watchdog(TrainerCallback):
 
     def __exit__(self, *error: object) -> None:
         faulthandler.cancel_dump_traceback_later()
-
-
-class Shortened(TrainerCallback):
-    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del state.log_history[:-KEPT]
 
 
 class StopOnSignal(TrainerCallback):

@@ -38,16 +38,6 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _inside(value) for name, value in settings.items() if not is_secret(str(name))}
 
 
-def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of the variables with a secret's name, without white space, if they are long enough.
-
-    >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
-    {'hf_abcdefghijkl'}
-    """
-    # A short value, such as a word, also occurs in texts that are not secret.
-    return {value.strip() for name, value in environment.items() if is_secret(name) and len(value.strip()) >= 12}
-
-
 def is_address(url: str) -> bool:
     """Return True for http or https and a host. A user or a password in an address would be written down.
 

@@ -153,9 +153,6 @@ def check(name: str, value: Any) -> Any:
     if field is None:
         near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
-    if name == "vllm_server_base_url" and "@" in str(value):
-        reason = "holds a user or password, which the run would write down"
-        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_math.checks.preflight import refuse_early
 from grpo_math.errors import UserError
 from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
@@ -26,12 +27,19 @@ from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
 from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
-from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
+from grpo_math.run.signals import (
+    AGAIN,
+    INTERRUPTED,
+    STOPPING,
+    end_at_once,
+    ended_by_signals,
+    handling,
+    leave_lost_terminal,
+)
 from grpo_math.run.streams import say
 from grpo_math.settings import shipped
 from grpo_math.settings.groups import most_used
-from grpo_math.settings.recipe import read
-from grpo_math.train import here
+from grpo_math.settings.recipe import Recipe, read
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, starts_server
 from grpo_math.train.serve import group_port, port_of, start_of
 
@@ -50,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train as the recipe says, and return the exit code of training."""
-    fields = args.fields
     if args.copy is not None:
         print(f"copied   {shipped.copy(args.copy)}")
         return 0
@@ -58,21 +65,35 @@ def run(args: argparse.Namespace) -> int:
         from grpo_math.train.program import main
 
         return main(["--help"])
-    if args.list or not (fields or args.gpus or args.accelerate_config):
+    if args.list or not (args.fields or args.gpus or args.accelerate_config):
         print(shipped.listing())
         return 0
+    return train(args.fields, args.gpus, args.accelerate_config)
+
+
+def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
+    """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read(fields)
     recipe = parsed.sound().stated()
-    gpus = gpus_of(recipe, args.gpus)
+    gpus = gpus_of(recipe, count)
     serves = starts_server(recipe)
-    layout, config = arrange(recipe, gpus, args.accelerate_config, serves)
+    layout, config = arrange(recipe, gpus, accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     if config is None and not serves:
         # torch is not imported yet, so CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
-        return here.train(fields, parsed)
+        return _train_here(fields, parsed)
     return _launch(recipe, fields, layout, config, used)
+
+
+def _train_here(fields: list[str], parsed: Recipe) -> int:
+    """Train in this process. A bad recipe is refused within a second, before torch is imported."""
+    with handling(STOPPING, end_at_once):
+        refuse_early(parsed)
+        from grpo_math.train.program import main
+
+        return main(fields, parsed)
 
 
 def _launch(

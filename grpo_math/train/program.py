@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, trackers, write_config
+from grpo_math.run.log import History, Progress, StopOnSignal, Watchdog, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
@@ -195,7 +196,8 @@ class Run:
             _say(line)
         # Only now: a run that is refused leaves no files.
         on_main(lambda: lock.hold(self.run_dir))
-        if choose_checkpoint(setup, config, self.run_dir):
+        config.resume_from_checkpoint, finished = on_main(lambda: choose_checkpoint(setup, config, self.run_dir))
+        if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
             if config.process_index == 0:
@@ -213,9 +215,11 @@ class Run:
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         for replaced in (PrinterCallback, ProgressCallback, RunFiles):
             trainer.remove_callback(replaced)
-        history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
-        findings = Diagnosis(history, self.resolved, tell=tell)
-        for callback in (history, self.progress, Shortened(), watchdog, findings):
+        history, self.progress = History(run_dir), Progress()
+        # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
+        # line of the step would not be logged.
+        findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
+        for callback in (history, self.progress, watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
             batch, kind = batch_of(vars(config), config.world_size), config.device.type
