@@ -191,12 +191,10 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     # Another program made the checkpoint, so there is nothing to compare.
     if held is None or (not known and named):
         return
-    if not known:
-        reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
-        raise ConfigError("output_dir", name, reason, "name a new folder")
+    reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
+    setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    defaults = {field.name: field.default for field in fields.fields().values()}
-    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
+    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, fields.defaults()), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 

@@ -68,15 +68,6 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
     return (names[0] if len(names) == 1 else field), None
 
 
-def refuse_missing(present: Sequence[str], columns: Columns, dataset: str) -> None:
-    """Raise `ConfigError` unless a data set with the columns ``present`` can have a problem and an answer."""
-    for field in ("problem", "answer"):
-        if not used(present, {field: columns[field]}):
-            raise ConfigError(
-                "dataset", dataset, f"has no column for the {field}", remedy_of(present, field, columns[field])
-            )
-
-
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}

@@ -35,8 +35,14 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
     """
     for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
         stale.unlink(missing_ok=True)
-    ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
-    content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
+    content = {
+        **without_secrets(settings),
+        "distributed_type": distributed_type,
+        "num_processes": processes,
+        "command": command_line(argv),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
     # safe_dump refuses every type except YAML's own, such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
@@ -80,9 +86,8 @@ class History(TrainerCallback):
             self.append(state.global_step, logs)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        line = numbers({metrics.STEP: step, **values})
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(numbers({metrics.STEP: step, **values})) + "\n")
 
     def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
         """Return the newest lines that are complete: a full disk or a kill may have cut the last line."""

@@ -43,8 +43,8 @@ def on_main(call: Callable[[], Any]) -> Any:
     if state.num_processes > 1:
         _wait_for_main(state, done)
     broadcast_object_list(outcome)
-    if error := failed or outcome[1]:
-        raise error
+    if problem := failed or outcome[1]:
+        raise problem
     return outcome[0]
 
 

@@ -25,8 +25,7 @@ def is_secret(name: str) -> bool:
     [False, False, False]
     """
     name = name.lower().strip("-").replace("-", "_")
-    last = name.rpartition("_")[2]
-    return name not in NO_SECRETS and last in (*ENDINGS, "apikey")
+    return name not in NO_SECRETS and name.rpartition("_")[2] in (*ENDINGS, "apikey")
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:

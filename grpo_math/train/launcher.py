@@ -12,8 +12,8 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,20 +100,18 @@ def _launch(
     recipe: Mapping[str, Any], fields: Sequence[str], layout: Layout, config: Config | None, used: Sequence[Gpu]
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
-    run_dir = Path(str(recipe.get("output_dir") or "trainer_output"))
     # The stack stops training first. The server is needed until training has ended.
     with ended_by_signals(AGAIN), contextlib.ExitStack() as stack:
         server = None
         if starts_server(recipe):
             # Server and training inherit the key from this process.
             make_key()
-            log = run_dir / "vllm_server.log"
+            log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
             server = ServerProcess(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        command = _training(fields, config, layout.policy)
-        training = Kept(command, environment=environment(used[layout.server :]))
+        training = Kept(_training(fields, config, layout.policy), environment=environment(used[layout.server :]))
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.
@@ -148,19 +146,15 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
         asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
     with handling((signal.SIGINT, *STOPPING), ask):
-        while True:
-            try:
-                # A short wait, so that the end of the server is noticed.
-                code = training.wait(0.2)
-                # Training that was ended before it handled the signal has another code.
-                return asked if asked and code else code
-            except subprocess.TimeoutExpired:
-                pass
-            if server is None or server.running:
-                continue
-            line = server.ended()
-            if not may_restart:  # a new server would serve the first weights
-                raise UserError(line)
-            # As often as it ends: training gives up after vllm_server_timeout without an answer.
-            server.restart()
-            say("server", f"{line.partition(':')[0]}; started again")
+        while training.running:
+            if server is not None and not server.running:
+                line = server.ended()
+                if not may_restart:  # a new server would serve the first weights
+                    raise UserError(line)
+                # As often as it ends: training gives up after vllm_server_timeout without an answer.
+                server.restart()
+                say("server", f"{line.partition(':')[0]}; started again")
+            time.sleep(0.2)
+        code = training.wait()
+        # Training that was ended before it handled the signal has another code.
+        return asked if asked and code else code
