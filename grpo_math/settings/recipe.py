@@ -13,7 +13,6 @@ Does not check combinations of settings: rules.py and batch.py do.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -61,11 +60,13 @@ def read(argv: Sequence[str]) -> Recipe:
 
     Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
     """
-    path, words = split(argv)
+    problems: list[UserError] = []
+    typed = _typed(argv, problems)
+    path = typed.pop("config", None)
+    if not isinstance(path, str | None):
+        raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
     env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
-    problems: list[UserError] = []
-    typed = _typed(words, problems)
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
@@ -82,22 +83,6 @@ def read(argv: Sequence[str]) -> Recipe:
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
 
-def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the path after ``--config``, and the other words.
-
-    >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
-    (('a.yaml', ['--seed', '1']), ('a.yaml', []))
-    """
-    # With its defaults, argparse would take --conf for --config, and exit instead of raising an error.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    try:
-        known, words = parser.parse_known_args(argv)
-    except argparse.ArgumentError:
-        raise UserError("--config needs a value: give the path of a recipe") from None
-    return known.config, words
-
-
 def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     """Return the settings of the command line: ``["--a", "1", "2", "--b=3"]`` -> ``{"a": ["1", "2"], "b": "3"}``."""
     options: list[tuple[str, list[str]]] = []
@@ -110,7 +95,7 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for word, values in options:
         name = word.removeprefix("--").replace("-", "_")
-        kinds = _kinds(name)
+        kinds = fields()[name].kinds if name in fields() else frozenset()
         if not word.startswith("--"):
             problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
         elif not values and kinds and "bool" not in kinds:
@@ -122,11 +107,6 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
-
-
-def _kinds(name: str) -> frozenset[str]:
-    field = fields().get(name)
-    return field.kinds if field else frozenset()
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
