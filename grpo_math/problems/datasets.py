@@ -98,7 +98,7 @@ def load_problems(
 def _read(dataset: str, split: str, columns: str | None) -> tuple[list[Row], list[DataError]]:
     """Return all good rows of a data set in their order, and one error for each bad row."""
     source = SOURCES.get(source_of(dataset) or "", OWN)
-    accepted = which.chosen(which.read(columns), source.columns)
+    accepted = which.chosen(columns, source.columns)
     label, file, numbered = _open(dataset, split, accepted)
     rows: list[Row] = []
     errors: list[DataError] = []
