@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> Answer:
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
     """Yield the findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` if the file is not a recipe."""
     read = recipe.read(argv)
-    launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else None
+    launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else {}
     # The accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
-    processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
+    processes = int(launch.get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
     for note in read.notes:
         yield finding_of(UserError(note), "settings", "warning")

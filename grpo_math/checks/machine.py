@@ -58,7 +58,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
     needed: dict[str, str] = {"trl": "every run"}
     if s["use_vllm"] and s["vllm_mode"] == "colocate":
         needed["vllm"] = "use_vllm"
-    if s["deepspeed"] or _kind(setup) == "DEEPSPEED" or launched_with("DEEPSPEED"):
+    if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     # transformers takes the 8-bit optimizers from bitsandbytes.
     if s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES):
@@ -80,11 +80,6 @@ def versions(setup: Setup) -> Iterator[Finding]:
             yield Finding("error", message, remedy)
 
 
-def _kind(setup: Setup) -> Any:
-    """Return the distributed type that the accelerate config names."""
-    return (setup.accelerate or {}).get("distributed_type")
-
-
 @cache
 def capabilities() -> tuple[float, ...]:
     """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
@@ -100,7 +95,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
     # accelerate launch passes the number format of its config in this variable.
-    launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    launched = setup.accelerate.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
     # transformers counts GPUs that emulate bfloat16 (T4, V100) as GPUs that have it.
@@ -114,7 +109,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
-    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
+    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or setup.accelerate.get("distributed_type") in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
@@ -143,7 +138,7 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
-    launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
+    launch = {"num_processes": setup.processes, **setup.accelerate}
     try:
         # The prompts of this data, in place of the planner's assumption.
         gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}

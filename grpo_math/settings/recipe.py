@@ -170,10 +170,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _truth(value: Any) -> bool:
-    return TRUTH[str(value).lower()]
-
-
 # The kind of a field -> the name for a value of this kind, and the function that converts a value. A field of several
 # kinds takes the first kind that fits, so a text stays a text unless it is a mapping or a number.
 COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -181,7 +177,7 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "int": ("a whole number", _whole),
     "float": ("a number", float),
     "str": ("a text", _text),
-    "bool": ("true or false", _truth),
+    "bool": ("true or false", lambda value: TRUTH[str(value).lower()]),
 }
 
 
