@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -138,11 +137,16 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
-    launch = {"num_processes": setup.processes, **setup.accelerate}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        answer = planner.plan(given, {"": launch}, **gpu, prompt_tokens=max(lengths_of(setup)), offline=True)
+        answer = planner.plan(
+            given,
+            {"": {"num_processes": setup.processes, **setup.accelerate}},
+            gpus=gpus or None,
+            gpu_gb=gpu_gb or None,
+            prompt_tokens=max(lengths_of(setup)),
+            offline=True,
+        )
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return

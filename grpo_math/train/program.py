@@ -210,8 +210,12 @@ class Run:
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
         trainer, config, run_dir = self.trainer, self.config, self.run_dir
-        self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
-        self.resolved["push_to_hub"] = self.pushes
+        self.resolved = {
+            **asdict(self.arguments),
+            **asdict(self.settings.model),
+            **config.to_dict(),
+            "push_to_hub": self.pushes,
+        }
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         for replaced in (PrinterCallback, ProgressCallback, RunFiles):
             trainer.remove_callback(replaced)
@@ -230,10 +234,13 @@ class Run:
             # First: config.yaml may get the settings of a longer run, which is not finished.
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)
             state = trainer.accelerator.state
-            stated = {"stated": resume.stated(self.settings.values, self.settings.given)}
-            command = ["grpo_math.train", *self.settings.argv]
-            launch = (state.distributed_type, state.num_processes)
-            write_config(run_dir / "config.yaml", {**self.resolved, **stated}, command, *launch)
+            write_config(
+                run_dir / "config.yaml",
+                {**self.resolved, "stated": resume.stated(self.settings.values, self.settings.given)},
+                ["grpo_math.train", *self.settings.argv],
+                state.distributed_type,
+                state.num_processes,
+            )
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
@@ -325,8 +332,14 @@ class Run:
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
         output = replace(output, extra={"data": one.data, "split": one.split})
-        options: dict[str, Any] = {"tools": self.tools, "grade_timeout": self.config.grade_timeout}
-        return over_ranks(self.trainer, one.rows, self.sampling(one), output, **options)
+        return over_ranks(
+            self.trainer,
+            one.rows,
+            self.sampling(one),
+            output,
+            tools=self.tools,
+            grade_timeout=self.config.grade_timeout,
+        )
 
     def evaluate_held_out(self) -> dict[str, float]:
         """Return the metrics of the sets that are evaluated during training."""
