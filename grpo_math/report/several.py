@@ -42,18 +42,16 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
     folder = Path(os.path.commonpath([Path(name).resolve().parent for name in run_dirs]))
     target = Path(output) if output else folder / "comparison.html"
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    replace_text(
-        target,
-        page(
-            title=f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
-            compared=list(zip(ascii_uppercase, CSS_COLOURS.values(), runs, rows, strict=False)),
-            settings=settings,
-            notes=notes,
-            duration=duration,
-            figures=_figures(runs),
-            first=len(CURVES),
-        ),
+    text = page(
+        title=f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
+        compared=list(zip(ascii_uppercase, CSS_COLOURS.values(), runs, rows, strict=False)),
+        settings=settings,
+        notes=notes,
+        duration=duration,
+        figures=_figures(runs),
+        first=len(CURVES),
     )
+    replace_text(target, text)
     return {"html": str(target), "runs": rows, "settings": settings, "notes": notes}
 
 

@@ -36,8 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
     add("--port", type=int, help="(default: vllm_server_port, 8000, or any that is free)")
     add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
-    make_env = "start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm"
-    add("--make_env", nargs="?", const=".venv-vllm", metavar="DIR", help=make_env)
+    add(
+        "--make_env",
+        nargs="?",
+        const=".venv-vllm",
+        metavar="DIR",
+        help="start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm",
+    )
     parser.epilog = f"GRPO_MATH_VLLM names the vllm that serves (default: the one in PATH).\n\n{parser.epilog}"
 
 
