@@ -26,6 +26,7 @@ from grpo_math.run.signals import Stop
 
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
+KEPT = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
@@ -152,6 +153,13 @@ class Watchdog(TrainerCallback):
 
     def __exit__(self, *error: object) -> None:
         faulthandler.cancel_dump_traceback_later()
+
+
+class Shortened(TrainerCallback):
+    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del state.log_history[:-KEPT]
 
 
 class StopOnSignal(TrainerCallback):

@@ -39,7 +39,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Progress, StopOnSignal, Watchdog, write_config
+from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
@@ -223,7 +223,7 @@ class Run:
         # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
         # line of the step would not be logged.
         findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
-        for callback in (history, self.progress, watchdog, findings):
+        for callback in (history, self.progress, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
             batch, kind = batch_of(vars(config), config.world_size), config.device.type
