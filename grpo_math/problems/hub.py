@@ -33,9 +33,8 @@ def rows(
     try:
         if not known:
             split = split_of(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
-        table = datasets.load_dataset(
-            path, address.config, split=split, revision=address.revision, cache_dir=_cache_of(folder) if local else None
-        )
+        cache = {"cache_dir": _cache_of(folder)} if local else {}
+        table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     except UserError:
         raise
     except Exception as error:
