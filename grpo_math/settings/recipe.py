@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.reading import from_json, home, read_text
+from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
@@ -143,7 +143,8 @@ def check(name: str, value: Any) -> Any:
         path = home(value)
         # A name that ends in .txt or .md is a file, even if it is misspelt.
         if os.path.isfile(path) or re.fullmatch(r"\S+\.(txt|md)", value):
-            return read_text(path).strip()
+            with reading(path):
+                return path.read_text(encoding="utf-8-sig").strip()
     return value
 
 
