@@ -21,7 +21,6 @@ from grpo_math.run.redact import is_address, without_secrets
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
-from grpo_math.settings.vllm import generates, sends_adapter
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
@@ -211,6 +210,10 @@ REFERENCE = [
 ]
 
 
+def _on_server(s: Settings) -> bool:
+    return s["use_vllm"] and s["vllm_mode"] == "server"
+
+
 VLLM = [
     switched("use_vllm", "vllm_"),
     unused(
@@ -220,7 +223,7 @@ VLLM = [
     ),
     unused(
         "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_model_impl",
-        lambda s: generates(s) == "server",
+        _on_server,
         "vllm_mode is server",
         "give it to the server",
     ),
@@ -237,7 +240,7 @@ VLLM = [
     ),
     Rule(
         "staleness",
-        lambda s: s["staleness"] and generates(s) != "server",
+        lambda s: s["staleness"] and not _on_server(s),
         "needs a server that samples on its own (use_vllm={use_vllm}, vllm_mode={vllm_mode})",
         "set use_vllm: true and vllm_mode: server",
     ),
@@ -298,6 +301,10 @@ def _no_pattern(s: Settings) -> bool:
         return len(modules) == 1 and not re.compile(modules[0])
     except re.error:
         return True
+
+
+def _served_adapter(s: Settings) -> bool:
+    return s["use_peft"] and s["use_vllm"] and s["vllm_sync"] == "adapter"
 
 
 PROGRAM = [
@@ -410,7 +417,7 @@ PROGRAM = [
         Rule(
             name,
             # vLLM's loader of adapters refuses DoRA and modules_to_save (its PEFTHelper).
-            lambda s, name=name: s["use_vllm"] and sends_adapter(s) and s[name],  # type: ignore[misc]
+            lambda s, name=name: _served_adapter(s) and s[name],  # type: ignore[misc]
             "cannot be served by vLLM as an adapter",
             "set vllm_sync to merged",
         )
@@ -418,7 +425,7 @@ PROGRAM = [
     ),
     Rule(
         "lora_r",
-        lambda s: s["use_vllm"] and sends_adapter(s) and s["lora_r"] > RANKS[-1],
+        lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1],
         "is more than vLLM serves",
         f"use {RANKS[-1]} or less",
     ),
