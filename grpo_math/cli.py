@@ -53,21 +53,21 @@ COMMANDS = {
     ),
     "serve": Command(
         "train.serve",
-        "Run the vLLM server of a recipe, for training elsewhere.",
+        "Run a recipe's vLLM server for a training that runs elsewhere.",
         "RECIPE [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]",
         ("grpo-math serve my_recipe.yaml --port 8000", "grpo-math serve my_recipe.yaml --check"),
         fields=True,
     ),
     "doctor": Command(
         "checks.doctor",
-        "Find what is wrong with a recipe on this machine, before it runs.",
+        "Check a recipe on this machine before it runs.",
         "RECIPE [--FIELD VALUE ...]",
         ("grpo-math doctor my_recipe.yaml", "grpo-math doctor my_recipe.yaml --show 2"),
         fields=True,
     ),
     "plan": Command(
         "planner.command",
-        "Tell if a recipe fits these GPUs, and what to change if it does not.",
+        "Check whether a recipe fits these GPUs, and what to change if not.",
         "RECIPE [--FIELD VALUE ...]",
         ("grpo-math plan gsm8k_8gb", "grpo-math plan gsm8k_8gb --gpus 2 --gpu_memory 24"),
         fields=True,
@@ -86,7 +86,7 @@ COMMANDS = {
     ),
     "report": Command(
         "report.reported",
-        "Draw the plots and the page of a run, or compare several runs.",
+        "Write the report page and plots of a run, or compare several runs.",
         "RUN_DIR [RUN_DIR ...] [options]",
         ("grpo-math report runs/demo", "grpo-math report runs/a runs/b --output comparison.html"),
     ),
@@ -98,7 +98,7 @@ COMMANDS = {
     ),
     "export": Command(
         "report.merged",
-        "Merge a run's adapter into its base, as one model in safetensors.",
+        "Merge a run's adapter into its base model, saved as safetensors.",
         "RUN_DIR --merge DIR [options]",
         ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --checkpoint best"),
     ),
@@ -158,7 +158,7 @@ def _run(argv: list[str]) -> int:
         if error.filename is None or name in ("demo", "train"):
             raise
         named = os.fsdecode(error.filename)
-        raise UserError(f"{named}: {error.strerror}: see that it can be read and written") from None
+        raise UserError(f"{named}: {error.strerror}: check that it can be read and written") from None
     if isinstance(answer, int):
         return answer
     print(json.dumps(answer.json) if args.json else answer.text)
@@ -188,7 +188,7 @@ def _list() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="grpo-math",
         usage="grpo-math COMMAND ...",
-        description="GRPO for mathematics, on TRL and accelerate.",
+        description="Train language models on mathematics with GRPO.",
         epilog=f"commands:\n{listed}\n\ngrpo-math COMMAND --help shows the options of a command.",
         formatter_class=_format,
     )
@@ -205,7 +205,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         description=command.help,
         epilog="\n  ".join(("examples:", *command.examples)),
         formatter_class=_format,
-        # argparse would take --gpu for --gpus. A mistyped option is refused, with the nearest name, instead.
+        # argparse would take --gpu for --gpus. Instead, a mistyped option is an error that names the nearest option.
         allow_abbrev=False,
     )
     _module(name).add_arguments(parser)

@@ -13,11 +13,11 @@ from grpo_math.run.streams import Answer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file", help="rows {gold, prediction}, one JSON object a line")
+    add("file", help="one JSON object per line, with gold and prediction")
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
-    add("--no_percent_as_number", action="store_true", help="25%% answers 0.25 and not 25")
+    add("--no_percent_as_number", action="store_true", help="25%% equals 0.25 and not 25")
     add(
         "--digits",
         type=int,

@@ -39,13 +39,13 @@ CHECKS: dict[str, Check] = {
         "all rewards are the same value",
         "no group differs, so nothing is learned: the problems are too hard or too easy, the completions are cut off, "
         "or the rewards do not depend on the answer",
-        "give it problems that it sometimes solves, and pay for right answers",
+        "give it problems that it sometimes solves, and reward correct answers",
         "error",
     ),
     "format_without_accuracy": Check(
         "the format is learned and the answers are not",
-        "the format is paid for without a right answer",
-        "pay for the format only with a right answer",
+        "the format is rewarded without a correct answer",
+        "reward the format only with a correct answer",
     ),
     "kl_explosion": Check(
         "the KL to the reference exploded",
@@ -60,7 +60,7 @@ CHECKS: dict[str, Check] = {
     ),
     "entropy_collapse": Check(
         "the entropy collapsed without a gain",
-        "the policy became sure before it became right, and its completions hardly differ any more",
+        "the policy became certain before it became correct, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
     ),
     "truncation": Check(
@@ -88,12 +88,12 @@ CHECKS: dict[str, Check] = {
     "uncheckable_answers": Check(
         "the grader cannot check some answers",
         "they are too large or take too long to compute, and are rewarded like wrong answers",
-        "read them in the tables of completions; if they are right, give the grader more time",
+        "read them in the tables of completions; if they are correct, give the grader more time",
     ),
     "sampler_apart": Check(
         "trainer and sampler disagree on log-probs",
         "vLLM runs older weights (staleness), another precision or another sampling setting (top_p) than the trainer",
-        "sample from the whole distribution, score in higher precision, and see that the weight sync works",
+        "sample from the whole distribution, score in higher precision, and check that the weight sync works",
     ),
     "long_completions_fade": Check(
         "long completions lose their gradient",
@@ -102,7 +102,7 @@ CHECKS: dict[str, Check] = {
     ),
     "heldout_worse": Check(
         "held-out accuracy is below the base model's",
-        "the model learned what pays on the training problems and not how to solve others",
+        "the model learned what is rewarded on the training problems, not how to solve others",
         "lower the learning rate, or stop earlier",
         "error",
     ),

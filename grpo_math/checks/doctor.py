@@ -20,7 +20,9 @@ from grpo_math.settings import accelerate, recipe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
-    parser.add_argument("--show", type=int, metavar="N", help="only the prompts of the first N problems, as tokens")
+    parser.add_argument(
+        "--show", type=int, metavar="N", help="show only the prompts of the first N problems, as tokens"
+    )
     parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
 
 

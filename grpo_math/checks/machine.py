@@ -174,7 +174,7 @@ def disk(setup: Setup) -> Iterator[Finding]:
 
 
 def output_dir(setup: Setup) -> Iterator[Finding]:
-    """The run's folder can be written, and holds no run of other settings."""
+    """Check that the output folder is writable and contains no run with other settings."""
     s = setup.settings
     name = s["output_dir"]
     folder = Path(name or "")
@@ -190,7 +190,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     # Another program made the checkpoint, so there is nothing to compare.
     if held is None or (not known and named):
         return
-    reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
+    reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, fields.defaults()), s["resume"])

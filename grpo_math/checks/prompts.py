@@ -61,7 +61,7 @@ def end_of_turn(setup: Setup) -> Iterator[Finding]:
         yield Finding("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
-    # Generation that does not stop at the end of a turn goes on to the length limit, and is cut off.
+    # Without a stop at the end of a turn, generation continues to the length limit and is cut off.
     end, stops = turn_end(tokenizer), {eos, *configured}
     if end is not None and end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)

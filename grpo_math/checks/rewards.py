@@ -1,4 +1,4 @@
-"""Checks of the rewards: gold answers can be graded, and rewards pay a right answer more than a wrong one.
+"""Checks of the rewards: gold answers can be graded, and rewards are higher for a correct answer than for a wrong one.
 
 The checks use made-up completions in the template's format. Does not ask a model.
 """
@@ -26,7 +26,7 @@ from grpo_math.settings.batch import plan
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
-SURE = 1e-9  # a right answer has to be paid more than a wrong one by this much
+SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
 CORRECT = "correct these answers, or leave the rows out"
 JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
@@ -47,7 +47,7 @@ def problems(setup: Setup) -> Iterator[Finding]:
 
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Find problems with gold answers that are not equal: one of them pays for a wrong answer."""
+    """Find problems with gold answers that are not equal: one of them rewards a wrong answer."""
     # Reversed, so that the first row of each problem stays.
     first = {row["problem"]: row for row in reversed(rows)}
     pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
@@ -69,15 +69,15 @@ def batch(setup: Setup) -> Iterator[Finding]:
 
 
 def golds(setup: Setup) -> Iterator[Finding]:
-    """A gold answer, given as a completion in the template's format, is graded right."""
+    """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    # A gold answer that is not right against itself is at fault: no completion can be paid for it.
+    # A gold answer that is not correct against itself is at fault: no completion can be rewarded for it.
     answers = [row["answer"] for row in rows]
     verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
     bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
     if bad:
         row, first = bad[0]
-        message = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
+        message = f"{len(bad)} of {len(rows)} gold answers are not correct when graded against themselves"
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield Finding(level, f"{message}; {example}", CORRECT)
@@ -90,7 +90,7 @@ def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) 
 
 
 def rewards(setup: Setup) -> Iterator[Finding]:
-    """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
+    """Check that the reward functions run and give more for a correct completion than for a wrong one of its length."""
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
@@ -113,18 +113,18 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
     if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
         remedy = "look at the sign of the rewards and of reward_weights"
-        yield Finding("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy)
+        yield Finding("error", f"a wrong answer is rewarded more than a correct one by {named}, {example}", remedy)
     elif sum(right) - sum(wrong) <= SURE:
-        message = f"the rewards ({named}) do not pay right answers more than wrong ones, {example}"
+        message = f"the rewards ({named}) do not reward correct answers more than wrong ones, {example}"
         yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
 
 
 def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
-    """Return rows, and two made-up completions of each: first all right ones, then all wrong ones of equal length."""
+    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
     sample, answer_format = setup.problems.sample(GOLDS)[: 4 * PAIRS], setup.problems.template.answer_format
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
-    # Of equal length, so that a reward for the length does not tell right and wrong apart.
+    # The lengths are equal, so that a reward for length does not separate correct from wrong.
     wrong = _verdicts(answers, list(map(_other, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
     rows = list(compress(sample, usable))[:PAIRS]

@@ -23,7 +23,7 @@ from grpo_math.run import metrics
 from grpo_math.run.history import number, settled
 
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
-RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
+RISE = 0.1  # of the reward's range; a run whose rise is clearly below it (two standard errors) counts as not rising
 SATURATED = 0.85  # of the reward's range; above it, a flat reward counts as full
 SURE = 2.0  # standard errors of a stated bound
 FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
@@ -126,9 +126,9 @@ class Run:
 
     @cached_property
     def not_rising(self) -> Change | None:
-        """The reward's change, if it is surely too small, rewards are not full, and held-out accuracy does not rise.
+        """The reward's change, if it is clearly too small, rewards are not full, and held-out accuracy does not rise.
 
-        None if the reward surely rose since the first `START` lines.
+        None if the reward clearly rose since the first `START` lines.
         """
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):

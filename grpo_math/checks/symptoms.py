@@ -44,7 +44,7 @@ class Symptom(NamedTuple):
 
 
 def flat_reward(run: Run) -> Symptom | None:
-    """The rise from the first lines to the last third is surely below `RISE` of the range."""
+    """The rise from the first lines to the last third is clearly below `RISE` of the range."""
     change = run.not_rising
     # A reward that clearly falls is not flat: `collapse` looks at it.
     fell = change and change.rise < -SURE * change.error - RISE / 2 * run.span
@@ -52,7 +52,7 @@ def flat_reward(run: Run) -> Symptom | None:
 
 
 def collapse(run: Run) -> Symptom | None:
-    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range.
+    """The newest window's mean is clearly below the best earlier window's, by `FALL` of the range.
 
     Or rewards stopped so early that there are not two windows to compare.
     """
@@ -116,7 +116,7 @@ def reward_stuck(run: Run) -> Symptom | None:
         setting = "rewards: [accuracy]"  # the rewards do not depend on whether the answer is right
     elif run.series(metrics.verdict_key("no_answer")).level > 0.5:
         setting = "rewards: [shaped]"  # gives a small reward for the format
-    return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers right", setting)
+    return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers correct", setting)
 
 
 def format_without_accuracy(run: Run) -> Symptom | None:
@@ -154,7 +154,7 @@ def kl_not_zero_at_start(run: Run) -> Symptom | None:
 
 
 def entropy_collapse(run: Run) -> Symptom | None:
-    """The entropy fell below `ENTROPY_SHARE` of its start, and the reward surely does not rise."""
+    """The entropy fell below `ENTROPY_SHARE` of its start, and the reward clearly does not rise."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
     # The first lines only: in a healthy run, too, the entropy falls fast.
     before = entropy.first(WINDOW // 2).level
@@ -176,13 +176,13 @@ def _longer(run: Run) -> str:
 
 
 def eos_mismatch(run: Run) -> Symptom | None:
-    """No completion has ended by itself since the start, although answers are right or the limit is ample."""
+    """No completion has ended by itself since the start, although answers are correct or the limit is ample."""
     cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
-    # A model that rambles under a small limit never ends either, but then hardly any answer is right.
+    # A model that rambles under a small limit never ends either, but then hardly any answer is correct.
     limit = run.get("max_completion_length", LONG_LIMIT)
     if len(cut) < WINDOW or min(cut.values) < NONE_ENDED or (best == 0 and limit < LONG_LIMIT):
         return None
-    words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(best)} are right"
+    words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(best)} are correct"
     return Symptom(words, "eos_token_id: [...] in generation_config.json")
 
 
@@ -194,7 +194,7 @@ def uniform_groups(run: Run) -> Symptom | None:
     uniform, right, wrong = (
         run.series(name).last(FEW) for name in (metrics.DEGENERATE, metrics.ALL_RIGHT, metrics.ALL_WRONG)
     )
-    shares = f"{percent(right.mean)} all right, {percent(wrong.mean)} all wrong"
+    shares = f"{percent(right.mean)} all correct, {percent(wrong.mean)} all wrong"
     seen = Symptom(f"{percent(uniform.mean)} in {uniform.span}, {shares}", "resample_groups: 3")
     return seen if len(uniform) >= FEW and uniform.mean >= UNIFORM else None
 
@@ -248,7 +248,7 @@ def long_completions_fade(run: Run) -> Symptom | None:
 
 
 def heldout_worse(run: Run) -> Symptom | None:
-    """The newest held-out accuracy is surely below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
+    """The newest held-out accuracy is clearly below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
     scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None

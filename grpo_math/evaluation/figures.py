@@ -101,9 +101,9 @@ def text_of(results: Results) -> str:
     accuracy            100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
     accuracy in format  100.0%
     <BLANKLINE>
-    correct, in the format       1  100.0%
+    correct, in the format     1  100.0%
     <BLANKLINE>
-    level 1                      1  100.0%  20.7% to 100.0%
+    level 1                    1  100.0%  20.7% to 100.0%
     """
     n, samples, counts = results["n"], results["samples"], results["categories"]
     drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"

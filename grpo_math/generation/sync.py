@@ -76,7 +76,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
             return AdapterGeneration(args, **kwargs)
         if getattr(args, "staleness", 0):
-            reason = "needs an adapter: whole weights would change under what the server samples"
+            reason = "needs an adapter: full weights would change while the server samples"
             raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
         return trls(**kwargs)
 

@@ -63,7 +63,7 @@ class GradingPolicy(NamedTuple):
     def checked(self) -> "GradingPolicy":
         """Return the policy. Raises `ConfigError` if ``digits`` is below 6: inexact answers would be correct."""
         if self.digits and self.digits < 6:
-            raise ConfigError("digits", self.digits, "would pay answers that are only near", "give 0, or 6 or more")
+            raise ConfigError("digits", self.digits, "would reward answers that are only near", "give 0, or 6 or more")
         return self
 
 

@@ -13,9 +13,12 @@ from grpo_math.settings.recipe import read
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
-    add("--gpus", type=int, metavar="N", help="how many GPUs (default: those of this machine)")
-    add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
-    add("--card", help="h100, a100-80, l4, t4, 4090, 4060, ... or GB,TFLOP/s,GB/s: its memory, and a step's time")
+    add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
+    add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
+    add(
+        "--card",
+        help="the GPU, for its memory and a step's time: h100, a100-80, l4, t4, 4090, 4060, ... or GB,TFLOP/s,GB/s",
+    )
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")

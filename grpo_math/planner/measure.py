@@ -159,7 +159,7 @@ def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[list[float]]]:
     for stretches in zip(*runs, strict=True):
         same = len({len(stretch) for stretch in stretches}) == 1
         values = np.array(stretches if same else [[max(stretch)] for stretch in stretches], dtype=float)
-        # Of many solutions for a single run, the one of least norm: it is exact at the sizes of this run.
+        # A single run has many solutions. The one of least norm is exact at the sizes of this run.
         answer.append(np.linalg.lstsq(np.array(sizes, dtype=float), values)[0].T.round(1).tolist())
     return answer
 

@@ -75,11 +75,11 @@ class Counted:
     def _bounds(self) -> Iterator[tuple[int, int, str]]:
         """Yield the bytes that the run needs, those that it has, and the problem if these are less."""
         settings, machine, limit = self.settings, self.machine, int(MARGIN * self.machine.gpu_bytes)
-        where = "memory" if settings["use_cpu"] else "a GPU"
-        where += f", which has {limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB to give"
+        where = "of memory" if settings["use_cpu"] else "per GPU"
+        where += f"; {limit / GB:.1f} of {machine.gpu_bytes / GB:.4g} GB are usable"
         for phase, terms in self.phases.items():
             needed = memory.total(terms)
-            yield needed, limit, f"{phase} needs {needed / GB:.1f} GB of {where}"
+            yield needed, limit, f"{phase} needs {needed / GB:.1f} GB {where}"
         if not settings["use_cpu"]:
             main, most = memory.total(self.main), int(MARGIN * machine.cpu_bytes)
             yield main, most, f"{main / GB:.1f} GB of main memory are needed, and there are {most / GB:.1f}"

@@ -82,13 +82,13 @@ def text_of(result: Mapping[str, Any]) -> str:
     """Return the result of `overlap` as one line.
 
     >>> text_of(overlap([{"id": "a", "problem": "What is 3 + 4?"}], [{"id": "t", "problem": "What is 3 + 4?"}]))
-    'contamination: 1 of 1 (100.0%) problems overlaps with the 1 of training by 13 words in a row, 1 is equal to one'
+    'contamination: 1 of 1 problems (100.0%) overlap with the 1 training problems: 1 equal, 0 by 13 words in a row'
     """
     overlapping, equal = result["overlapping"], result["equal"]
     return (
-        f"contamination: {overlapping} of {result['n']} ({result['share']:.1%}) problems "
-        f"overlap{'s' if overlapping == 1 else ''} with the {result['training_problems']:,} of training by "
-        f"{result['ngram']} words in a row, {equal} {'is' if equal == 1 else 'are'} equal to one"
+        f"contamination: {overlapping} of {result['n']} problems ({result['share']:.1%}) overlap with the "
+        f"{result['training_problems']:,} training problems: {equal} equal, {overlapping - equal} by "
+        f"{result['ngram']} words in a row"
     )
 
 

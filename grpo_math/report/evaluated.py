@@ -36,13 +36,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c",
     )
     add("--suite", help="math: the usual benchmarks, with their protocols")
-    add("--columns", help="as in problem=query,answer=target")
+    add("--columns", help="which column is which: problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
-    add("--split", default="test", help="(default: test; it may be cut: train[:500])")
-    add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
-    add("--template", help="prompt (default: the run's, or the data set's)")
+    add("--split", default="test", help="default: test; also a part of one: train[:500]")
+    add("--n", type=int, help="number of problems, drawn with --seed (default: all)")
+    add("--template", help="the prompt (default: the run's, or the data set's)")
     add("--tools", help="python or module:function; several: a,b")
-    add("--samples", type=int, help="completions of each problem (default: 1)")
+    add("--samples", type=int, help="completions per problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
     add(
         "--max_completion_length",
@@ -56,9 +56,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set has too")
-    add("--output", help="a .json file or a folder (default: evaluations)")
-    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files: no other option counts")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that are also in this training set")
+    add("--output", help="a .json file or folder (default: evaluations)")
+    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 
 
 def run(args: Namespace) -> Answer | int:

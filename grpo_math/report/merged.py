@@ -16,7 +16,7 @@ from grpo_math.run.streams import Answer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", help="a finished run that trained an adapter")
-    parser.add_argument("--merge", metavar="DIR", required=True, help="the folder to make")
+    parser.add_argument("--merge", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--checkpoint", help="best, or a folder's name (default: the last weights)")
 
 

@@ -177,7 +177,7 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
     rows = -(-len(lines) // 3)
     axes.set_title(plot.title, pad=10 + 16 * rows)
     axes.set_ylabel(plot.unit)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     # The axis starts at zero, or a small change would look like a large one.
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if plot.unit == "share":

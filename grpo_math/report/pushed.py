@@ -8,7 +8,7 @@ from grpo_math.run.streams import Answer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", help="a finished run")
-    add("--repo_id", help="user/name (default: the run directory's name, under your own)")
+    add("--repo_id", help="user/name (default: the run directory's name, in your account)")
     add("--private", action="store_true", help="make a private repository")
     add("--base_model", help="the base's name on the Hub, if the run was trained from a folder")
     add("--revision", help="push to this branch (default: main)")

@@ -13,7 +13,7 @@ from grpo_math.run.streams import Answer
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("run_dir", nargs="+", help="a run, finished or under way; several are compared")
-    add("--output", metavar="FILE.html", help="of several runs (default: comparison.html next to them)")
+    add("--output", metavar="FILE.html", help="the page on several runs (default: comparison.html next to them)")
 
 
 def run(args: Namespace) -> Answer:

@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
     A row is a problem: its ``title``, ``question``, whole ``prompt`` and ``completions``, the values for the filters
     (``fields``) and for sorting (``keys``). A completion has a ``label``, ``badge``, ``facts`` and ``note``, and its
-    ``turns``: (kind, text) with the kind said, code or output, or "" for a single turn.
+    ``turns``: (kind, text) with the kind text, code or output, or "" for a single turn.
     """
 
     name: str
@@ -143,21 +143,21 @@ def why(row: Row, text: str) -> str:
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:
-    """Return a completion with tool calls as (kind, text): said, code and output; [] for one turn of text.
+    """Return a completion with tool calls as (kind, content): text, code and output; [] for one turn of text.
 
     >>> call = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
     >>> turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
     ...          {"role": "assistant", "content": "#### 7"}]
     >>> turns_of(turns)
-    [('code', 'print(3 + 4)'), ('output', '7'), ('said', '#### 7')]
+    [('code', 'print(3 + 4)'), ('output', '7'), ('text', '#### 7')]
     """
     turns: list[tuple[str, str]] = []
     for message in completion if isinstance(completion, list) else ():
         if text := text_of([message], message["role"]):
             output = f"output, {message['status']}" if message.get("status") else "output"
-            turns.append((output if message["role"] == "tool" else "said", text))
+            turns.append((output if message["role"] == "tool" else "text", text))
         turns += [("code", _code(call["function"])) for call in message.get("tool_calls") or ()]
-    return turns if any(kind != "said" for kind, _ in turns) else []
+    return turns if any(kind != "text" for kind, _ in turns) else []
 
 
 def _code(function: dict[str, Any]) -> str:

@@ -27,16 +27,16 @@ from grpo_math.rewards.columns import (
 )
 from grpo_math.rewards.guard import name_of
 
-# ---------------------------------------------------------------------------------------------- is the answer right?
+# ---------------------------------------------------------------------------------------------- is the answer correct?
 
 
 def is_right(g: Grade) -> float | None:
-    """Return 1 for a right answer in any form, 0 for a wrong one, None if the answer could not be graded."""
+    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded."""
     return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 for a right answer in any form, 0 for a wrong one, None if the answer could not be graded.
+    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded.
 
     >>> accuracy([""], ["anything"], answer=[""])
     [None]
@@ -45,7 +45,7 @@ def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **column
 
 
 def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 for a right answer inside ``</think> <answer>..</answer>``; other answers get 0.
+    """Return 1 for a correct answer inside ``</think> <answer>..</answer>``; other answers get 0.
 
     >>> r1_zero(["", ""], ["so </think> <answer>7</answer>", "so <answer>7</answer>"], answer=["7", "7"])
     [1.0, 0.0]
@@ -54,12 +54,12 @@ def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns
 
 
 def gsm8k(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 for the right number after one closing ``####``; a right answer without it gets 0."""
+    """Return 1 for the correct number after one closing ``####``; a correct answer without it gets 0."""
     return _within_format("gsm8k", completions, columns)
 
 
 def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
-    """Return 1 for a right answer in the format, else 0. A gold answer that cannot be graded gives None."""
+    """Return 1 for a correct answer in the format, else 0. A gold answer that cannot be graded gives None."""
     # Existing grades are of another format, so the answers are graded again.
     if any(f != name for f in formats_of(completions, columns)):
         columns = {**columns, "answer_format": name, "grade": None}

@@ -37,13 +37,13 @@ MOST_USED = {
         "eval_n": "held-out problems before and after training; 0: none",
     },
     "Sampling": {
-        "num_generations": "completions of each prompt: the group size",
+        "num_generations": "completions per prompt: the group size",
         "max_completion_length": "the longest completion, in tokens",
-        "temperature": "of the sampling",
-        "use_vllm": "generate with vLLM; vllm_mode says where",
+        "temperature": "temperature of the sampling",
+        "use_vllm": "generate with vLLM; vllm_mode sets where",
     },
     "Training and output": {
-        "prompts_per_step": "prompts of one optimizer step",
+        "prompts_per_step": "prompts per optimizer step",
         "learning_rate": "1e-6 for all weights, about 1e-5 for LoRA",
         "max_steps": "optimizer steps; or num_train_epochs",
         "beta": "the weight of the KL term",

@@ -66,8 +66,8 @@ def _folder(name: str) -> Path:
 def listed(folder: str) -> dict[str, tuple[Path, str]]:
     """Return the shipped files of a folder by name: the path, and the first sentence of the comment.
 
-    >>> listed("launch/configs")["demo_cpu"][1][:23]
-    "The quickstart's recipe"
+    >>> listed("launch/configs")["demo_cpu"][1].partition(",")[0]
+    'Sums with SmolLM2-135M-Instruct and LoRA'
     """
     return {path.stem: (path, _first_sentence(path)) for path in sorted(_folder(folder).glob("*.yaml"))}
 
@@ -78,11 +78,11 @@ def listing() -> str:
     return "\n".join([
         *(f"{name:<24} {sentence}" for name, (_, sentence) in recipes.items()),
         "",
-        "grpo-math train NAME, or train --config FILE for a recipe of your own; train --copy NAME copies one to edit.",
+        "grpo-math train NAME trains with one, train --copy NAME copies it to edit.",
         "",
         *(f"{name:<24} {path}" for name, (path, _) in configs.items()),
         "",
-        "grpo-math train --accelerate_config NAME; accelerate launch --config_file takes the path.",
+        "grpo-math train --accelerate_config NAME; accelerate launch --config_file PATH.",
     ])  # fmt: skip
 
 

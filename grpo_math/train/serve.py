@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
     add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
-    add("--port", type=int, help="(default: vllm_server_port, 8000, or any that is free)")
+    add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
     add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
     add(
         "--make_env",

@@ -60,8 +60,8 @@ class MathGRPOConfig(GRPOConfig):
     )
     resample_groups: int = setting(
         0,
-        "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all right or all wrong "
-        "by verdict are replaced by fresh prompts; 0: none.",
+        "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all correct or all "
+        "wrong by verdict are replaced by fresh prompts; 0: none.",
         ge=0,
     )
     pack_updates: bool = setting(

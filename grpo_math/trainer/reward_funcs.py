@@ -12,7 +12,7 @@ from grpo_math.rewards.guard import RewardContext, checked
 
 
 def resolved(reward_funcs: Any, context: RewardContext) -> Any:
-    """Replace keys of `REWARDS` by their functions, and guard plain functions. TRL reads the others itself."""
+    """Replace keys of `REWARDS` with their functions, and guard plain functions. TRL reads the others itself."""
     if isinstance(reward_funcs, list):
         return [resolved(func, context) for func in reward_funcs]
     if isinstance(reward_funcs, str):

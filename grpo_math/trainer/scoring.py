@@ -53,7 +53,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
-        # transformers only warns if a model has attention classes of its own.
+        # transformers only warns if a model has its own attention classes.
         if model.config._attn_implementation != name:
             _warn_unpacked(model, "its own attention, which transformers cannot replace")
             return False

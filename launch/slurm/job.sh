@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # For the sbatch scripts to source, with the recipe and its settings: where a job's run lies, and how a job ends or is
 # queued again. Sets `run` (the settings that name the run), `port` (its own, so that two jobs can share a node) and
-# `sent` (what goes to the vLLM server of the recipe: adapter or weights; none where it has no server), and exports the
+# `sent` (what is sent to the recipe's vLLM server: adapter or weights; none without a server), and exports the
 # key of that server, which srun hands to every node in the environment.
 
 run_dir=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
 # shellcheck disable=SC2034
-run=(--output_dir "$run_dir") # the same command resumes from what is there
+run=(--output_dir "$run_dir") # the same command resumes from the saved checkpoint
 # shellcheck disable=SC2034
 port=$((20000 + SLURM_JOB_ID % 10000))
 # shellcheck disable=SC2034

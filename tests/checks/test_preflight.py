@@ -63,7 +63,7 @@ def golds(bad: int) -> dict[str, str]:
 
 
 def of_golds(level: str, bad: int) -> str:
-    message = f"{bad} of 100 gold answers are not right when graded against themselves; the first is mine/1"
+    message = f"{bad} of 100 gold answers are not correct when graded against themselves; the first is mine/1"
     return rf"{level}: {message}, '\\frac{{1}}{{': unparseable. Remedy: correct these answers, or leave the rows out"
 
 
@@ -112,7 +112,7 @@ def verified(completions, answer, **columns):
     return [float(verify(parse(a, parsing_timeout=3), parse(c[-1]["content"]))) for c, a in zip(completions, answer)]
 """
 }
-NOT_MORE = "do not pay right answers more than wrong ones, such as 'It follows: \\\\boxed{20}.' and 'It follows: "
+NOT_MORE = "do not reward correct answers more than wrong ones, such as 'It follows: \\\\boxed{20}.' and 'It follows: "
 BOXED = ["--prompt_template", "boxed", "--rewards"]
 # check -> (words of the command line, what the world is like, the starts of the lines)
 CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
@@ -231,7 +231,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
         (
             [],
             {"files": {"run/config.yaml": "seed: 1"}},
-            ["error: output_dir='run' holds a run that cannot be continued, since its config.yaml does not say what"],
+            ["error: output_dir='run' contains a run that cannot be continued: its config.yaml does not"],
         ),
         (
             ["--resume_from_checkpoint", "run/checkpoint-12"],

@@ -48,7 +48,7 @@ def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):
 
 
 def test_digits_that_would_pay_a_near_answer_are_refused():
-    with pytest.raises(ConfigError, match="digits=3 would pay answers that are only near: give 0, or 6 or more"):
+    with pytest.raises(ConfigError, match="digits=3 would reward answers that are only near: give 0, or 6 or more"):
         grade_batch(["1"], ["1"], policy=GradingPolicy(digits=3))
 
 

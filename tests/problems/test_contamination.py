@@ -62,8 +62,7 @@ def test_a_training_set_goes_by_name_and_split_and_the_result_is_one_line():
     results = against([*rows, row(f"Alpha {TWELVE}")], "generated:sums:heldout")
     assert (results["training_data"], results["training_split"]) == ("generated:sums", "heldout")
     assert text_of(results) == (
-        "contamination: 5 of 6 (83.3%) problems overlap with the 272 of training by 13 words in a row, "
-        "5 are equal to one"
+        "contamination: 5 of 6 problems (83.3%) overlap with the 272 training problems: 5 equal, 0 by 13 words in a row"
     )
     with pytest.raises(ConfigError, match="did you mean 'gsm8k'"):
         against(rows, "gsm9k")

@@ -69,7 +69,7 @@ def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
                 "| `learning_rate` | 1e-06 |",
                 "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |",
                 "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |",
-                "The licence of the base model is not known to this card.",
+                "The licence of the base model is unknown.",
             ],
             ["grpo_math.train"],  # the command may name folders of this machine
             id="figures, recipe, hardware and versions",

@@ -139,7 +139,7 @@ def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, a
     assert licence in card
     assert "[qwen-research](https://x.y/z)" in card
     push(adapter_run, "--repo_id", "ada/secret", "--base_model", "lovelace/secret")
-    assert b"The licence of the base model is not known" in content(hub, "ada/secret", "README.md")
+    assert b"The licence of the base model is unknown" in content(hub, "ada/secret", "README.md")
 
 
 def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, push, adapter_run):

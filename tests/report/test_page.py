@@ -32,19 +32,19 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
     # 94 of 256 before, 190 after: (190 - 94) / 256 = 0.375. A twelfth of the right ones is not in the format.
     assert words(page, "<header>", "</header>").replace("2023-11-15", "2023-11-14") == (
         "Run demo 36.7% → 74.2% +37.5 points , 95% paired interval +30.5 to +44.5. Held-out accuracy before and after "
-        "training on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p < 0.0001). In the "
-        "format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to +41.4). model "
-        "SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 seed 3 date "
-        "2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that changed "
+        "training on the same 256 problems: 110 went from wrong to correct, 14 from correct to wrong (McNemar p < "
+        "0.0001). In the format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to "
+        "+41.4). model SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 seed 3 "
+        "date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that changed "
         "Completions Configuration"
     )
     assert (
-        words(page, 'id="diagnosis">', "</section>") == f"Diagnosis No problems found: {len(CHECKS)} checks of 5 steps."
+        words(page, 'id="diagnosis">', "</section>") == f"Diagnosis No problems found ({len(CHECKS)} checks, 5 steps)."
     )
     assert words(page, 'id="outcomes">', "</section>") == (
-        "Outcomes outcome before after change in points correct, in the format 86 (33.6%) 174 (68.0%) +34.4 answer "
-        "right, format wrong 8 (3.1%) 16 (6.2%) +3.1 format right, answer wrong 57 (22.3%) 30 (11.7%) −10.5 wrong, and "
-        "not in the format 74 (28.9%) 26 (10.2%) −18.8 cut at the length limit 31 (12.1%) 10 (3.9%) −8.2 accuracy, in "
+        "Outcomes outcome before after change in points correct, in the format 86 (33.6%) 174 (68.0%) +34.4 correct, "
+        "not in the format 8 (3.1%) 16 (6.2%) +3.1 wrong, in the format 57 (22.3%) 30 (11.7%) −10.5 wrong, "
+        "not in the format 74 (28.9%) 26 (10.2%) −18.8 cut at the length limit 31 (12.1%) 10 (3.9%) −8.2 accuracy in "
         "any form 36.7% 74.2% +37.5 accuracy in format 33.6% 68.0% +34.4"
     )
     changes = words(page, 'id="changes">', "</section>")
@@ -74,11 +74,11 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
     heldout, training = page_of(run).split('<template class="source">')[1:]
     assert words(heldout, "", "</article>").partition(" after any ")[0] == (
         "change any correct to wrong correct twice wrong to correct wrong twice before any correct, in the format "
-        "answer right, format wrong wrong, and not in the format format right, answer wrong cut at the length limit"
+        "correct, not in the format wrong, not in the format wrong, in the format cut at the length limit"
     )
     assert words(heldout, "<article", "</article>").partition("> ")[2] == (
         "sums-0, gold 3 What is 1 + 2? before correct, in the format answer 3, in format yes, tokens 14, truncated no "
-        "1 + 2 = 3 #### 3 after format right, answer wrong answer 8, in format yes, tokens 14, truncated no 1 + 2 = 8 "
+        "1 + 2 = 3 #### 3 after wrong, in the format answer 8, in format yes, tokens 14, truncated no 1 + 2 = 8 "
         "#### 8"
     )
     assert words(training, "<article", "completion 2").partition("> ")[2] == (
@@ -137,7 +137,7 @@ OTHER["rows"][0]["id"] = HOSTILE
             },
             [
                 "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems",
-                f"No problems found: {len(CHECKS)} checks of 5 steps.",
+                f"No problems found ({len(CHECKS)} checks, 5 steps).",
                 "Stopped at step 5 of 9.",
             ],
             ["Problems that changed", '<section class="notes">'],
@@ -236,11 +236,11 @@ def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
 def test_the_terminal_table_lines_up():
     table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
     assert table[:5] == [
-        "                              before  after    difference  95% paired interval",
-        "accuracy                       36.7%  74.2%  +37.5 points       [+30.5, +44.5]",
-        "accuracy in format             33.6%  68.0%  +34.4 points       [+27.3, +41.4]",
-        "correct, in the format            86    174           +88",
-        "answer right, format wrong         8     16            +8",
+        "                            before  after    difference  95% paired interval",
+        "accuracy                     36.7%  74.2%  +37.5 points       [+30.5, +44.5]",
+        "accuracy in format           33.6%  68.0%  +34.4 points       [+27.3, +41.4]",
+        "correct, in the format          86    174           +88",
+        "correct, not in the format       8     16            +8",
     ]
     assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
 

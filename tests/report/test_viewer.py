@@ -55,12 +55,12 @@ def test_code_and_output_are_told_apart_and_a_failure_is_named():
         {"role": "assistant", "content": "#### 1", "tool_calls": None},
     ]
     assert turns_of(completion) == [
-        ("said", "Let me see."),
+        ("text", "Let me see."),
         ("code", "1 / 0"),
         ("output, failed", "division by zero"),
         ("code", '{"name": "add", "arguments": {"a": 1, "b": null}}'),
         ("output", "1"),
-        ("said", "#### 1"),
+        ("text", "#### 1"),
     ]
 
 

@@ -204,4 +204,4 @@ def test_evaluating_in_between_changes_nothing_in_what_is_trained(train, tmp_pat
     assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 4
     assert {"eval_generated_products_pass@2", "eval_generated_products_maj@2_ci95_low"} <= set(lines[0])
     # They are trained on.
-    assert any("warning: contamination: 4 of 4 (100.0%) problems overlap" in line for line in err)
+    assert any("warning: contamination: 4 of 4 problems (100.0%) overlap" in line for line in err)

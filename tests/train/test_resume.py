@@ -292,7 +292,7 @@ def edit(run_dir, old="", new=""):
         (
             lambda run_dir: (run_dir / "config.yaml").write_text("learning_rate: 1.0\n"),
             {},
-            "output_dir='RUN' holds a run that cannot be continued, since its config.yaml does not say what it was",
+            "output_dir='RUN' contains a run that cannot be continued: its config.yaml does not record the recipe",
         ),
         (
             lambda run_dir: (run_dir / "problems.txt").write_text("another\n"),
