@@ -124,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
     except BrokenPipeError:  # the reader, such as head, has ended
-        streams.close_stdout()
+        # The interpreter flushes the remaining output when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return streams.CLOSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -236,7 +237,7 @@ def _quiet() -> None:
     """Silence messages of libraries that would disturb the progress bar."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # transformers warns about names that it changed itself.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.simplefilter("ignore", FutureWarning)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # bitsandbytes suggests a kernel from the Hub.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

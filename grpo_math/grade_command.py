@@ -17,17 +17,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
-    digits = "a decimal with this many significant digits may equal an exact number (default: 12; 0: never)"
     add("--no_percent_as_number", action="store_true", help="25%% equals 0.25 and not 25")
-    add("--digits", type=int, default=12, metavar="N", help=digits)
+    add(
+        "--digits",
+        type=int,
+        default=12,
+        metavar="N",
+        help="a decimal with this many significant digits may equal an exact number (default: 12; 0: never)",
+    )
 
 
 def run(args: argparse.Namespace) -> Answer | int:
     """Grade the file and count its verdicts, or print a line for each row."""
     if args.json and args.jsonl:
         raise UserError("--json would be ignored by --jsonl: leave it out")
-    policy = GradingPolicy(not args.no_percent_as_number, args.digits)
-    options: dict[str, Any] = {"answer_format": args.format, "timeout": args.timeout, "policy": policy}
+    options: dict[str, Any] = {
+        "answer_format": args.format,
+        "timeout": args.timeout,
+        "policy": GradingPolicy(not args.no_percent_as_number, args.digits),
+    }
     with ExitStack() as stack:
         with suppress(ImportError):  # if the grader alone is installed, there is no progress bar
             from tqdm import tqdm

@@ -60,12 +60,6 @@ def reading(path: str | Path) -> Iterator[None]:
         raise Unreadable(error, path) from None
 
 
-def read_text(path: str | Path) -> str:
-    """Return a file's text, without a byte order mark. Raises `Unreadable`."""
-    with reading(path):
-        return Path(path).read_text(encoding="utf-8-sig")
-
-
 def from_json(content: str | bytes) -> Any:
     """Return the value of a JSON text. Raises `Unreadable`, also for a text that is nested too deeply."""
     try:

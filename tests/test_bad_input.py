@@ -68,7 +68,10 @@ COMMANDS = {
     "a token in an option": (["push", "run", "--token=hf_secret"], "--token is not an option"),
     "a token of two words": ([*TRAIN, "--hub_token", "secret1", "secret2"], "--hub_token takes one value, not several"),
     "a token that is cut": ([*TRAIN, "--model_init_kwargs", '{"token": "secret1"'], "model_init_kwargs='***' is not a"),
-    "a password in an address": ([*TRAIN, "--vllm_server_base_url", "http://ada:secret1@host:8000"], "base_url='***'"),
+    "a password in an address": (
+        [*TRAIN, "--vllm_server_base_url", "http://ada:secret1@host:8000"],
+        "base_url='http://***@host:8000'",
+    ),
     "a variable that cannot be": ([*TRAIN, "--config", "environment.yaml"], "illegal environment variable name"),
     "a DeepSpeed file that is not there": ([*TRAIN, "--config", "absent.yaml"], "nowhere.json cannot be read (No such"),
     "a file whose name is misspelt": (["grade", "goood.jsonl"], "did you mean good.jsonl?"),

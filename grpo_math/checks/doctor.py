@@ -8,7 +8,6 @@ Does not load weights, and writes nothing.
 
 import argparse
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding, prompts
@@ -33,13 +32,10 @@ def run(args: argparse.Namespace) -> Answer:
     if args.show is not None:
         return prompts.show(argv, args.show)
     findings = []
-    with warnings.catch_warnings():
-        # The warnings are about names that transformers has changed.
-        warnings.simplefilter("ignore", FutureWarning)
-        for finding in doctor(argv, args.accelerate_config):
-            findings.append(finding)
-            if not args.json:
-                print(finding.line(), flush=True)
+    for finding in doctor(argv, args.accelerate_config):
+        findings.append(finding)
+        if not args.json:
+            print(finding.line(), flush=True)
     ok = all(finding.level != "error" for finding in findings)
     return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings), ok)
 
@@ -47,9 +43,9 @@ def run(args: argparse.Namespace) -> Answer:
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
     """Yield the findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` if the file is not a recipe."""
     read = recipe.read(argv)
-    launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else None
+    launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else {}
     # The accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
-    processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
+    processes = int(launch.get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
     for note in read.notes:
         yield finding_of(UserError(note), "settings", "warning")

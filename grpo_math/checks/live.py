@@ -3,8 +3,8 @@
 Does not find symptoms itself: diagnosis.py does.
 """
 
-import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -14,8 +14,9 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.grading import GRADER
+from grpo_math.reading import read_object
 from grpo_math.run import metrics
-from grpo_math.run.log import History, Tell
+from grpo_math.run.log import History
 
 MOST = 2000  # lines that one diagnosis parses
 
@@ -23,10 +24,10 @@ MOST = 2000  # lines that one diagnosis parses
 class Diagnosis(TrainerCallback):
     """Print a line when a finding appears for the first time.
 
-    ``tell`` gets the line too, except for findings at the end of training: trackers are closed by then.
+    ``tell`` sends the line to the trackers, except for findings at the end of training: trackers are closed by then.
     """
 
-    def __init__(self, history: History, settings: dict[str, Any], tell: Tell = lambda *told: None) -> None:
+    def __init__(self, history: History, settings: dict[str, Any], tell: Callable[..., Any]) -> None:
         self.history, self.settings, self.tell = history, settings, tell
         self.last_step, self.reported = 0, set[str]()
 
@@ -38,7 +39,7 @@ class Diagnosis(TrainerCallback):
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):
-                self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
+                self.tell(args, state, control, logs={metrics.FINDING_PREFIX + finding.check: finding.line()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.look(state)
@@ -48,10 +49,9 @@ class Diagnosis(TrainerCallback):
         if not state.is_world_process_zero or not self.history.path.exists():
             return []
         self.last_step = state.global_step
-        before = self.history.path.with_name("before.json")
-        base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+        base = read_object(self.history.path.with_name("before.json")) or {}
         # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
-        base = base if base and base.get("grader") == GRADER else None
+        base = base if base.get("grader") == GRADER else {}
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
         findings = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)
         new = [finding for finding in findings if finding.check not in self.reported]

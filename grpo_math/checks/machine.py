@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -23,7 +22,7 @@ from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
-from grpo_math.run.files import existing, refuse_unwritable
+from grpo_math.run.files import existing
 from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
@@ -58,7 +57,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
     needed: dict[str, str] = {"trl": "every run"}
     if s["use_vllm"] and s["vllm_mode"] == "colocate":
         needed["vllm"] = "use_vllm"
-    if s["deepspeed"] or _kind(setup) == "DEEPSPEED" or launched_with("DEEPSPEED"):
+    if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     # transformers takes the 8-bit optimizers from bitsandbytes.
     if s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES):
@@ -80,11 +79,6 @@ def versions(setup: Setup) -> Iterator[Finding]:
             yield Finding("error", message, remedy)
 
 
-def _kind(setup: Setup) -> Any:
-    """Return the distributed type that the accelerate config names."""
-    return (setup.accelerate or {}).get("distributed_type")
-
-
 @cache
 def capabilities() -> tuple[float, ...]:
     """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
@@ -100,7 +94,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
     # accelerate launch passes the number format of its config in this variable.
-    launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    launched = setup.accelerate.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
     # transformers counts GPUs that emulate bfloat16 (T4, V100) as GPUs that have it.
@@ -114,7 +108,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
-    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
+    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or setup.accelerate.get("distributed_type") in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
@@ -143,11 +137,16 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
-    launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        answer = planner.plan(given, {"": launch}, **gpu, prompt_tokens=max(lengths_of(setup)), offline=True)
+        answer = planner.plan(
+            given,
+            {"": {"num_processes": setup.processes, **setup.accelerate}},
+            gpus=gpus or None,
+            gpu_gb=gpu_gb or None,
+            prompt_tokens=max(lengths_of(setup)),
+            offline=True,
+        )
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return
@@ -179,7 +178,10 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     name = s["output_dir"]
     folder = Path(name or "")
-    refuse_unwritable("output_dir", name, folder, "name another folder")
+    parent = existing(folder)
+    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    reason = f"cannot be written: {parent} is read-only, or not a folder"
+    setup.refuse("output_dir", not writable, reason, "name another folder")
     named, run_dir = resume.source(folder, s["resume_from_checkpoint"])
     if named:
         checkpoints.step_of(named)
@@ -188,12 +190,10 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     # Another program made the checkpoint, so there is nothing to compare.
     if held is None or (not known and named):
         return
-    if not known:
-        reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
-        raise ConfigError("output_dir", name, reason, "name a new folder")
+    reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
+    setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    defaults = {field.name: field.default for field in fields.fields().values()}
-    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
+    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, fields.defaults()), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 

@@ -39,9 +39,8 @@ def chat_template(setup: Setup) -> None:
     if setup.settings["tools"]:
         _conversation(setup)
     if chat:
-        messages = setup.problems.rows[0]["prompt"]
         try:
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
+            rendered(setup, setup.problems.rows[:1])
             turn_end(tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
@@ -162,5 +161,5 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    answer = {"answer_format": answer_format, "prompts": shown}
-    return Answer(answer, "\n".join([*lines, f"answer format: {answer_format}"]))
+    text = "\n".join([*lines, f"answer format: {answer_format}"])
+    return Answer({"answer_format": answer_format, "prompts": shown}, text)

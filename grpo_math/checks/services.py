@@ -77,8 +77,9 @@ def owners(token: str | None = None) -> list[str]:
             "HF_ENDPOINT", endpoint, "is not an address", "give http://HOST:PORT, without a user or password"
         )
     # Not HfApi.whoami, which takes no timeout.
-    headers = build_hf_headers(token=token or True)
-    answer = huggingface_hub.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=SECONDS)
+    answer = huggingface_hub.get_session().get(
+        f"{endpoint}/api/whoami-v2", headers=build_hf_headers(token=token or True), timeout=SECONDS
+    )
     if answer.status_code in (401, 403):
         remedy = "run hf auth login again, or set another HF_TOKEN"
         raise UserError(f"{endpoint} does not take this token ({answer.status_code}): {remedy}")

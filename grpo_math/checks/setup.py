@@ -39,7 +39,7 @@ class Setup:
     settings: Mapping[str, Any]
     given: set[str] = field(default_factory=set)
     processes: int = 1
-    accelerate: Mapping[str, Any] | None = None  # the content of the accelerate config
+    accelerate: Mapping[str, Any] = field(default_factory=dict)  # the content of the accelerate config
     tokenizer: Any = None
 
     def __post_init__(self) -> None:

@@ -135,8 +135,8 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:
         if not is_address(url):
-            shown, reason = "***" if "@" in url else url, "is not an address, or holds a user or password"
-            raise ConfigError("vllm_server_base_url", shown, reason, "give one such as http://127.0.0.1:8000")
+            remedy = "write it as http://127.0.0.1:8000, without a user or password"
+            raise ConfigError("vllm_server_base_url", url, "is not an address", remedy)
         self.http = Client(
             url, timeout=timeout, retries=retries, key_variable="VLLM_API_KEY", key=api_key, proxies=False
         )

@@ -37,26 +37,21 @@ MADE = (
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 
-def read(text: str | None) -> dict[str, str]:
-    """Return ``problem=query,answer=target`` as {"problem": "query", "answer": "target"}.
+def chosen(text: str | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
+    """Return the columns of each field: the stated one, or the data set's columns and the common names.
 
-    >>> read("problem=query, answer=meta.gold"), read(None)
-    ({'problem': 'query', 'answer': 'meta.gold'}, {})
+    >>> columns = chosen("problem=query, answer=meta.gold", {"subject": "type"})
+    >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
+    (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
-    columns = {}
+    columns = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
         if not column or field not in ACCEPTED:
             remedy = f"write problem=query,answer=target; the fields are {', '.join(ACCEPTED)}"
             raise ConfigError("columns", text, f"does not name a field and its column in {part!r}", remedy)
-        columns[field] = column
-    return columns
-
-
-def chosen(stated: Mapping[str, str], of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the stated one, or the data set's columns and the common names."""
-    known = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
-    return {**ACCEPTED, **known, **{field: (column,) for field, column in stated.items()}}
+        columns[field] = (column,)
+    return {**ACCEPTED, **columns}
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
@@ -66,15 +61,6 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
         if value is not None:
             return name, value
     return (names[0] if len(names) == 1 else field), None
-
-
-def refuse_missing(present: Sequence[str], columns: Columns, dataset: str) -> None:
-    """Raise `ConfigError` unless a data set with the columns ``present`` can have a problem and an answer."""
-    for field in ("problem", "answer"):
-        if not used(present, {field: columns[field]}):
-            raise ConfigError(
-                "dataset", dataset, f"has no column for the {field}", remedy_of(present, field, columns[field])
-            )
 
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:

@@ -98,7 +98,7 @@ def load_problems(
 def _read(dataset: str, split: str, columns: str | None) -> tuple[list[Row], list[DataError]]:
     """Return all good rows of a data set in their order, and one error for each bad row."""
     source = SOURCES.get(source_of(dataset) or "", OWN)
-    accepted = which.chosen(which.read(columns), source.columns)
+    accepted = which.chosen(columns, source.columns)
     label, file, numbered = _open(dataset, split, accepted)
     rows: list[Row] = []
     errors: list[DataError] = []
@@ -209,10 +209,15 @@ def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Pro
     kept = [name for name in names if _fits_a_table(name, [row["others"].get(name) for row in rows], dataset)]
     problems = []
     for row in rows:
-        prompt = template.prompt(row["problem"], row.get("own_prompt"))
-        made = {"id": row["id"], "prompt": prompt, "problem": row["problem"], "answer": row["answer"]}
-        others = {name: row["others"].get(name) for name in kept}
-        problems.append(cast(Problem, {**made, "answer_format": template.answer_format, **others}))
+        made = {
+            "id": row["id"],
+            "prompt": template.prompt(row["problem"], row.get("own_prompt")),
+            "problem": row["problem"],
+            "answer": row["answer"],
+            "answer_format": template.answer_format,
+            **{name: row["others"].get(name) for name in kept},
+        }
+        problems.append(cast(Problem, made))
     return problems
 
 

@@ -64,8 +64,14 @@ def problems(level: str, split: str) -> list[dict[str, Any]]:
         low, high = (a, b) if sign == "-" else sorted((a, b))
         held_out = int.from_bytes(_digest(f"{SPLIT_KEY}: a{sign}b {low} {high}"), "big") % 3 == 0
         if answer >= 0 and held_out == (split == "heldout"):
-            text = f"What is {a} {sign} {b}?"
-            rows.append({"id": f"{level}/{name}/{a},{b}", "problem": text, "answer": str(answer), "level": number})
+            rows.append(
+                {
+                    "id": f"{level}/{name}/{a},{b}",
+                    "problem": f"What is {a} {sign} {b}?",
+                    "answer": str(answer),
+                    "level": number,
+                }
+            )
     return rows
 
 

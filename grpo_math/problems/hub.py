@@ -38,9 +38,18 @@ def rows(
     except UserError:
         raise
     except Exception as error:
-        # `datasets` and the Hub raise many kinds of errors, and the remedy is the same.
-        raise _cannot(path, local, name, error, remedy) from None
-    columns.refuse_missing(table.column_names, accepted, name)
+        # `datasets` and the Hub raise many kinds of errors. `datasets` wraps the reason in "An error occurred".
+        while isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        message = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
+        if local:
+            reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
+        raise ConfigError("dataset", name, reason, remedy) from None
+    for field in ("problem", "answer"):
+        if not columns.used(table.column_names, {field: accepted[field]}):
+            remedy = columns.remedy_of(table.column_names, field, accepted[field])
+            raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
     # The other columns of a set on the Hub may be gigabytes.
     if known or not local:
         table = table.select_columns(columns.used(table.column_names, accepted))
@@ -67,14 +76,3 @@ def split_of(split: str, names: Collection[str]) -> str:
         base = SAME[base]
     one_of("split", base, tuple(names))
     return base + bracket + cut
-
-
-def _cannot(path: str, local: bool, name: str, error: Exception, remedy: str) -> ConfigError:
-    # `datasets` wraps the reason in "An error occurred".
-    while isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    message = f"{type(error).__name__}: {first_line(error)}"
-    if local:
-        return ConfigError("dataset", name, f"is a folder that cannot be read ({message})", "check its files")
-    reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
-    return ConfigError("dataset", name, reason, remedy)

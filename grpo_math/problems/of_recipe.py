@@ -123,10 +123,14 @@ class RecipeProblems:
 
     def _load(self, fields: Mapping[str, str], dataset: str, split: str, columns: Any, **options: Any) -> list[Problem]:
         """Load problems. An error names the recipe's field: ``fields`` has those with another name."""
-        skips = self.settings["skip_bad_rows"]
         with naming(fields):
             return load_problems(
-                dataset, split, columns=columns, template=self.template, skip_bad_rows=skips, **options
+                dataset,
+                split,
+                columns=columns,
+                template=self.template,
+                skip_bad_rows=self.settings["skip_bad_rows"],
+                **options,
             )
 
     def sample(self, most: int) -> list[Problem]:

@@ -124,20 +124,16 @@ def as_template(
 
 def _filled(name: str, problem: str) -> Prompt:
     if name not in TEMPLATES and PROBLEM not in name:
-        return _of_function(name, problem)
+        prompt = load_function("prompt_template", name)(problem)
+        if not prompt or not isinstance(prompt, str | list):
+            remedy = "return text, or messages with role and content"
+            raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
+        return prompt
     # Rows must not share messages with each other or with the table: a change to one would change all.
     template = copy.deepcopy(TEMPLATES.get(name) or [{"role": "user", "content": name}])
     if isinstance(template, str):
         return template.replace(PROBLEM, problem)
     return [*template[:-1], {"role": "user", "content": template[-1]["content"].replace(PROBLEM, problem)}]
-
-
-def _of_function(name: str, problem: str) -> Prompt:
-    prompt = load_function("prompt_template", name)(problem)
-    if not prompt or not isinstance(prompt, str | list):
-        remedy = "return text, or messages with role and content"
-        raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
-    return prompt
 
 
 def _format_shown(prompt: Prompt) -> str:

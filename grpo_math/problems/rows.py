@@ -64,13 +64,12 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.C
         "answer": answer,
         "own_prompt": own_prompt,
     }
-    parts = _parts(fields, accepted, answer, source)
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
     left_out = {*row, *PARTS, *asked}
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
-    return {**row, "others": others | parts}
+    return {**row, "others": others | _parts(fields, accepted, answer, source)}
 
 
 def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) -> tuple[str, Any]:

@@ -6,7 +6,6 @@ one run) fills in page.html. `card` fills in card.md, which `hub` pushes. `rende
 Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
 """
 
-from grpo_math.evaluation.compare import ResultsError, compare, read_results
 from grpo_math.report.page import ReportFiles, report
 
-__all__ = ["ReportFiles", "ResultsError", "compare", "read_results", "report"]
+__all__ = ["ReportFiles", "report"]

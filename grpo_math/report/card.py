@@ -112,19 +112,20 @@ def _metadata(run: Run, repo_id: str, base: dict[str, Any], kind: str, dataset: 
     results = []
     if run.after:
         source = SOURCES.get(source_of(evaluated) or "")
-        result = EvalResult(
-            task_type="text-generation",
-            task_name="mathematics",
-            dataset_type=source.hub if source else evaluated.partition(":")[0],
-            dataset_name=evaluated,
-            dataset_config=source.config if source else None,
-            dataset_split=run.after.get("split"),
-            metric_type="accuracy",
-            metric_name=f"accuracy of {run.after['n']} problems",
-            metric_value=round(run.after["accuracy"], 4),
-        )
-        results.append(result)
-    data = ModelCardData(
+        results = [
+            EvalResult(
+                task_type="text-generation",
+                task_name="mathematics",
+                dataset_type=source.hub if source else evaluated.partition(":")[0],
+                dataset_name=evaluated,
+                dataset_config=source.config if source else None,
+                dataset_split=run.after.get("split"),
+                metric_type="accuracy",
+                metric_name=f"accuracy of {run.after['n']} problems",
+                metric_value=round(run.after["accuracy"], 4),
+            )
+        ]
+    return ModelCardData(
         base_model=base["hub"],
         base_model_relation=("adapter" if lora else "finetune") if base["hub"] else None,
         datasets=sorted({name for name in map(hub_id, (dataset, evaluated)) if name}) or None,
@@ -136,8 +137,7 @@ def _metadata(run: Run, repo_id: str, base: dict[str, Any], kind: str, dataset: 
         tags=["grpo", "math", "reinforcement-learning", "trl", "grpo_math", *(["lora"] if lora else [])],
         # The base's own base_model would replace the base of this run.
         **{key: value for key, value in base["card_data"].items() if key != "base_model"},
-    )
-    return data.to_yaml()
+    ).to_yaml()
 
 
 def _name(dataset: Any) -> str:

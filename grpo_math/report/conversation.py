@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("question", nargs="?", help="answer this and exit (default: a conversation)")
     add("--only", choices=("base", "trained"), help="ask only this model")
     add("--template", help="the prompt, or 'plain' (default: the run's, or plain)")
-    longest = "tokens of an answer (default: the run's, or 512)"
-    add("--max_completion_length", type=int, metavar="N", help=longest)
+    add("--max_completion_length", type=int, metavar="N", help="tokens of an answer (default: the run's, or 512)")
     add("--temperature", type=float, metavar="T", default=0.0, help="(default: 0, which is greedy)")
     add("--seed", type=int, default=0, help="of sampling (default: 0)")
 

@@ -29,8 +29,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    data = "names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c"
-    add("--data", "--dataset", metavar="DATA", help=data)
+    add(
+        "--data",
+        "--dataset",
+        metavar="DATA",
+        help="names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c",
+    )
     add("--suite", help="math: the usual benchmarks, with their protocols")
     add("--columns", help="which column is which: problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
@@ -40,8 +44,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--tools", help="python or module:function; several: a,b")
     add("--samples", type=int, help="completions per problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
-    longest: dict[str, Any] = {"dest": "max_new_tokens", "metavar": "N", "help": "(default: the run's, or 512)"}
-    add("--max_completion_length", "--max_new_tokens", type=int, **longest)
+    add(
+        "--max_completion_length",
+        "--max_new_tokens",
+        dest="max_new_tokens",
+        type=int,
+        metavar="N",
+        help="(default: the run's, or 512)",
+    )
     add("--batch_size", type=int, metavar="N", default=32, help="completions at a time (default: 32)")
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")

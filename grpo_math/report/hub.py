@@ -22,7 +22,7 @@ from grpo_math.report import report
 from grpo_math.report.card import RESULTS, base_of, model_card
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
-from grpo_math.run.redact import one_line, secret_values
+from grpo_math.run.redact import is_secret, one_line
 from grpo_math.run.weights import weights_in
 
 SECONDS = 120.0  # without a byte from the Hub, until the push is given up
@@ -171,9 +171,12 @@ def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _secrets() -> set[str]:
+    """Return the token, and the values of the variables with a secret's name."""
     import huggingface_hub
 
-    return secret_values(os.environ) | {token for token in (huggingface_hub.get_token(),) if token}
+    values = [huggingface_hub.get_token() or "", *(value for name, value in os.environ.items() if is_secret(name))]
+    # A short value, such as a word, also occurs in texts that are not secret.
+    return {value.strip() for value in values if len(value.strip()) >= 12}
 
 
 def _set_time_limit() -> None:

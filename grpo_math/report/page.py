@@ -89,5 +89,8 @@ def _tables(run: Run) -> dict[str, dict[str, str]]:
     stated = dict(flat(run.config.get("stated") or {}))
     settings = dict(flat({name: value for name, value in run.config.items() if name not in APART}))
     defaults = {name: value for name, value in settings.items() if name not in stated}
-    versions = dict(flat(run.config.get("versions") or {}))
-    return {"Set by the recipe": stated, "Defaults" if stated else "Settings": defaults, "Versions": versions}
+    return {
+        "Set by the recipe": stated,
+        "Defaults" if stated else "Settings": defaults,
+        "Versions": dict(flat(run.config.get("versions") or {})),
+    }

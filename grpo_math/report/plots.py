@@ -157,7 +157,10 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return [sum(part) / len(part) for part in near]
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
+def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("optimizer step")
     for colour, line in zip(cycle(COLOURS), lines, strict=False):
         few = len(line.steps) <= MOST_MARKERS
         if few:
@@ -166,18 +169,9 @@ def _draw_lines(axes: Axes, lines: Sequence[Curve]) -> None:
         smooth = not line.n and len(line.values) >= SMOOTHED
         if smooth:  # the values themselves stay visible
             axes.plot(line.steps, line.values, color=colour, linewidth=0.8, alpha=0.35)
-        drawn = smoothed(line.values) if smooth else line.values
-        marker = "o" if few and not smooth else ""
-        axes.plot(line.steps, drawn, color=colour, marker=marker, label=line.label)
-        if smooth:
             axes.set_xlabel("optimizer step; thick: moving average")
-
-
-def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set_xlabel("optimizer step")
-    _draw_lines(axes, lines)
+        drawn = smoothed(line.values) if smooth else line.values
+        axes.plot(line.steps, drawn, color=colour, marker="o" if few and not smooth else "", label=line.label)
     # The legend is between title and plot, where it covers nothing.
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     rows = -(-len(lines) // 3)

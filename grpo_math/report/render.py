@@ -51,8 +51,9 @@ def page(**values: Any) -> str:
     style, script = (files("grpo_math.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     # A browser hashes the script as it is in the page. Markup keeps Jinja from escaping a character of it.
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    parts = {"style": Markup(style), "script": Markup(script), "script_hash": digest, "formulas": Formulas()}
-    return render("page.html", **parts, **values)
+    return render(
+        "page.html", style=Markup(style), script=Markup(script), script_hash=digest, formulas=Formulas(), **values
+    )
 
 
 def percent(value: float) -> str:

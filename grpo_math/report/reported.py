@@ -30,9 +30,12 @@ def run(args: Namespace) -> Answer:
 
     files = report(args.run_dir[0])
     print_notes(files.notes)
-    findings = [finding._asdict() for finding in files.findings]
+    answer = {
+        "html": str(files.html),
+        "plots": [str(path) for path in files.plots],
+        "findings": [finding._asdict() for finding in files.findings],
+    }
     lines = [finding.line() for finding in files.findings]
-    answer = {"html": str(files.html), "plots": [str(path) for path in files.plots], "findings": findings}
     return Answer(answer, "\n".join([*lines, f"report   {files.html}"]))
 
 

@@ -63,8 +63,9 @@ class Run:
     @property
     def findings(self) -> list[Finding]:
         """Return the findings of the history, with the evaluations as its first and last lines."""
-        checkpoints = [path.name for path in self.directory.glob("checkpoint-*")]
-        return diagnose(self.evaluated_history, self.config, checkpoints)
+        return diagnose(
+            self.evaluated_history, self.config, [path.name for path in self.directory.glob("checkpoint-*")]
+        )
 
     @property
     def evaluated_history(self) -> History:

@@ -37,9 +37,10 @@ class Trackers(TrainerCallback):
         self.names = names or ()
         self.settings = json.loads(json.dumps(without_secrets(settings), default=str))
         if "wandb" in self.names:
-            project = {"WANDB_PROJECT": str(settings.get("project")), "WANDB_DIR": str(run_dir)}
             # The user's own variables win, so they come last.
-            os.environ.update({**WANDB, **project, **os.environ})
+            os.environ.update(
+                {**WANDB, "WANDB_PROJECT": str(settings.get("project")), "WANDB_DIR": str(run_dir), **os.environ}
+            )
             if why := wandb_offline():
                 # wandb would ask for a key on the terminal, or wait for its server.
                 os.environ.setdefault("WANDB_MODE", "offline")

@@ -66,14 +66,15 @@ def _heldout(run: Run) -> list[dict[str, Any]]:
         if len(sides) == 2:
             was, now = (int(side["category"] in RIGHT) for side in sides.values())
             fields = {"change": [CHANGES[was, now]], **fields}
-        item = {
-            "title": {"": row["id"], "gold": row.get("gold")},
-            "question": str(row.get("problem")),
-            "completions": [_completion(name, str(side["category"]), side) for name, side in sides.items()],
-            "fields": fields,
-            "keys": {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side},
-        }
-        items.append(item)
+        items.append(
+            {
+                "title": {"": row["id"], "gold": row.get("gold")},
+                "question": str(row.get("problem")),
+                "completions": [_completion(name, str(side["category"]), side) for name, side in sides.items()],
+                "fields": fields,
+                "keys": {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side},
+            }
+        )
     return items
 
 

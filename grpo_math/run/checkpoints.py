@@ -78,13 +78,6 @@ def _token(folder: Path) -> Path:
     return folder.parent / UNFINISHED.format(folder.name)
 
 
-def remove_unfinished(run_dir: Path) -> None:
-    """Delete the unfinished folders of a killed run."""
-    for token in run_dir.glob(UNFINISHED.format("*")):
-        shutil.rmtree(run_dir / token.stem.removeprefix("."), ignore_errors=True)
-        token.unlink()  # last: a kill in between leaves the folder unfinished
-
-
 def damage(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint, such as a missing or a cut file; None if the checkpoint is whole.
 
@@ -188,8 +181,10 @@ def set_aside_after(run_dir: Path, step: int) -> None:
 def to_resume(run_dir: Path, asked: Any) -> Any:
     """Return the value for a script's ``resume_from_checkpoint``: for True, the newest finished checkpoint.
 
-    transformers takes the highest number, finished or not, so unfinished folders are deleted.
+    transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.
     """
-    remove_unfinished(run_dir)
+    for token in run_dir.glob(UNFINISHED.format("*")):
+        shutil.rmtree(run_dir / token.stem.removeprefix("."), ignore_errors=True)
+        token.unlink()  # last: a kill in between leaves the folder unfinished
     finished = checkpoints(run_dir)
     return str(finished[0][1]) if asked is True and finished else asked

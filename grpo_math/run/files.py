@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written next to the old one and renamed. Folders that cannot be written are refused.
+"""Atomic writes: a file is written next to the old one and renamed.
 
 Does not report a write that fails during a run (failures.py does).
 """
@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError
-
 
 def existing(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
@@ -17,16 +15,8 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
-    """Raise `ConfigError` unless the folder, or its nearest parent that exists, can be written to."""
-    parent = existing(folder)
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(field, value, f"cannot be written: {parent} is read-only, or not a folder", remedy)
-
-
-def write_json(path: str | Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Write JSON as `replace_text` does, and create the folder."""
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 

@@ -5,6 +5,7 @@ line of another attempt is left. Does not read files, and does not judge the val
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from grpo_math.run import metrics
@@ -19,15 +20,10 @@ def number(value: Any) -> float | None:
     >>> number("1e-3"), number(64), number(float("nan")), number("grpo"), number(True)
     (0.001, 64, None, None, None)
     """
-    if isinstance(value, bool):
-        return None
-    try:
-        finite = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not -LARGEST <= finite <= LARGEST:
-        return None
-    return value if isinstance(value, int) else finite
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and abs(float(value)) <= LARGEST:
+            return value if isinstance(value, int) else float(value)
+    return None
 
 
 def numbers(row: Mapping[str, Any]) -> Line | None:

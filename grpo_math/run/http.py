@@ -12,7 +12,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.reading import from_json
 from grpo_math.run.redact import one_line
 
@@ -95,8 +95,7 @@ class Client:
         try:
             response = self._http.request(method, url, json=body, **options)
         except self._failures as error:
-            reason = str(error) or type(error).__name__
-            raise ServerError(f"{url} does not answer ({reason}): see that the server runs") from None
+            raise ServerError(f"{url} does not answer ({first_line(error)}): see that the server runs") from None
         text = response.content.decode(errors="replace")
         if response.status_code == 401:
             raise ServerError(f"{self.url} wants a key: set {self._key_variable} to the server's", 401)

@@ -11,7 +11,6 @@ Does not help if the supervisor itself is killed by SIGKILL, or if a process can
 
 import contextlib
 import ctypes
-import itertools
 import os
 import select
 import signal
@@ -91,7 +90,7 @@ def send(module: str, number: int) -> bool:
 
     Return False if no process runs it.
     """
-    matching = {process for process in psutil.Process().children(recursive=True) if _module(process) == module}
+    matching = {process for process in psutil.Process().children(recursive=True) if _runs(process, module)}
     for process in matching:
         with contextlib.suppress(psutil.Error):
             # A fork has the command line of its parent, and nothing to save.
@@ -100,15 +99,12 @@ def send(module: str, number: int) -> bool:
     return bool(matching)
 
 
-def _module(process: psutil.Process) -> str:
-    """Return the module that a process runs by ``python -m module``; "" for a script, such as the supervisor, which has
-    the -m of its command among its arguments."""
-    with contextlib.suppress(psutil.Error, IndexError):
-        words = process.cmdline()
-        options = list(itertools.takewhile(lambda word: word.startswith("-"), words[1:]))
-        if "-m" in options:
-            return words[len(options) + 1]
-    return ""
+def _runs(process: psutil.Process, module: str) -> bool:
+    """Return True for ``python -m module``, also with torchrun's -u. The supervisor has the -m of its command too, but
+    behind its own file."""
+    with contextlib.suppress(psutil.Error):
+        return [word for word in process.cmdline()[1:4] if word != "-u"][:2] == ["-m", module]
+    return False
 
 
 # The supervisor's side. This file runs by its path, so that the package is not imported for it.

@@ -10,13 +10,12 @@ import faulthandler
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.bar import Bar
@@ -37,8 +36,14 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
     """
     for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
         stale.unlink(missing_ok=True)
-    ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
-    content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
+    content = {
+        **without_secrets(settings),
+        "distributed_type": distributed_type,
+        "num_processes": processes,
+        "command": command_line(argv),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
     # safe_dump refuses every type except YAML's own, such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
@@ -82,9 +87,8 @@ class History(TrainerCallback):
             self.append(state.global_step, logs)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        line = numbers({metrics.STEP: step, **values})
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(numbers({metrics.STEP: step, **values})) + "\n")
 
     def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
         """Return the newest lines that are complete: a full disk or a kill may have cut the last line."""
@@ -94,24 +98,6 @@ class History(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
             files.write_json(self.path.with_name("training_history.json"), self.lines())
-
-
-Tell = Callable[..., None]
-
-
-def trackers(trainer: Trainer) -> Tell:
-    """Return ``tell(args, state, control, values)``, which sends values to the trackers (wandb, trackio, ...).
-
-    TRL's logs reach the trackers without ``tell``, as ``train/NAME``: every metric of a step, and the table of
-    completions if ``log_completions`` is on. ``tell`` sends the other values, under such names
-    too: held-out accuracy and findings.
-    """
-
-    def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
-        # Not on_log of the handler, after which the line of the step would not be logged.
-        trainer.callback_handler.call_event("on_log", args, state, control, logs=values)
-
-    return tell
 
 
 class Progress(TrainerCallback):

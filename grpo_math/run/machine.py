@@ -44,8 +44,11 @@ def hardware() -> dict[str, Any]:
 
     if torch.cuda.is_available():
         of_gpu = torch.cuda.get_device_properties(0)
-        memory = round(of_gpu.total_memory / GB, 1)
-        machine |= {"gpu": of_gpu.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": memory}
+        machine |= {
+            "gpu": of_gpu.name,
+            "gpus": torch.cuda.device_count(),
+            "gpu_memory_gb": round(of_gpu.total_memory / GB, 1),
+        }
     return machine
 
 

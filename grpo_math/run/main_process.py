@@ -29,27 +29,23 @@ def on_main(call: Callable[[], Any]) -> Any:
     from accelerate.utils import broadcast_object_list
 
     state, done = PartialState(), f"grpo_math/on_main/{next(_calls)}"
-    outcome: list[Any] = [None]
+    outcome: list[Any] = [None, None]
     failed: Exception | None = None
     if state.is_main_process:
         try:
-            outcome = [(None, call())]
-        except UserError as error:
-            outcome = [(error, None)]
-        # Not every library's exception can be pickled. The other processes get its text.
+            outcome = [call(), None]
         except Exception as error:
             failed = error
-            outcome = [(RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}"), None)]
+            # Not every library's exception can be pickled. The other processes get its text.
+            other = RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}")
+            outcome = [None, error if isinstance(error, UserError) else other]
     # Also after an error: without this call the others would wait for ever.
     if state.num_processes > 1:
         _wait_for_main(state, done)
     broadcast_object_list(outcome)
-    refused, value = outcome[0]
-    if failed is not None:
-        raise failed
-    if refused is not None:
-        raise refused
-    return value
+    if problem := failed or outcome[1]:
+        raise problem
+    return outcome[0]
 
 
 def _wait_for_main(state: Any, done: str) -> None:

@@ -40,7 +40,6 @@ ADVANTAGE_STD = "advantage_std"
 DEGENERATE = "frac_reward_zero_std"
 ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
-VERDICT_PREFIX = "grading/"
 FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
@@ -199,7 +198,7 @@ def verdict_key(verdict: str) -> str:
     >>> verdict_key("crash")
     'grading/crash'
     """
-    return VERDICT_PREFIX + verdict
+    return f"grading/{verdict}"
 
 
 def reward_key(name: str, figure: str = "mean") -> str:

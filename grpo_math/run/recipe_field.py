@@ -15,7 +15,5 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     >>> setting(["accuracy"], "Reward functions.").metadata["help"], setting(8, "Completions.").default
     ('Reward functions.', 8)
     """
-    metadata = {"help": help}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    kept: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**kept, metadata={"help": help})

@@ -25,8 +25,7 @@ def is_secret(name: str) -> bool:
     [False, False, False]
     """
     name = name.lower().strip("-").replace("-", "_")
-    last = name.rpartition("_")[2]
-    return name not in NO_SECRETS and last in (*ENDINGS, "apikey")
+    return name not in NO_SECRETS and name.rpartition("_")[2] in (*ENDINGS, "apikey")
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,16 +35,6 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'seed': 1, 'model_init_kwargs': {'dtype': 'auto'}}
     """
     return {name: _inside(value) for name, value in settings.items() if not is_secret(str(name))}
-
-
-def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of the variables with a secret's name, without white space, if they are long enough.
-
-    >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
-    {'hf_abcdefghijkl'}
-    """
-    # A short value, such as a word, also occurs in texts that are not secret.
-    return {value.strip() for name, value in environment.items() if is_secret(name) and len(value.strip()) >= 12}
 
 
 def is_address(url: str) -> bool:

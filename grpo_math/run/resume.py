@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.reading import Unreadable
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
 from grpo_math.run.redact import without_secrets
@@ -56,15 +55,11 @@ def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
 
 
 def config_of(run_dir: Path) -> dict[str, Any] | None:
-    """Return the config.yaml of a run directory; None if the folder contains no run."""
-    written = any((run_dir / name).exists() for name in ("config.yaml", "history.jsonl"))
-    if not written and not checkpoints(run_dir):
-        return None
-    try:
-        config = read_yaml(run_dir / "config.yaml")
-    except Unreadable:
-        config = None
-    return config if isinstance(config, dict) else {}
+    """Return the config.yaml of a run directory, {} if it is missing; None if the folder contains no run."""
+    config = run_dir / "config.yaml"
+    if config.exists():
+        return read_yaml(config) or {}
+    return {} if (run_dir / "history.jsonl").exists() or checkpoints(run_dir) else None
 
 
 def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], defaults: Any) -> list[str]:
@@ -94,11 +89,8 @@ def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line if the problems are not those that the run was started with."""
-    try:
-        before = (run_dir / PROBLEMS).read_text(encoding="utf-8").split()
-    except OSError:
-        return []
-    now = [problem_hash(row) for row in rows]
+    file, now = run_dir / PROBLEMS, [problem_hash(row) for row in rows]
+    before = file.read_text(encoding="utf-8").split() if file.exists() else now
     return [] if before == now else [f"the dataset: {len(before)} problems -> {len(now)} problems, not all the same"]
 
 

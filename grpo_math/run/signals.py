@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from grpo_math.run.replaced import replaced
+
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 GONE = 69  # EX_UNAVAILABLE: another rank was killed
 INTERRUPTED = 130
@@ -54,11 +56,8 @@ def no_silent_exit() -> Iterator[None]:
             status = 1
         leave(status)
 
-    os._exit = leave_aloud
-    try:
+    with replaced(os, _exit=leave_aloud):
         yield
-    finally:
-        os._exit = leave
 
 
 @contextmanager

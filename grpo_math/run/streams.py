@@ -4,7 +4,6 @@ Does not know what is printed.
 """
 
 import io
-import os
 import sys
 from typing import Any, NamedTuple
 
@@ -24,11 +23,6 @@ def ready() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def close_stdout() -> None:
-    """Send the remaining output to the null device: the interpreter flushes stdout again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(label: str, text: str) -> None:

@@ -13,7 +13,6 @@ Does not check combinations of settings: rules.py and batch.py do.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.reading import from_json, home, read_text
+from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
@@ -61,11 +60,13 @@ def read(argv: Sequence[str]) -> Recipe:
 
     Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
     """
-    path, words = split(argv)
+    problems: list[UserError] = []
+    typed = _typed(argv, problems)
+    path = typed.pop("config", None)
+    if not isinstance(path, str | None):
+        raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
     env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
-    problems: list[UserError] = []
-    typed = _typed(words, problems)
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
@@ -82,22 +83,6 @@ def read(argv: Sequence[str]) -> Recipe:
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
 
-def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the path after ``--config``, and the other words.
-
-    >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
-    (('a.yaml', ['--seed', '1']), ('a.yaml', []))
-    """
-    # With its defaults, argparse would take --conf for --config, and exit instead of raising an error.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config")
-    try:
-        known, words = parser.parse_known_args(argv)
-    except argparse.ArgumentError:
-        raise UserError("--config needs a value: give the path of a recipe") from None
-    return known.config, words
-
-
 def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     """Return the settings of the command line: ``["--a", "1", "2", "--b=3"]`` -> ``{"a": ["1", "2"], "b": "3"}``."""
     options: list[tuple[str, list[str]]] = []
@@ -110,7 +95,7 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for word, values in options:
         name = word.removeprefix("--").replace("-", "_")
-        kinds = _kinds(name)
+        kinds = fields()[name].kinds if name in fields() else frozenset()
         if not word.startswith("--"):
             problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
         elif not values and kinds and "bool" not in kinds:
@@ -122,11 +107,6 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
-
-
-def _kinds(name: str) -> frozenset[str]:
-    field = fields().get(name)
-    return field.kinds if field else frozenset()
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -153,9 +133,6 @@ def check(name: str, value: Any) -> Any:
     if field is None:
         near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
-    if name == "vllm_server_base_url" and "@" in str(value):
-        reason = "holds a user or password, which the run would write down"
-        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)
@@ -166,7 +143,8 @@ def check(name: str, value: Any) -> Any:
         path = home(value)
         # A name that ends in .txt or .md is a file, even if it is misspelt.
         if os.path.isfile(path) or re.fullmatch(r"\S+\.(txt|md)", value):
-            return read_text(path).strip()
+            with reading(path):
+                return path.read_text(encoding="utf-8-sig").strip()
     return value
 
 
@@ -193,10 +171,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _truth(value: Any) -> bool:
-    return TRUTH[str(value).lower()]
-
-
 # The kind of a field -> the name for a value of this kind, and the function that converts a value. A field of several
 # kinds takes the first kind that fits, so a text stays a text unless it is a mapping or a number.
 COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -204,7 +178,7 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "int": ("a whole number", _whole),
     "float": ("a number", float),
     "str": ("a text", _text),
-    "bool": ("true or false", _truth),
+    "bool": ("true or false", lambda value: TRUTH[str(value).lower()]),
 }
 
 

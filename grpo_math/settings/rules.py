@@ -236,7 +236,7 @@ VLLM = [
         "vllm_server_base_url",
         lambda s: s["vllm_server_base_url"] and not is_address(s["vllm_server_base_url"]),
         "is not an address",
-        "write it as http://127.0.0.1:8000",
+        "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
     ),
     Rule(
         "staleness",

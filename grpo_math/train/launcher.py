@@ -12,12 +12,13 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_math.checks.preflight import refuse_early
 from grpo_math.errors import UserError
 from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
@@ -25,13 +26,20 @@ from grpo_math.planner.devices import Layout
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
-from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
+from grpo_math.run.signals import (
+    AGAIN,
+    INTERRUPTED,
+    STOPPING,
+    end_at_once,
+    ended_by_signals,
+    handling,
+    leave_lost_terminal,
+)
 from grpo_math.run.streams import say
 from grpo_math.settings import shipped
 from grpo_math.settings.groups import most_used
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import Recipe, read
 from grpo_math.settings.vllm import sends_adapter, starts_server
-from grpo_math.train import here
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used
 from grpo_math.train.serve import group_port, port_of, start_of
 
@@ -50,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train as the recipe says, and return the exit code of training."""
-    fields = args.fields
     if args.copy is not None:
         print(f"copied   {shipped.copy(args.copy)}")
         return 0
@@ -58,41 +65,53 @@ def run(args: argparse.Namespace) -> int:
         from grpo_math.train.program import main
 
         return main(["--help"])
-    if args.list or not (fields or args.gpus or args.accelerate_config):
+    if args.list or not (args.fields or args.gpus or args.accelerate_config):
         print(shipped.listing())
         return 0
+    return train(args.fields, args.gpus, args.accelerate_config)
+
+
+def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
+    """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read(fields)
     recipe = parsed.sound().stated()
-    gpus = gpus_of(recipe, args.gpus)
+    gpus = gpus_of(recipe, count)
     serves = starts_server(recipe)
-    layout, config = arrange(recipe, gpus, args.accelerate_config, serves)
+    layout, config = arrange(recipe, gpus, accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     if config is None and not serves:
         # torch is not imported yet, so CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
-        return here.train(fields, parsed)
+        return _train_here(fields, parsed)
     return _launch(recipe, fields, layout, config, used)
+
+
+def _train_here(fields: list[str], parsed: Recipe) -> int:
+    """Train in this process. A bad recipe is refused within a second, before torch is imported."""
+    with handling(STOPPING, end_at_once):
+        refuse_early(parsed)
+        from grpo_math.train.program import main
+
+        return main(fields, parsed)
 
 
 def _launch(
     recipe: Mapping[str, Any], fields: Sequence[str], layout: Layout, config: Config | None, used: Sequence[Gpu]
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
-    run_dir = Path(str(recipe.get("output_dir") or "trainer_output"))
     # The stack stops training first. The server is needed until training has ended.
     with ended_by_signals(AGAIN), contextlib.ExitStack() as stack:
         server = None
         if starts_server(recipe):
             # Server and training inherit the key from this process.
             make_key()
-            log = run_dir / "vllm_server.log"
+            log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
             server = ServerProcess(*start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        command = _training(fields, config, layout.policy)
-        training = Kept(command, environment=environment(used[layout.server :]))
+        training = Kept(_training(fields, config, layout.policy), environment=environment(used[layout.server :]))
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.
@@ -127,19 +146,15 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
         asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
     with handling((signal.SIGINT, *STOPPING), ask):
-        while True:
-            try:
-                # A short wait, so that the end of the server is noticed.
-                code = training.wait(0.2)
-                # Training that was ended before it handled the signal has another code.
-                return asked if asked and code else code
-            except subprocess.TimeoutExpired:
-                pass
-            if server is None or server.running:
-                continue
-            line = server.ended()
-            if not may_restart:  # a new server would serve the first weights
-                raise UserError(line)
-            # As often as it ends: training gives up after vllm_server_timeout without an answer.
-            server.restart()
-            say("server", f"{line.partition(':')[0]}; started again")
+        while training.running:
+            if server is not None and not server.running:
+                line = server.ended()
+                if not may_restart:  # a new server would serve the first weights
+                    raise UserError(line)
+                # As often as it ends: training gives up after vllm_server_timeout without an answer.
+                server.restart()
+                say("server", f"{line.partition(':')[0]}; started again")
+            time.sleep(0.2)
+        code = training.wait()
+        # Training that was ended before it handled the signal has another code.
+        return asked if asked and code else code

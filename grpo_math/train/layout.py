@@ -6,7 +6,6 @@ Does not start anything (launcher.py and serve.py do), and does not span several
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from grpo_math.planner import devices
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.gpus import Gpu, visible_gpus
-from grpo_math.run.machine import SLEEPING_THREADS
+from grpo_math.run.machine import SLEEPING_THREADS, versions
 from grpo_math.run.streams import say
 from grpo_math.settings import accelerate
 from grpo_math.settings.batch import divides
@@ -54,7 +53,7 @@ class Config(NamedTuple):
 def _config(name: str) -> Config:
     """Read a config by its path, or by its name in accelerate_configs/."""
     path, says = accelerate_file(name), accelerate.accelerate_config(name)
-    if says.get("distributed_type") == "DEEPSPEED" and not _installed("deepspeed"):
+    if says.get("distributed_type") == "DEEPSPEED" and "deepspeed" not in versions():
         remedy = "install it with this package's extra deepspeed, or leave accelerate_config out"
         raise ConfigError("accelerate_config", name, "needs DeepSpeed, which is not installed", remedy)
     if int(says.get("num_machines") or 1) > 1:
@@ -87,7 +86,7 @@ def _planned(
 ) -> tuple[Layout, Config | None, Sequence[str]]:
     """Return the layout, the accelerate config that was asked for or is the first that fits, and what may not fit."""
     configs: dict[str, Config | None] = {"": asked}
-    if asked is None and _installed("deepspeed"):
+    if asked is None and "deepspeed" in versions():
         configs |= {name: _config(name) for name in accelerate.shipped_configs(recipe) if name}
     contents = {name: config.says if config else None for name, config in configs.items()}
     try:
@@ -105,15 +104,6 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     size = settings["vllm_tensor_parallel_size"]
     layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
     return layout._replace(why="the plan does not know this recipe's memory")
-
-
-def _installed(package: str) -> bool:
-    # Not find_spec: in a checkout, the folder deepspeed/ would look like the package.
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, trackers, write_config
+from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
@@ -195,7 +196,8 @@ class Run:
             _say(line)
         # Only now: a run that is refused leaves no files.
         on_main(lambda: lock.hold(self.run_dir))
-        if choose_checkpoint(setup, config, self.run_dir):
+        config.resume_from_checkpoint, finished = on_main(lambda: choose_checkpoint(setup, config, self.run_dir))
+        if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
             if config.process_index == 0:
@@ -208,13 +210,19 @@ class Run:
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
         trainer, config, run_dir = self.trainer, self.config, self.run_dir
-        self.resolved = {**asdict(self.arguments), **asdict(self.settings.model), **config.to_dict()}
-        self.resolved["push_to_hub"] = self.pushes
+        self.resolved = {
+            **asdict(self.arguments),
+            **asdict(self.settings.model),
+            **config.to_dict(),
+            "push_to_hub": self.pushes,
+        }
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         for replaced in (PrinterCallback, ProgressCallback, RunFiles):
             trainer.remove_callback(replaced)
-        history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
-        findings = Diagnosis(history, self.resolved, tell=tell)
+        history, self.progress = History(run_dir), Progress()
+        # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
+        # line of the step would not be logged.
+        findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
         for callback in (history, self.progress, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
@@ -226,10 +234,13 @@ class Run:
             # First: config.yaml may get the settings of a longer run, which is not finished.
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)
             state = trainer.accelerator.state
-            stated = {"stated": resume.stated(self.settings.values, self.settings.given)}
-            command = ["grpo_math.train", *self.settings.argv]
-            launch = (state.distributed_type, state.num_processes)
-            write_config(run_dir / "config.yaml", {**self.resolved, **stated}, command, *launch)
+            write_config(
+                run_dir / "config.yaml",
+                {**self.resolved, "stated": resume.stated(self.settings.values, self.settings.given)},
+                ["grpo_math.train", *self.settings.argv],
+                state.distributed_type,
+                state.num_processes,
+            )
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
@@ -321,8 +332,14 @@ class Run:
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
         output = replace(output, extra={"data": one.data, "split": one.split})
-        options: dict[str, Any] = {"tools": self.tools, "grade_timeout": self.config.grade_timeout}
-        return over_ranks(self.trainer, one.rows, self.sampling(one), output, **options)
+        return over_ranks(
+            self.trainer,
+            one.rows,
+            self.sampling(one),
+            output,
+            tools=self.tools,
+            grade_timeout=self.config.grade_timeout,
+        )
 
     def evaluate_held_out(self) -> dict[str, float]:
         """Return the metrics of the sets that are evaluated during training."""

@@ -11,24 +11,17 @@ from typing import Any
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, resume
-from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.settings.batch import alternatives, batch_of, divisors
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
-    """Set ``config.resume_from_checkpoint`` to the folder of a checkpoint, or to None for the start.
+def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | None, bool]:
+    """Return the folder of the checkpoint, None for the start, and True if the run of these settings is finished.
 
-    Return True if the folder contains the finished run of these settings. Raises `UserError` on every process for a run
-    with other settings, problems or processes, and for a damaged checkpoint.
+    Print a line about each damaged checkpoint. Raises `UserError` for a run with other settings, problems or processes,
+    and for a damaged checkpoint that is named.
     """
-    config.resume_from_checkpoint, finished = on_main(lambda: _decide(setup, config, run_dir))
-    return finished
-
-
-def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | None, bool]:
-    """Return the checkpoint, and True if the run is finished. Print a line about each damaged checkpoint."""
     asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
     named, held_in = resume.source(run_dir, asked)
     held = resume.config_of(held_in)

@@ -36,8 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
     add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
     add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
-    make_env = "start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm"
-    add("--make_env", nargs="?", const=".venv-vllm", metavar="DIR", help=make_env)
+    add(
+        "--make_env",
+        nargs="?",
+        const=".venv-vllm",
+        metavar="DIR",
+        help="start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm",
+    )
     parser.epilog = f"GRPO_MATH_VLLM names the vllm that serves (default: the one in PATH).\n\n{parser.epilog}"
 
 
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     gpus = gpus_of(recipe, args.gpus)
     refuse_used(gpus)
     layout = _layout(recipe, gpus)
-    port = free_or_refused("port", args.port) if args.port else port_of(recipe, PORT)
+    port = port_of({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
     start = start_of(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
     if not server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
@@ -134,15 +139,11 @@ def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
     A server binds its port half a minute later, so two runs that prefer the same number would collide. Training is told
     the address and prefers none.
     """
-    if stated := recipe.get("vllm_server_port"):
-        return free_or_refused("vllm_server_port", stated)
-    return preferred if preferred and port_is_free(preferred) else free_port()
-
-
-def free_or_refused(name: str, port: int) -> int:
-    if not port_is_free(port):
-        raise ConfigError(name, port, "is in use by another program", "choose another, or leave it out for a free one")
-    return port
+    stated = recipe.get("vllm_server_port")
+    if stated and not port_is_free(stated):
+        remedy = "choose another, or leave it out for a free one"
+        raise ConfigError("vllm_server_port", stated, "is in use by another program", remedy)
+    return stated or (preferred if preferred and port_is_free(preferred) else free_port())
 
 
 def group_port(recipe: Mapping[str, Any]) -> list[str]:

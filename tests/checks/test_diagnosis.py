@@ -519,7 +519,7 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first(checks, lines):
 def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_finding_once(tmp_path, capsys):
     told = []
     history = History(tmp_path)
-    diagnosis = Diagnosis(history, CONFIG, tell=lambda *words: told.append(words))
+    diagnosis = Diagnosis(history, CONFIG, tell=lambda *words, logs: told.append((*words, logs)))
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "before.json").write_text(json.dumps({"grader": GRADER, "accuracy": 0.9, "n": 1000}))
     lines = [line for line in steady(truncated=0.3, kl=then(0.0, 9.0, 23)) if line[metrics.STEP]]

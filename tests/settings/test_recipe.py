@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.recipe import check, read, read_recipe, split
+from grpo_math.settings.recipe import check, read, read_recipe
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"]])
 def test_a_recipe_that_is_not_named_is_refused(argv):
     with pytest.raises(UserError, match="--config"):
-        split(argv)
+        read(argv)
 
 
 @pytest.mark.parametrize(

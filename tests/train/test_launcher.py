@@ -251,7 +251,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
     ],
 )
 def test_what_cannot_work_is_refused_before_training(change, words, recipe, line, machine, capfd, monkeypatch):
-    monkeypatch.setattr(layout, "_installed", lambda package: False)
+    monkeypatch.setattr(layout, "versions", dict)
     change(machine)
     assert machine.run(*words, recipe=recipe) == 2
     assert f"error: {line}" in re.sub(r"1:\d+ ", "1:PORT ", capfd.readouterr().err)
@@ -293,8 +293,8 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
     gpus, words, recipe, lines, machine, capfd, monkeypatch
 ):
     trained = Mock(return_value=3)
-    monkeypatch.setattr("grpo_math.train.here.train", trained)
-    monkeypatch.setattr(layout, "_installed", lambda package: False)
+    monkeypatch.setattr("grpo_math.train.launcher._train_here", trained)
+    monkeypatch.setattr(layout, "versions", dict)
     machine.gpus(gpus) if gpus else machine.program("nvidia-smi", "#!/bin/sh\nexit 9\n")
     assert machine.run(*words, recipe={"use_vllm": False, **recipe}) == 3
     assert trained.call_args.args[0] == ["--config", str(machine.folder / "recipe.yaml")]
@@ -491,7 +491,7 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
 
 
 def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("grpo_math.train.here.train", lambda words: len(words) - 4)
+    monkeypatch.setattr("grpo_math.train.launcher.train", lambda words: len(words) - 4)
     monkeypatch.chdir(tmp_path)
     for name in ("demo", "demo.1"):
         write_json(tmp_path / "runs" / name / "finished.json", name)

@@ -59,7 +59,7 @@ def test_a_recipe_says_its_command_parses_with_the_real_config_class_and_passes_
 
 
 def test_the_first_way_on_8_gb_needs_neither_deepspeed_nor_a_compiler(capsys, monkeypatch):
-    monkeypatch.setattr(layout, "_installed", lambda package: False)
+    monkeypatch.setattr(layout, "versions", dict)
     recipe = read(["--config", str(ROOT / "launch/configs/gsm8k_8gb.yaml")]).sound().stated()
     _, config = layout.arrange(recipe, [Gpu(0, 8.0, "")], None, serves=False)
     assert config is None
