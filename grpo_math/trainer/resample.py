@@ -141,9 +141,9 @@ class Resampler:
             share = len(rows) // ranks
             more = self._of_all_ranks(sample(rows[rank * share : (rank + 1) * share]))
             kept = kept.picked(more, replacing(kept.right, more.right, self.size))
-        # TRL's table has a row for each completion that was sampled last. Only the kept ones are trained on.
+        # TRL's table has a row for each completion that was sampled last. Only the kept ones are trained on. Its columns
+        # have room for one rollout: these rows replace all earlier ones.
         for column, values in zip(_columns(self.table), kept.columns, strict=True):
-            column.clear()
             column.extend(values)
         rewards = kept.rows.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
