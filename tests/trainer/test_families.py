@@ -32,7 +32,7 @@ def scored_alike(trainer, prompts):
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-@pytest.mark.full(keep=["gemma2", "lfm2"])
+@pytest.mark.full(keep=["gemma2", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("family", PACKED)
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, ours, chars):
     model = tiny_model(family)

@@ -77,7 +77,6 @@ def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(o
         assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
 
 
-@pytest.mark.slow
 def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(ours):
     rows = [{"prompt": row["prompt"]} for row in ROWS]
 

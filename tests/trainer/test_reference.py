@@ -78,7 +78,6 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, made)
     assert {name for name in before if not torch.equal(before[name], after[name])} == trained[1]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_reference_would_be_lost(made, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     for first, then in ((0, 2), (2, 0)):
@@ -89,7 +88,6 @@ def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_referen
             again.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-1"))
 
 
-@pytest.mark.slow
 def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapter(small, made):
     """With an adapted embedding, which TRL's own copy leaves out."""
     base = AutoModelForCausalLM.from_pretrained(small)

@@ -48,7 +48,6 @@ def rows(*golds, column="solution"):
     return Dataset.from_list([{"prompt": f"What is {gold}?", column: gold} for gold in golds])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
@@ -166,7 +165,6 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
-@pytest.mark.slow
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
