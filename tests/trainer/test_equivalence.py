@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from small_families import scored as scores_of
+from small_families import try_first
 from small_generation import counted
 from small_trainers import SMALL, STEPS, letters, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
@@ -68,6 +69,14 @@ def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(ours):
     assert 0 < relative(plain, truth) < 0.1
     assert relative(packed, truth) < 1.5 * relative(plain, truth)
     assert relative(gradient, true_gradient) < 1.5 * relative(plain_gradient, true_gradient)
+
+
+def test_dropout_is_not_taken_for_a_model_that_cannot_be_packed(ours):
+    lora = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False)
+    trainer = ours(peft_config=lora)
+    trainer.model.train()
+    try_first(trainer)
+    assert (trainer.scorer is not None, trainer.model.training) == (True, True)
 
 
 def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_prompt_once(trainer, monkeypatch):

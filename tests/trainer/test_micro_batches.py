@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.micro_batches import Splitter
-from grpo_math.trainer.rows import join, scored, shortest
 
 BUDGET = 10  # tokens: the longer group of two completions
 
@@ -124,23 +123,3 @@ def test_ranks_get_near_equal_tokens_also_of_one_group(prompts, most):
     lengths = [90, 10, 20, 30, 40, 50, 60, 70]
     plan = arrange(prompts, [1] * 8, lengths, budget=1000, ranks=2)
     assert max(sum(lengths[row] for rows in rank for row in rows) for rank in plan) <= most
-
-
-def test_the_ratio_of_a_padded_token_is_1():
-    """vespo takes the product of a row's ratios, whether the loss counts their tokens or not."""
-    wide = {"importance_sampling_ratio": torch.tensor([[0.5, 0.6, 0.7]])}
-    narrow = {"importance_sampling_ratio": torch.tensor([[0.8, 0.9]])}
-    padded = join([narrow, wide])["importance_sampling_ratio"]
-    assert torch.equal(padded, torch.tensor([[0.8, 0.9, 1.0], [0.5, 0.6, 0.7]]))
-
-
-def test_the_loss_counts_no_token_that_a_tool_wrote():
-    mask, tool = torch.tensor([[1, 1, 1], [1, 1, 0]]), torch.tensor([[1, 0, 1], [1, 1, 1]])
-    assert scored({"completion_mask": mask, "tool_mask": tool}).tolist() == [[1, 0, 1], [1, 1, 0]]
-    assert scored({"completion_mask": mask}).tolist() == mask.tolist()
-
-
-@pytest.mark.parametrize(("mask", "row"), [([[1, 1, 1], [0, 0, 0], [1, 0, 0]], 2), ([[0, 0, 0], [0, 0, 0]], 0)])
-def test_the_shortest_row_is_one_with_a_token_if_any_has_one(mask, row):
-    rows = {"completion_mask": torch.tensor(mask), "advantages": torch.arange(len(mask))}
-    assert shortest(rows)["advantages"].tolist() == [row]
