@@ -153,6 +153,7 @@ def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after
     [
         ({"tools": [letters]}, "cannot prefetch: tools change"),
         ({"rollout_func": letters}, "cannot prefetch: rollout_func change"),
+        ({"environment_factories": letters}, "cannot prefetch: environments change"),
         ({"train_dataset": iter(())}, "needs a train_dataset of known length"),
     ],
 )

@@ -55,6 +55,7 @@ def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_tha
     assert {path.name for path in (tmp_path / "checkpoint-3").glob("*.safetensors")} == {
         "model.safetensors" if kind == "full" else "adapter_model.safetensors"
     }
+    assert (tmp_path / "adapter/adapter_model.safetensors").exists() == (kind != "full")
     resumed = made(KINDS[kind], **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert same(weights(whole.model), weights(resumed.model))
