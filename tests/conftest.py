@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before any test imports them: no network, no forked tokenizer threads, no chatter.
@@ -64,6 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         seconds[item.path] += 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
     items.sort(key=lambda item: -seconds[item.path])
+
+
+def pytest_collection_finish() -> None:
+    # A training run collects garbage. To search all imported modules would take half the time of a small run.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -122,9 +122,9 @@ def _sets(config, name):
     return not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
-def scored(kind, trainer, prompts=(7, 3, 12)):
+def scored(kind, trainer, prompts=(7, 3, 12), lengths=(5, 3, 9, 1)):
     """Log-probs and gradient, as TRL's method or ours gives them."""
-    ids, mask, longest = padded_batch(list(prompts), 4, [5, 3, 9, 1])
+    ids, mask, longest = padded_batch(list(prompts), 4, lengths)
     trainer.model.zero_grad()
     logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
     logps = logps * mask[:, -longest:]

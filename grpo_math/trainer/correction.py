@@ -27,6 +27,8 @@ def figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     >>> rows = {"completion_mask": torch.ones(2, 4), "old_per_token_logps": zeros, "sampling_per_token_logps": zeros}
     >>> figures({**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}, one)["sampling/dropped_tokens"]
     0.5
+    >>> figures(rows, one), figures({**rows, "completion_mask": zeros, "importance_sampling_ratio": zeros}, one)
+    ({}, {})
     """
     if "importance_sampling_ratio" not in rows:
         return {}

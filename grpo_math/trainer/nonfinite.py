@@ -39,7 +39,14 @@ class NonFiniteSteps:
         return skipped
 
     def error(self, step: int) -> UserError | None:
-        """Return the error that ends the run, if any, before optimizer step number ``step`` (from 0) is counted."""
+        """Return the error that ends the run, if any, before optimizer step number ``step`` (from 0) is counted.
+
+        >>> steps = NonFiniteSteps(2)
+        >>> steps.seen(float("inf")), steps.error(3), steps.seen(float("nan"))
+        (True, None, True)
+        >>> str(steps.error(4))[:95]
+        'the gradient was not finite in steps 4 to 5, 2 in a row: the weights are still those of step 3;'
+        """
         if self.in_a_row < self.limit:
             return None
         first = step + 2 - self.in_a_row

@@ -74,6 +74,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[7, 8, 9]]))
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
+    >>> pack(ids, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]), 2) is None
+    True
     """
     batch, width = input_ids.shape
     split = width - completion_length

@@ -36,8 +36,11 @@ def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
 def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
     """Return which of the completions ``right + fresh`` to train on: mixed groups of ``fresh`` replace uniform ones.
 
-    >>> replacing([True, True, True, False], [False, False, False, True], size=2)
-    [6, 7, 2, 3]
+    >>> uniform, mixed = [True, True], [True, False]
+    >>> replacing(uniform + mixed + uniform, uniform + mixed, size=2)
+    [8, 9, 2, 3, 4, 5]
+    >>> replacing(uniform, mixed + mixed, size=2), replacing(mixed, mixed, size=2)
+    ([2, 3], [0, 1])
     """
     index = list(range(len(right)))
     uniform = set(uniform_groups(fresh, size))
@@ -51,12 +54,18 @@ def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: 
 class PromptPool:
     """An endless shuffled stream of the problems, reshuffled after each pass. The position is the whole state.
 
-    >>> pool = PromptPool([{"prompt": name} for name in "abc"], seed=0)
+    >>> rows = [{"prompt": name} for name in "abc"]
+    >>> pool = PromptPool(rows, seed=0)
     >>> first = pool.take(2, avoid=[])
     >>> sorted(row["prompt"] for row in first + pool.take(1, avoid=[]))
     ['a', 'b', 'c']
     >>> pool.position = 0
     >>> pool.take(2, avoid=[]) == first
+    True
+    >>> PromptPool(rows, seed=1).take(1, avoid="ab"), PromptPool(rows[:1], seed=0).take(3, avoid="a")
+    ([{'prompt': 'c'}], [{'prompt': 'a'}, {'prompt': 'a'}, {'prompt': 'a'}])
+    >>> passes = PromptPool([{"prompt": number} for number in range(10)], seed=0).take(20, avoid=[])
+    >>> passes[:10] != passes[10:]
     True
     """
 
@@ -130,9 +139,9 @@ class Resampler:
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
             columns = [[(old + new)[i] for i in index] for old, new in zip(columns, more_columns, strict=True)]
-        # TRL's table has a row for each completion that was sampled last. Only the kept ones are trained on.
+        # The table has a row for each completion that was sampled last, and only the kept ones are trained on. A column
+        # has room for one rollout, so these rows replace all others.
         for column, values in zip(_columns(self.table), columns, strict=True):
-            column.clear()
             column.extend(values)
         rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.

@@ -61,6 +61,10 @@ def join(many: Sequence[Rows]) -> Rows:
     >>> join([a, b])
     {'prompt_ids': tensor([[0, 1],
             [2, 3]])}
+    >>> a, b = ({"importance_sampling_ratio": torch.tensor([ratios])} for ratios in ([0.5], [0.25, 0.75]))
+    >>> join([a, b])
+    {'importance_sampling_ratio': tensor([[0.5000, 1.0000],
+            [0.2500, 0.7500]])}
     """
     joined = dict(many[0])
     for name, value in many[0].items():
@@ -105,12 +109,22 @@ def lay_out(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
 
 
 def scored(rows: Rows) -> Tensor:
-    """Return the mask (B, T) of the tokens that the loss counts."""
+    """Return the mask (B, T) of the tokens that the loss counts: those of the completion that no tool wrote.
+
+    >>> scored({"completion_mask": torch.tensor([[1, 1, 0]]), "tool_mask": torch.tensor([[1, 0, 1]])})
+    tensor([[1, 0, 0]])
+    """
     return rows["completion_mask"] * rows.get("tool_mask", 1)
 
 
 def shortest(rows: Rows) -> Rows:
-    """Return the row of the shortest completion that has a token, or the first row if none has."""
+    """Return the row of the shortest completion that has a token, or the first row if none has.
+
+    >>> shortest({"completion_mask": torch.tensor([[1, 1], [0, 0], [1, 0]]), "advantages": torch.arange(3)})
+    {'completion_mask': tensor([[1, 0]]), 'advantages': tensor([2])}
+    >>> shortest({"completion_mask": torch.zeros(3, 2), "advantages": torch.arange(3)})["advantages"]
+    tensor([0])
+    """
     lengths = rows["completion_mask"].sum(dim=1)
     return select(rows, [int(lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin())])
 

@@ -123,7 +123,6 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     if state["table"]:
         table, logs = json.loads(state["table"]), trainer._logs
         for name in LISTS:
-            logs[name].clear()
             # Into TRL's own columns, which keep only the rows of the last rollout.
             logs[name].extend(table[name])
         for name in DICTS:

@@ -74,7 +74,7 @@ def _by_token(linear: Any) -> bool:
 class TiledMLP:
     """Replaces the forward of a layer's MLP, (..., H) -> (..., H): in tiles if there are enough tokens for two.
 
-    In the layers of `NORMED` the norm before the MLP is computed in the tiles, too: its output is not kept either.
+    In the layers of `NORMED` this forward computes the norm before the MLP, too: in tiles its output is not kept.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -86,7 +86,7 @@ class TiledMLP:
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
             self.norm = layer.post_attention_layernorm.forward
-            layer.post_attention_layernorm.forward = self.norm_or_defer
+            layer.post_attention_layernorm.forward = self.defer_norm
 
     def tiles(self, states: Tensor) -> int:
         """Return the number of tiles for these tokens."""
@@ -97,9 +97,7 @@ class TiledMLP:
                 return 1
         return min(MAX_TILES, states.numel() // states.size(-1) // MIN_TOKENS)
 
-    def norm_or_defer(self, states: Tensor) -> Tensor:
-        if self.tiles(states) < 2:
-            return self.norm(states)
+    def defer_norm(self, states: Tensor) -> Tensor:
         self.not_normed = states
         return states
 

@@ -118,5 +118,6 @@ def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_
     settings = build_settings(read([*words, "--lora_r", "3"]))
     assert (settings.config.max_steps, settings.model.lora_r, settings.argv[:1]) == (7, 3, ["--output_dir"])
     assert settings.given == {"output_dir", "use_cpu", "bf16", "max_steps", "lora_r"}
-    with pytest.raises(UserError, match="sdg"):
-        build_settings(read([*words, "--optim", "sdg"]))
+    for field, value, message in (("optim", "sdg", "sdg"), ("tf32", "true", r"tf32=True is refused \(--tf32 requires")):
+        with pytest.raises(UserError, match=message):
+            build_settings(read([*words, f"--{field}", value]))

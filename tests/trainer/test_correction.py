@@ -56,8 +56,3 @@ def test_the_rows_of_all_ranks_count_and_a_quarter_without_completions_has_no_we
         "weight/shortest": 1.0,
         "weight/shorter": 0.0,
     }
-
-
-def test_without_a_correction_or_tokens_there_is_nothing_to_log():
-    assert figures(torch.ones(1, 1), lengths=(0,)) == {}
-    assert correction.figures({"completion_mask": torch.ones(1, 1)}, None) == {}

@@ -25,22 +25,23 @@ PLAIN = {
 }
 
 
-def scored_alike(trainer, prompts):
-    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
-    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
+def scored_alike(trainer, *rows):
+    logps, gradient = scored(MathGRPOTrainer, trainer, *rows)
+    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, *rows)
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-@pytest.mark.full(keep=["gemma2", "lfm2"])
+@pytest.mark.full(keep=["gemma2", "lfm2", "qwen3_next"])
 @pytest.mark.parametrize("family", PACKED)
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, ours, chars):
     model = tiny_model(family)
     inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
     trainer = ours(model=model)
-    for prompts in ((7, 3, 12), (1, 2, 7), (70,)):  # shorter than a convolution, longer than a chunk
-        scored_alike(trainer, prompts)
+    # Some shorter than a convolution, one longer than a chunk, and completions of one token.
+    for rows in (((7, 3, 12),), ((1, 2, 7),), ((70,),), ((7, 3), (1,))):
+        scored_alike(trainer, *rows)
     assert trainer.scorer is not None
     with counted(model) as shapes, lean_generation(model):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True), plain)

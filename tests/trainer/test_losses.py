@@ -143,9 +143,9 @@ AGGREGATED = {
 @pytest.mark.parametrize(
     ("baseline", "scale", "surrogate", "loss_type", "estimator", "updates"),
     [
-        pytest.param("none", "none", "reinforce", "grpo", None, 1, marks=pytest.mark.slow),
+        ("none", "none", "reinforce", "grpo", None, 1),
         ("leave_one_out", "batch", "reinforce", "bnpo", "k2", 2),
-        pytest.param("group_mean", "none", "clip", "dr_grpo", "k3", 2, marks=pytest.mark.slow),
+        ("group_mean", "none", "clip", "dr_grpo", "k3", 2),
         ("leave_one_out", "group", "clip", "dapo", "k1", 2),
     ],
 )

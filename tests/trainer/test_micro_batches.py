@@ -1,6 +1,7 @@
 """Rows, the plan of micro-batches, and their split, without a model."""
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,20 +11,22 @@ from hypothesis import strategies as st
 
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.micro_batches import Splitter
-from grpo_math.trainer.rows import join, scored, shortest
 
 BUDGET = 10  # tokens: the longer group of two completions
 
 
-def splitter(**changed):
+def splitter(synchronised=(), **changed):
+    """``synchronised`` gets whether each backward pass synchronises ranks."""
+    gradients = SimpleNamespace(sync_gradients=True)
+    gradients._set_sync_gradients = partial(setattr, gradients, "sync_gradients")
     accelerator = SimpleNamespace(
         num_processes=1,
         process_index=0,
         device="cpu",
         is_fsdp2=False,
-        gradient_state=SimpleNamespace(sync_gradients=True, _set_sync_gradients=lambda sync: None),
+        gradient_state=gradients,
         no_sync=lambda model: nullcontext(),
-        backward=lambda loss, **options: loss.backward(),
+        backward=lambda loss, **options: synchronised.append(gradients.sync_gradients) or loss.backward(),
     )
     chosen = {"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
     return Splitter(accelerator, **chosen)
@@ -61,12 +64,16 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
         mask = rows["completion_mask"]
         return LOSSES[loss_type](rows["advantages"][:, None] * weight * mask, mask)
 
-    whole, ours = sum(loss_of(rows) for rows in BATCHES), splitter(loss_type=loss_type)
+    synchronised = []
+    whole, ours = sum(loss_of(rows) for rows in BATCHES), splitter(synchronised, loss_type=loss_type)
     steps = ours.split(BATCHES, budget)
     assert [len(step) for step in steps] == ([2, 2] if budget == BUDGET else [1, 1] if loss_type == "bnpo" else [0, 1])
     losses = [ours.accumulate(step, loss_of, None) for step in steps]
+    # All but the last backward pass of each step, which the caller does.
+    assert synchronised == ([False, False] if budget == BUDGET else [])
     for loss in losses:
-        loss.backward()
+        ours.accelerator.backward(loss)
+    assert synchronised[-2:] == [True, True]
     torch.testing.assert_close(sum(losses), whole)
     torch.testing.assert_close(weight.grad, torch.autograd.grad(whole, weight, retain_graph=True)[0])
     again = [part for step in steps for micro_batch in step for part in ours.smaller(micro_batch, BUDGET)]
@@ -80,10 +87,9 @@ def test_what_is_a_mean_over_a_micro_batch_is_not_split():
 
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     flat = [{**rows, "advantages": torch.zeros(4)} for rows in BATCHES]
-    first, last = splitter().split(flat, BUDGET)
-    assert first == []
-    (micro_batch,) = last
-    assert (len(micro_batch["rows"]["advantages"]), micro_batch["weight"]) == (1, 0.0)
+    for deepspeed, expected in ((False, [[], [(1, 0.0)]]), (True, [[(1, 0.0)]] * 2)):
+        steps = splitter(deepspeed=deepspeed).split(flat, BUDGET)
+        assert [[(len(of["rows"]["advantages"]), of["weight"]) for of in step] for step in steps] == expected
 
 
 def tokens(rows, prompts, prompt_tokens, lengths):
@@ -117,23 +123,3 @@ def test_ranks_get_near_equal_tokens_also_of_one_group(prompts, most):
     lengths = [90, 10, 20, 30, 40, 50, 60, 70]
     plan = arrange(prompts, [1] * 8, lengths, budget=1000, ranks=2)
     assert max(sum(lengths[row] for rows in rank for row in rows) for rank in plan) <= most
-
-
-def test_the_ratio_of_a_padded_token_is_1():
-    """vespo takes the product of a row's ratios, whether the loss counts their tokens or not."""
-    wide = {"importance_sampling_ratio": torch.tensor([[0.5, 0.6, 0.7]])}
-    narrow = {"importance_sampling_ratio": torch.tensor([[0.8, 0.9]])}
-    padded = join([narrow, wide])["importance_sampling_ratio"]
-    assert torch.equal(padded, torch.tensor([[0.8, 0.9, 1.0], [0.5, 0.6, 0.7]]))
-
-
-def test_the_loss_counts_no_token_that_a_tool_wrote():
-    mask, tool = torch.tensor([[1, 1, 1], [1, 1, 0]]), torch.tensor([[1, 0, 1], [1, 1, 1]])
-    assert scored({"completion_mask": mask, "tool_mask": tool}).tolist() == [[1, 0, 1], [1, 1, 0]]
-    assert scored({"completion_mask": mask}).tolist() == mask.tolist()
-
-
-@pytest.mark.parametrize(("mask", "row"), [([[1, 1, 1], [0, 0, 0], [1, 0, 0]], 2), ([[0, 0, 0], [0, 0, 0]], 0)])
-def test_the_shortest_row_is_one_with_a_token_if_any_has_one(mask, row):
-    rows = {"completion_mask": torch.tensor(mask), "advantages": torch.arange(len(mask))}
-    assert shortest(rows)["advantages"].tolist() == [row]

@@ -121,33 +121,31 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "rollouts", "staleness"),
+    "settings",
     [
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, 9, [0, 0.5, 1, 0.5, 0.5]),
-        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4}, 2, [0, None, 2, None]),
+        {"max_steps": 7},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4},
+        {"num_iterations": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
+        {"shuffle_dataset": False, "max_steps": 2},
     ],
+    ids=str,
 )
-def test_rollouts_that_are_no_steps_are_asked_for_once_each(
-    settings, rollouts, staleness, server, small, chars, tmp_path, caplog
-):
-    """An epoch has 5 rollouts of 2 prompts and, two a step, 3 steps; or one of 6, which two steps train on."""
-    prompts = [f"What is {number} + 1?" for number in range(11)]
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, prompts=prompts, **{**AHEAD, **settings})
-    trainer.train()
-    assert trainer.vllm_generation.rollouts == rollouts
-    assert "differs from the prefetched" not in caplog.text
-    assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
+def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after_the_last(settings, ours):
+    """An epoch has five rollouts of 2 prompts, which are optimizer steps or not, or one of 6, or two of 4."""
+    trainer = ours(rows=[{"prompt": f"What is {number} + 1?"} for number in range(11)], **settings)
+    trainer.vllm_generation, sample = SimpleNamespace(), trainer._generate_single_turn
+    prefetch, sampled, expected = Prefetch(trainer), [], []
 
+    def recorded(prompts, *others, **named):
+        sampled.append(prompts[::4])
+        expected.append(prefetch._next_prompts())
+        return sample(prompts, *others, **named)
 
-@pytest.mark.slow
-def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(server, small, chars, tmp_path, caplog):
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **AHEAD)
-    trainer.prefetch._next_prompts = lambda: [[1], [2]]
+    trainer._generate_single_turn = recorded
     trainer.train()
-    assert caplog.text.count("the batch differs from the prefetched prompts") == 4
-    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
+    assert expected == [*sampled[1:], []]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +153,7 @@ def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(server, small, 
     [
         ({"tools": [letters]}, "cannot prefetch: tools change"),
         ({"rollout_func": letters}, "cannot prefetch: rollout_func change"),
+        ({"environment_factories": letters}, "cannot prefetch: environments change"),
         ({"train_dataset": iter(())}, "needs a train_dataset of known length"),
     ],
 )

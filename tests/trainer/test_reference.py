@@ -55,6 +55,7 @@ def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_tha
     assert {path.name for path in (tmp_path / "checkpoint-3").glob("*.safetensors")} == {
         "model.safetensors" if kind == "full" else "adapter_model.safetensors"
     }
+    assert (tmp_path / "adapter/adapter_model.safetensors").exists() == (kind != "full")
     resumed = made(KINDS[kind], **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert same(weights(whole.model), weights(resumed.model))
@@ -78,7 +79,6 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, made)
     assert {name for name in before if not torch.equal(before[name], after[name])} == trained[1]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_reference_would_be_lost(made, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     for first, then in ((0, 2), (2, 0)):
@@ -89,7 +89,6 @@ def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_referen
             again.train(resume_from_checkpoint=str(tmp_path / folder / "checkpoint-1"))
 
 
-@pytest.mark.slow
 def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapter(small, made):
     """With an adapted embedding, which TRL's own copy leaves out."""
     base = AutoModelForCausalLM.from_pretrained(small)

@@ -8,12 +8,11 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.overrides import results_of
-from grpo_math.trainer.resample import PromptPool, replacing
 from grpo_math.trainer.reward_funcs import check_gold_answers
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
@@ -48,7 +47,6 @@ def rows(*golds, column="solution"):
     return Dataset.from_list([{"prompt": f"What is {gold}?", column: gold} for gold in golds])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
@@ -130,23 +128,6 @@ def history(trainer, name):
     return [line[name] for line in trainer.state.log_history if name in line]
 
 
-def test_fresh_groups_take_the_places_of_dull_ones_as_far_as_they_are_better():
-    uniform, mixed = [True, True], [True, False]
-    assert replacing(uniform + mixed + uniform, uniform + mixed, 2) == [8, 9, 2, 3, 4, 5]
-    assert replacing(uniform, mixed + mixed, 2) == [2, 3]
-    assert replacing(mixed, mixed, 2) == [0, 1]
-
-
-def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_there():
-    rows = [{"prompt": i} for i in range(10)]
-    pool = PromptPool(rows, seed=3)
-    passes = [[row["prompt"] for row in pool.take(10, avoid=[])] for _ in range(2)]
-    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
-    assert passes[0] != passes[1]
-    assert [PromptPool(rows, seed).take(1, avoid=range(9)) for seed in range(9)] == [[rows[9]]] * 9
-    assert len(PromptPool(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
-
-
 def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     trainer = resampling(ours, "eehu" * 12 + "m" * 16, logging_steps=1)
     with results_of(trainer, "_generate_and_score_completions") as last:
@@ -166,7 +147,6 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
-@pytest.mark.slow
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
@@ -176,6 +156,24 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
     assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
 
 
+@pytest.mark.parametrize(
+    ("step", "saved"), [(0, "$"), (2, r".* \(checkpoint-2 is saved: the same command continues from it\)$")]
+)
+def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_are_done(step, saved, ours, tmp_path):
+    def reward(completions, trainer_state, **columns):
+        if trainer_state.global_step == step:
+            raise ValueError("no reward today")
+        return shaped(completions)
+
+    with pytest.raises(RewardError, match=f"no reward today[^(]*{saved}"):
+        ours(reward, max_steps=3).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"][: bool(step)]
+
+
 def test_without_answers_there_is_nothing_to_judge_by(ours):
+    trainer = resampling(ours, "e" * 4)
+    trainer._grade = lambda rows, completions: None
+    with pytest.raises(UserError, match="no row of a step has a gold answer"):
+        trainer.train()
     with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
         ours(shaped, [{"prompt": "x"}] * 4, resample_groups=1)

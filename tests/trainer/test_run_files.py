@@ -27,32 +27,37 @@ SAVED = {"max_steps": 2, "logging_steps": 1, "save_strategy": "steps", **PEFT}
 
 
 @pytest.mark.slow
-def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(ours, small, tmp_path):
+def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(ours, tmp_path):
     trainer, held_out = ours(letters, ROWS, **SAVED), Dataset.from_list(ROWS[:4])
     evaluate(trainer, held_out)
     trainer.train()
     evaluate(trainer, held_out)
-    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert (settings["model_name_or_path"], settings["rewards"]) == (small, ["letters"])
-    assert (settings["use_peft"], settings["lora_r"], settings["lora_target_modules"]) == (True, 4, ["q_proj"])
-    assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
-    assert json.loads((tmp_path / "finished.json").read_text())["step"] == 2
-    table = pandas.read_parquet(tmp_path / "completions/completions_00002.parquet")
-    assert {"step", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
     assert of_run.read(str(tmp_path)).models["trained"][1] == str(tmp_path / "adapter")
     files = report(tmp_path)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
 
 
-def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(ours, tmp_path):
+@pytest.mark.parametrize("log_completions", [True, False])
+def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(log_completions, ours, small, tmp_path):
     (tmp_path / "completions").mkdir()
     for name in ("before.json", "after.json", "finished.json", "completions/completions_00009.parquet"):
         (tmp_path / name).write_text("{}")
-    ours(letters, ROWS, max_steps=1, logging_steps=1, log_completions=True, **PEFT).train()
+    rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
+    ours(letters, rows, max_steps=1, logging_steps=1, log_completions=log_completions, **PEFT).train()
     left = {path.name for path in tmp_path.iterdir()}
-    assert not left & {"before.json", "after.json", "adapter"}  # nothing is saved where saving is off
+    assert left == {"config.yaml", "history.jsonl", "training_history.json", "finished.json", "completions"}
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    expected = {"model_name_or_path": small, "model_revision": "main", "rewards": ["letters"], "load_in_4bit": False}
+    expected |= {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": ["q_proj"]}
+    expected |= {"dataset": "data of a script", "prompt_template": "gsm8k", "learning_rate": 0.05}
+    assert {name: settings[name] for name in expected} == expected
+    assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
+    assert json.loads((tmp_path / "finished.json").read_text()) == {"step": 1}
+    table = pandas.read_parquet(tmp_path / "completions/completions_00001.parquet")
+    assert {"step", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
+    assert table["step"].tolist() == [1] * 8
 
 
 @pytest.mark.slow

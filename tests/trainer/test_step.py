@@ -16,7 +16,6 @@ from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, we
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
 from grpo_math.trainer import gradients
-from grpo_math.trainer.nonfinite import NonFiniteSteps
 
 AS_TRL = {**SMALL, **STEPS, "advantage_eps": 1e-4}
 
@@ -75,7 +74,6 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "alone", "limit", "advice"),
     [
@@ -120,15 +118,6 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(facto
     assert skipped == [0.0, 1.0, 0.0, 0.0]
 
 
-def test_so_many_in_a_row_end_the_run_with_the_steps_that_were_skipped():
-    steps = NonFiniteSteps(2)
-    for norm in (float("inf"), 0.5, float("nan"), float("nan")):
-        assert steps.error(4) is None
-        assert steps.seen(norm) == (norm != 0.5)
-    assert "not finite in steps 4 to 5, 2 in a row: the weights are still those of step 3" in str(steps.error(4))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [LoraConfig(r=4, target_modules="all-linear"), None])
 def test_the_gradients_of_an_adapter_alone_share_one_buffer_in_each_optimizer_step(adapter, ours):
     settings = {"max_steps": 1, "gradient_accumulation_steps": 2, "max_tokens_per_micro_batch": 40}

@@ -122,6 +122,11 @@ SOURCES = [
     # The epsilon of the deviation is that of `TRL_EQUAL`.
     (GRPOTrainer._generate_and_score_completions, "advantages / (std_rewards + 1e-4)"),
     (GRPOTrainer.__init__, "vllm_client.get_server_info()"),
+    # The columns of the table have room for one rollout: the rows of another replace them.
+    *(
+        (GRPOTrainer.__init__, f'"{name}": deque(maxlen=args.generation_batch_size)')
+        for name in ("prompt", "completion", "advantages")
+    ),
     (VLLMGeneration, "self.llm = LLM("),
     (VLLMGeneration, "self.llm.sleep(level=2)"),
     *((VLLMGeneration, f"self.{name} = ") for name in OF_VLLM),
