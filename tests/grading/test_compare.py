@@ -343,18 +343,3 @@ def test_words_that_change_a_value_are_no_unit(words, joined):
     assert split(f"5{joined}{words}")[1] is None
     assert grade("5", rf"\boxed{{5{joined}{words}}}") is not Verdict.CORRECT
     assert grade("5", rf"\boxed{{5{joined}\text{{{words}}}}}") is not Verdict.CORRECT
-
-
-@pytest.mark.parametrize(
-    ("text", "bare", "unit"),
-    [
-        ("5 square inches", "5", {"in": 2}),
-        (r"5\text{ cm}^2", "5", {"cm": 2}),
-        ("60 mph", "60", {"mile": 1, "h": -1}),
-        ("3 apples", "3", {}),
-        ("2 pi", "2 pi", None),
-        ("USD 20", "20", {"dollar": 1}),
-    ],
-)
-def test_a_unit_is_split_off(text, bare, unit):
-    assert split(text) == (bare, unit)

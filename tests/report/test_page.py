@@ -13,6 +13,7 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
+from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import comparison
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS
@@ -206,15 +207,12 @@ def test_the_page_of_a_run_that_is_going_begins_with_its_step_and_has_no_yellow_
 
 
 @pytest.mark.parametrize(
-    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet", "nothing"]
+    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
 )
-def test_a_damaged_file_or_a_folder_without_a_run_is_one_line_with_its_name(name, run, capsys):
-    folder = run / name if name == "nothing" else run
-    if folder == run:
-        (run / name).write_bytes(b"PAR1 {: \x00}\n")
-    assert main(["report", str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert name in line
+def test_a_damaged_file_is_named(name, run):
+    (run / name).write_bytes(b"PAR1 {: \x00}\n")
+    with pytest.raises(UserError, match=f"^{run / name}"):
+        report(run)
 
 
 def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
