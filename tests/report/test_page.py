@@ -35,7 +35,7 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Run demo 36.7% → 74.2% +37.5 points , 95% paired interval +30.5 to +44.5. Held-out accuracy before and after "
         "training on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p < 0.0001). In the "
         "format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to +41.4). model "
-        "SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 seed 3 date "
+        "org/SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 seed 3 date "
         "2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that changed "
         "Completions Configuration"
     )
@@ -58,7 +58,7 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Show all 110 in the viewer From correct to wrong: 14 What is 1 + 2? gold answer 3 before 1 + 2 = 3" in changes
     )
     assert words(page, 'id="configuration">', "</section>") == (
-        "Configuration Command grpo-math demo Settings (9) model_name_or_path SmolLM2-135M-Instruct seed 3 "
+        "Configuration Command grpo-math demo Settings (9) model_name_or_path org/SmolLM2-135M-Instruct seed 3 "
         'learning_rate 0.0003 baseline group_mean hub_token (not shown) peft.r 16 peft.targets ["q_proj", "v_proj"] '
         "distributed_type NO num_processes 1 Versions (2) trl 1.16.0 torch 2.9.0"
     )
