@@ -1,8 +1,5 @@
 """Evaluate several data sets, each as its authors do: template, number of samples, and one table for all sets.
 
->>> [tuple(asked("aime2024", None, None, heat)) for heat in (None, 0.0)]
-[('boxed', 32, 0.6), ('boxed', 1, 0.0)]
-
 Does not evaluate: results.py does, one set at a time.
 """
 
@@ -41,7 +38,15 @@ def sets(data: str | None, suite: str | None) -> list[str]:
 
 
 def asked(name: str, template: str | Template | None, samples: int | None, temperature: float | None) -> Asked:
-    """Return the settings of a set: the given ones, else its authors' settings; one sample if greedy."""
+    """Return the settings of a set: the given ones, else its authors' settings; one sample if greedy.
+
+    >>> [asked(name, None, None, None).samples for name in sets(None, "math")]
+    [1, 1, 1, 1, 32, 32, 32]
+    >>> tuple(asked("math-ai/aime25", None, 4, None)), tuple(asked("owner/name", None, None, None))
+    (('boxed', 4, 0.6), ('gsm8k', 1, 0.0))
+    >>> tuple(asked("aime2024", None, None, None)), tuple(asked("aime2024", "gsm8k", None, 0.0))
+    (('boxed', 32, 0.6), ('gsm8k', 1, 0.0))
+    """
     source = SOURCES.get(source_of(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature
     # Greedy samples would all be equal.
