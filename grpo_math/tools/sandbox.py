@@ -100,7 +100,7 @@ def _restrict_files(version: int, paths: Sequence[str], folder: str) -> None:
     # The second field is for TCP (bind, connect), the third for abstract Unix sockets and signals. A kernel rejects
     # bits that it does not support, so an older kernel gets a shorter struct.
     rules = struct.pack("QQQ", known, 3, 3)
-    size = max(size for first, size in SIZES.items() if first <= version)
+    size = max((size for first, size in SIZES.items() if first <= version), default=0)
     ruleset = _call(libc.syscall(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), 0), "landlock")
 
     rights = {
