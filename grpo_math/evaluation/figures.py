@@ -42,10 +42,12 @@ def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
 def category(grade: Grade, truncated: bool) -> str:
     """Return the category of a completion, from `CATEGORIES`.
 
-    >>> category(Grade(Verdict.CORRECT, "7", in_format=False), truncated=False)
+    >>> category(Grade(Verdict.CORRECT, "7", in_format=False), truncated=True)
     'correct_answer_bad_format'
-    >>> category(Grade(Verdict.WRONG, "8", in_format=True), truncated=True)
-    'truncated'
+    >>> [category(Grade(Verdict.WRONG, "8", in_format), cut) for in_format, cut in ((1, 1), (1, 0), (0, 0))]
+    ['truncated', 'wrong_answer', 'bad_format']
+    >>> category(Grade(Verdict.BAD_GOLD, "7"), truncated=True), category(Grade(Verdict.CORRECT, "7"), truncated=True)
+    ('ungradable', 'correct')
     """
     if grade.verdict.ungradable:
         return "ungradable"

@@ -36,8 +36,12 @@ def asked(
 ) -> tuple[str | Template, int, float]:
     """Return template, samples and temperature of a set: the given ones, else its authors'; one sample if greedy.
 
-    >>> [asked("aime2024", None, None, heat) for heat in (None, 0.0)]
-    [('boxed', 32, 0.6), ('boxed', 1, 0.0)]
+    >>> [asked(name, None, None, None)[1] for name in sets(None, "math")]
+    [1, 1, 1, 1, 32, 32, 32]
+    >>> asked("math-ai/aime25", None, 4, None), asked("owner/name", None, None, None)
+    (('boxed', 4, 0.6), ('gsm8k', 1, 0.0))
+    >>> asked("aime2024", None, None, None), asked("aime2024", "gsm8k", None, 0.0)
+    (('boxed', 32, 0.6), ('gsm8k', 1, 0.0))
     """
     source = SOURCES.get(source_of(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature

@@ -66,6 +66,8 @@ def grade_batch(
 
     >>> [str(g.verdict) for g in grade_batch(["1", "1"], ["#### 1", "#### 2"], answer_format="gsm8k")]
     ['correct', 'wrong']
+    >>> [str(g.verdict) for g in grade_batch([72, None, 0.5], ["72", "72", r"\\frac12"])]  # as JSON has them
+    ['correct', 'bad_gold', 'correct']
     """
     rows = _rows(golds, completions, answer_format)
     count = Counter(rows)

@@ -102,6 +102,8 @@ def gold_answer(gold: str) -> str:
 
     >>> gold_answer("48 + 24 = 72\n#### 72"), gold_answer(r"so $\boxed{3}$"), gold_answer(" x=5 ")
     ('72', '3', 'x=5')
+    >>> gold_answer("72"), gold_answer(r"\boxed{2} and \boxed{3}"), gold_answer("   ")
+    ('72', '3', '')
     """
     # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)

@@ -98,7 +98,13 @@ def hub_name(model: str) -> str | None:
 
 
 def read_run(run_dir: str | Path) -> Run:
-    """Read a run. Raise `ConfigError` for a folder without any of its files."""
+    """Read a run. Raise `ConfigError` for a folder without any of its files.
+
+    >>> read_run("runs/nowhere")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: run_dir='runs/nowhere' contains no config.yaml, history.jsonl, before.json or ...
+    """
     run = Run(Path(run_dir))
     folder = run.directory
     run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()

@@ -150,6 +150,8 @@ def turns_of(completion: object) -> list[tuple[str, str]]:
     ...          {"role": "assistant", "content": "#### 7"}]
     >>> turns_of(turns)
     [('code', 'print(3 + 4)'), ('output', '7'), ('text', '#### 7')]
+    >>> turns_of(turns[2:]), turns_of([]), turns_of("text"), turns_of(None)
+    ([], [], [], [])
     """
     turns: list[tuple[str, str]] = []
     for message in completion if isinstance(completion, list) else ():

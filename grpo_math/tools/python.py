@@ -117,7 +117,6 @@ def _package_folders() -> list[str]:
 def call(code: str, limits: PythonLimits) -> Answer:
     """Run one program in a separate process. Raises `ToolError` if the machine has no process for it."""
     request = json.dumps({"code": code, "limits": asdict(limits)}).encode() + b"\n"
-    replies: list[Any] = []
     for pause in PAUSES:
         time.sleep(pause)
         replies = _ask(request, limits.wall_seconds + START_SECONDS)

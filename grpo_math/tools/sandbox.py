@@ -25,6 +25,9 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 CAPSET, CAPABILITIES_3 = {"x86_64": 126, "aarch64": 91}, 0x20080522
 # Rights of <linux/landlock.h>
 WRITE, READ, LIST, DELETE, MAKE, TRUNCATE, IOCTL = 2, 4, 8, 1 << 5, 1 << 8, 1 << 14, 1 << 15
+# By the version of Landlock that adds them: rights on files, and the size of struct landlock_ruleset_attr.
+RIGHTS = {1: (1 << 13) - 1, 3: TRUNCATE, 5: IOCTL}
+SIZES = {1: 8, 4: 16, 6: 24}
 PATH_BENEATH = 1
 
 DEVICES = ("/dev/null", "/dev/urandom")
@@ -35,12 +38,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def layers() -> dict[str, int]:
-    """Return what the kernel supports: Landlock's version (0: none) and seccomp (0 or 1)."""
+    """Return what the kernel supports: Landlock's version (below 1: none) and seccomp (0 or 1)."""
     # With the flag 1, the call creates nothing and returns the version.
     landlock = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     # A kernel with filters tries to read one at address 0.
-    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)
-    return {"landlock": max(landlock, 0), "seccomp": int(ctypes.get_errno() == errno.EFAULT)}
+    libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None)
+    return {"landlock": landlock, "seccomp": int(ctypes.get_errno() == errno.EFAULT)}
 
 
 def require_layers() -> None:
@@ -49,7 +52,7 @@ def require_layers() -> None:
         "landlock": "no Landlock (Linux 5.13 or newer, not gVisor), so a program could read and change your files",
         "seccomp": "no seccomp, so a program could open connections, start programs and signal other processes",
     }
-    missing = [without[layer] for layer, version in layers().items() if not version]
+    missing = [without[layer] for layer, version in layers().items() if version < 1]
     if missing:
         remedy = "train on another machine, or leave python out of tools"
         raise UserError(f"the Python tool cannot be sandboxed here ({'; '.join(missing)}): {remedy}")
@@ -75,7 +78,7 @@ def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
     # Root's programs keep their user, but lose every capability. The zero bytes are three sets of 64 bits.
     _call(libc.syscall(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)), "capset")
     # The program ends with its supervisor. The seccomp filter rejects this call, so the program cannot undo it.
-    _call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    _call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
     # Without CAP_SYS_ADMIN, the kernel accepts a Landlock ruleset and a filter only after this call.
     _call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _restrict_files(layers()["landlock"], paths, folder)
@@ -85,25 +88,27 @@ def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: the number of instructions, padding, and their address.
     filter = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    _call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter, 0, 0), "seccomp")
+    _call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter), "seccomp")
 
 
 def _restrict_files(version: int, paths: Sequence[str], folder: str) -> None:
     # Each version of Landlock supports more rights. Seccomp rejects the operations whose rights are missing: emptying a
     # file that is open for reading (before 3), connections (before 4), signals (before 6).
     # Without REFER (1 << 13), the kernel denies links and renames between folders.
-    known = (1 << 13) - 1 | (TRUNCATE if version >= 3 else 0)
-    known |= IOCTL if version >= 5 else 0
+    known = sum(rights for first, rights in RIGHTS.items() if first <= version)
 
     # The second field is for TCP (bind, connect), the third for abstract Unix sockets and signals. A kernel rejects
     # bits that it does not support, so an older kernel gets a shorter struct.
-    rules = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    rules = struct.pack("QQQ", known, 3, 3)
+    size = max((size for first, size in SIZES.items() if first <= version), default=0)
     ruleset = _call(libc.syscall(LANDLOCK_CREATE, rules, ctypes.c_size_t(size), 0), "landlock")
 
-    rights = dict.fromkeys(paths, READ | LIST) | dict.fromkeys(DEVICES, READ | WRITE)
-    # No folders and links in the folder: the supervisor can measure it by its list of files.
-    rights[folder] = WRITE | READ | LIST | DELETE | MAKE | TRUNCATE
+    rights = {
+        **dict.fromkeys(paths, READ | LIST),
+        **dict.fromkeys(DEVICES, READ | WRITE),
+        # No folders and links: the supervisor can measure the folder by its list of files.
+        folder: WRITE | READ | LIST | DELETE | MAKE | TRUNCATE,
+    }
     for path, granted in rights.items():
         with suppress(FileNotFoundError):
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)

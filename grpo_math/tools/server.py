@@ -30,6 +30,7 @@ from grpo_math.tools import program, sandbox
 PACKAGES = ("numpy", "sympy", "mpmath")
 CHECK = 0.1  # seconds between two checks of a program's folder and threads
 FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
+BLOCK = 65536  # bytes that are read at once
 
 
 def main() -> None:
@@ -51,10 +52,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     calls.send(b"R")
-    while True:
-        message, files, _, _ = socket.recv_fds(calls, 16, 1)
-        if not message:
-            return
+    # The last message, after the trainer has closed its end, is empty and brings no file.
+    while files := socket.recv_fds(calls, 16, 1)[1]:
         # If there is no process for the call, the trainer finds the socket closed.
         with socket.socket(fileno=files[0]) as trainer, suppress(OSError):
             if os.fork() == 0:
@@ -110,7 +109,7 @@ class Program:
         while not exceeded and len(printed) <= most:
             ready = wait([self.out, self.ended, trainer], CHECK)
             if self.out in ready:
-                printed += os.read(self.out, 65536)
+                printed += os.read(self.out, BLOCK)
             # A trainer sends nothing after its call, so its socket is ready only when the trainer has ended.
             if self.ended in ready or trainer in ready:
                 break
@@ -120,7 +119,7 @@ class Program:
 
         ending, status = self._end()
         os.close(self.written)  # the pipe now has an end
-        while len(printed) <= most and (chunk := os.read(self.out, 65536)):
+        while len(printed) <= most and (chunk := os.read(self.out, BLOCK)):
             printed += chunk
         if exceeded:
             ending, status = exceeded, "timeout" if exceeded.startswith("TimeoutError") else "failed"

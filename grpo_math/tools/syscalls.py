@@ -11,6 +11,7 @@ Does not install the filter: sandbox.py does.
 import errno
 import platform
 import struct
+from typing import NamedTuple
 
 TABLE = """
 socket 41 198 | socketpair 53 199 | connect 42 203 | bind 49 200 |
@@ -47,38 +48,51 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # Higher numbers belong to another interface of the same kernel, and would pass a filter of single numbers.
 X32 = 0x40000000
 
-FORKS = (57, 58)  # fork and vfork exist only on x86-64
-# clone3, openat2: their flags are in memory, which a filter cannot read. After ENOSYS, the C library has a fallback.
-IN_MEMORY = ((435, 435), (437, 437))
+# Calls that are rejected with another error: fork and vfork, which exist only on x86-64, and clone3 and openat2. The
+# flags of these two are in memory, which a filter cannot read. After ENOSYS, the C library has a fallback.
+OTHERS = {(57, -1): errno.EAGAIN, (58, -1): errno.EAGAIN, (435, 435): errno.ENOSYS, (437, 437): errno.ENOSYS}
 # Of <linux/bpf_common.h>.
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 # Of <linux/seccomp.h>.
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 # Offsets in struct seccomp_data: low halves of arguments.
 NUMBER, ARCH, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
-# Code, jump if true, jump if false, value.
-Filter = list[tuple[int, int, int, int]]
+
+
+class Step(NamedTuple):
+    """An instruction of the filter. ``yes`` and ``no`` are the numbers of next steps that a comparison skips."""
+
+    code: int
+    value: int
+    yes: int = 0
+    no: int = 0
+
 
 # O_TRUNC | O_ACCMODE: Landlock before version 3 lets a file be emptied without a right to write.
 EMPTIES = 0o1000 | 0o3
 # Calls that are rejected depending on one argument. The condition falls through to the next instruction to reject the
 # call; a jump of 1 skips that instruction. Each row: numbers of both machines, the argument, the condition, the error.
-CONDITIONS: list[tuple[tuple[int, int], int, Filter, int]] = [
+CONDITIONS: list[tuple[tuple[int, int], int, list[Step], int]] = [
     # clone with any new namespace
-    ((56, 220), FIRST, [(ANY_BIT, 0, 1, 0x7E020080)], errno.EPERM),
+    ((56, 220), FIRST, [Step(ANY_BIT, 0x7E020080, no=1)], errno.EPERM),
     # clone without CLONE_THREAD
-    ((56, 220), FIRST, [(ANY_BIT, 1, 0, 0x00010000)], errno.EAGAIN),
+    ((56, 220), FIRST, [Step(ANY_BIT, 0x00010000, yes=1)], errno.EAGAIN),
     # prlimit of another process
-    ((302, 261), FIRST, [(EQUAL, 1, 0, 0)], errno.EPERM),
+    ((302, 261), FIRST, [Step(EQUAL, 0, yes=1)], errno.EPERM),
     # prctl(PR_SET_PDEATHSIG)
-    ((157, 167), FIRST, [(EQUAL, 0, 1, 1)], errno.EPERM),
+    ((157, 167), FIRST, [Step(EQUAL, 1, no=1)], errno.EPERM),
     # fcntl with F_SETOWN, F_SETSIG, F_SETOWN_EX: which process a file's signals go to
-    *(((72, 25), SECOND, [(EQUAL, 0, 1, command)], errno.EPERM) for command in (8, 10, 15)),
+    *(((72, 25), SECOND, [Step(EQUAL, command, no=1)], errno.EPERM) for command in (8, 10, 15)),
     # ioctl, except FIONCLEX, FIOCLEX, FIONBIO and FIONREAD
-    ((16, 29), SECOND, [(EQUAL, 4 - at, 0, n) for at, n in enumerate((0x5450, 0x5451, 0x5421, 0x541B))], errno.EPERM),
+    (
+        (16, 29),
+        SECOND,
+        [Step(EQUAL, n, yes=4 - at) for at, n in enumerate((0x5450, 0x5451, 0x5421, 0x541B))],
+        errno.EPERM,
+    ),
     # open and openat with O_TRUNC for reading, or with the access mode 3
     *(
-        (numbers, argument, [(AND, 0, 0, EMPTIES), (EQUAL, 0, 1, flags)], errno.EPERM)
+        (numbers, argument, [Step(AND, EMPTIES), Step(EQUAL, flags, no=1)], errno.EPERM)
         for numbers, argument in (((2, -1), SECOND), ((257, 56), THIRD))
         for flags in (0o1000, 0o1003)
     ),
@@ -94,18 +108,17 @@ def program() -> bytes:
     """Return the instructions of the filter, 8 bytes each."""
     column, arch = MACHINES[platform.machine()]
     # Another architecture has other numbers (32-bit calls on x86-64), so its calls end the program.
-    rules: Filter = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, arch), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
-    rules += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)] if column == 0 else []
+    rules = [Step(LOAD, ARCH), Step(EQUAL, arch, yes=1), Step(RETURN, KILL), Step(LOAD, NUMBER)]
+    rules += [Step(AT_LEAST, X32, no=1), Step(RETURN, KILL)] if column == 0 else []
     # A call that a machine lacks has the number -1 here, which no call has.
     refused = [(int(row.split()[1 + column].replace("-", "-1")), errno.EPERM) for row in TABLE.split("|")]
-    refused += [(fork, errno.EAGAIN) for fork in FORKS if column == 0]
-    refused += [(numbers[column], errno.ENOSYS) for numbers in IN_MEMORY]
+    refused += [(numbers[column], error) for numbers, error in OTHERS.items()]
     # Each rule returns at once: a jump has 8 bits, too few to reach a shared end of the filter.
     for number, error in refused:
-        rules += [(EQUAL, 0, 1, number & 0xFFFFFFFF), (RETURN, 0, 0, ERRNO | error)]
+        rules += [Step(EQUAL, number & 0xFFFFFFFF, no=1), Step(RETURN, ERRNO | error)]
     for numbers, argument, condition, error in CONDITIONS:
         # Loading an argument overwrites the number, so the number is loaded again for the rules that follow.
-        test = [(LOAD, 0, 0, argument), *condition, (RETURN, 0, 0, ERRNO | error), (LOAD, 0, 0, NUMBER)]
-        rules += [(EQUAL, 0, len(test), numbers[column] & 0xFFFFFFFF), *test]
-    rules.append((RETURN, 0, 0, ALLOW))
-    return b"".join(struct.pack("HBBI", *rule) for rule in rules)
+        test = [Step(LOAD, argument), *condition, Step(RETURN, ERRNO | error), Step(LOAD, NUMBER)]
+        rules += [Step(EQUAL, numbers[column] & 0xFFFFFFFF, no=len(test)), *test]
+    rules.append(Step(RETURN, ALLOW))
+    return b"".join(struct.pack("HBBI", rule.code, rule.yes, rule.no, rule.value) for rule in rules)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from grpo_math.cli import main
+from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import ResultsError, changed, compare, comparison, read_results
 from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.stats import paired_bootstrap
@@ -73,14 +74,12 @@ def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
         (None, " cannot be read (No such file or directory)"),
     ],
 )
-def test_a_file_that_holds_no_results_is_one_line(content, words, tmp_path, capsys):
+def test_a_file_that_holds_no_results_is_named(content, words, tmp_path):
     bad = tmp_path / "bad.json"
     if content is not None:
         bad.write_text(content)
-    assert main(["evaluate", "--compare", str(bad), str(bad)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"error: {bad}{words}")
+    with pytest.raises(UserError, match=re.escape(f"{bad}{words}")):
+        read_results(bad)
 
 
 def test_all_figures_of_a_comparison_by_hand(tmp_path, capsys):

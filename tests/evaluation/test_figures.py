@@ -6,7 +6,7 @@ import pytest
 
 from grpo_math.evaluation.figures import category, summary, text_of
 from grpo_math.evaluation.stats import wilson_of_means
-from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.trainer.meter import shares
 
@@ -76,19 +76,6 @@ def test_the_table_of_several_samples():
         "level 1                    2   50.0%  9.5% to 90.5%",
         "level 2                    2   50.0%  9.5% to 90.5%",
     ]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "in_format", "truncated", "expected"),
-    [
-        (Verdict.BAD_GOLD, True, False, "ungradable"),
-        (Verdict.CORRECT, True, True, "correct"),
-        (Verdict.WRONG, True, False, "wrong_answer"),
-        (Verdict.NO_ANSWER, False, False, "bad_format"),
-    ],
-)
-def test_the_category_of_a_completion(verdict, in_format, truncated, expected):
-    assert category(Grade(verdict, "7", in_format=in_format), truncated) == expected
 
 
 TEXTS = ["3 + 4 = 7\n#### 7", "It is 7.", r"so \boxed{7}", "#### 8", "I do not know.", "7 #### 7 and on"]

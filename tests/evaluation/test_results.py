@@ -173,7 +173,7 @@ def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, cap
         (ROWS, {"batch_size": 0}, "batch_size=0 evaluates nothing"),
         ([], {}, "rows=0 leaves nothing to evaluate on"),
         ([*ROWS, ROWS[0]], {}, "rows=3 share an id"),
-        ([problem("long", "7 + " * 512, "7")], {}, "max_position_embeddings=2048, and the longest prompt 2049 tokens"),
+        ([problem("long", "7" * 2047, "7")], {}, "max_position_embeddings=2048, and the longest prompt 2048 tokens"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(rows, settings, words, small, monkeypatch):

@@ -35,7 +35,7 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one():
 def brute_force_majority(answers, correct, k):
     shares = []
     for draw in itertools.combinations(answers, k):
-        votes = Counter(answer for answer in draw if answer is not None)
+        votes = Counter(answer for answer in draw if answer and answer.strip())
         top = [answer for answer, count in votes.items() if count == max(votes.values())]
         right = [fmean(c for a, c in zip(answers, correct, strict=True) if a == answer) for answer in top]
         shares.append(fmean(right) if right else 0)
@@ -46,16 +46,11 @@ def test_maj_at_k_is_the_mean_over_all_draws_with_ties_shared():
     rng = random.Random(3)
     for _ in range(150):
         n = rng.randint(1, 8)
-        answers = rng.choices(["7", "8", "9", "10", None], k=n)
+        answers = rng.choices(["7", "8", "9", "10", None, " "], k=n)  # the last two abstain
         # The flags of one answer may disagree: the same number in and out of the format.
         correct = [rng.random() < 0.5 for _ in range(n)]
         k = rng.randint(1, n)
         assert maj_at_k(answers, correct, k) == pytest.approx(brute_force_majority(answers, correct, k), abs=1e-12)
-
-
-def test_a_blank_answer_abstains_and_all_abstaining_is_wrong():
-    assert maj_at_k([" ", "", None], [True, True, True], k=3) == 0
-    assert maj_at_k(["7", " ", " "], [True, False, False], k=3) == 1
 
 
 def test_the_same_seed_gives_the_same_interval_also_of_scores_between_0_and_1():

@@ -9,6 +9,7 @@ from grpo_math.errors import UserError
 from grpo_math.evaluation.toolbox import toolbox, toolbox_of
 from grpo_math.generation.completions import batch_seed, token_ids
 from grpo_math.problems.datasets import load_problems
+from grpo_math.tools import sandbox
 
 # By problem: what the model says in its first turn, and after each result.
 TURNS = {
@@ -42,6 +43,12 @@ def test_results_hold_the_turns_and_what_became_of_the_calls(small, rows, script
     limited = evaluate(small, rows, tools=toolbox(["python"], rounds=1), max_new_tokens=240, progress=False)
     assert limited["tools"]["max_tool_calling_iterations"] == 1
     assert max(row["calls"] for row in limited["rows"]) == 1
+
+
+def test_tools_that_cannot_be_sandboxed_are_refused_before_weights_load(rows, monkeypatch):
+    monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 0, "seccomp": 1})
+    with pytest.raises(UserError, match=r"cannot be sandboxed here \(no Landlock"):
+        evaluate("no/model", rows, tools=["python"], progress=False)
 
 
 def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, script, tmp_path):

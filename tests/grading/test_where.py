@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_math.grading import grade, grade_batch
-from grpo_math.grading.where import TAIL, find, gold_answer
+from grpo_math.grading import grade
+from grpo_math.grading.where import TAIL, find
 
 RULES = {
     "thinking": [
@@ -113,27 +113,6 @@ def test_only_the_end_of_a_long_completion_is_read():
     words = "we go on " * (TAIL // 9)
     assert find(rf"\boxed{{42}}. {words[: TAIL - 100]}").text == "42"
     assert find(rf"\boxed{{42}}. {words} {words} so it is 41 now").text.startswith("41")
-
-
-@pytest.mark.parametrize(
-    ("gold", "text"),
-    [
-        ("72", "72"),
-        ("48 + 24 = 72\n#### 72", "72"),
-        (r"so $x=\boxed{\frac{3}{4}}$.", r"\frac{3}{4}"),
-        (r"\boxed{2} and \boxed{3}", "3"),
-        (" x=5 ", "x=5"),
-        ("   ", ""),
-    ],
-)
-def test_a_gold_is_a_bare_answer_or_a_solution_that_marks_one(gold, text):
-    assert gold_answer(gold) == text
-
-
-def test_a_gold_may_be_a_number_or_missing():
-    assert [str(g.verdict) for g in grade_batch([72, None, 0.5], ["#### 72", "#### 72", r"\frac12"])] == [
-        *("correct", "bad_gold", "correct")
-    ]
 
 
 # The tables of docs/grading.md, example by example: the page and the grader say the same.

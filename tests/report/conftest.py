@@ -18,7 +18,7 @@ def whole_run(tmp_path):
     (path / "after.json").write_text(json.dumps(results(RIGHT_AFTER, seed=1, adapter="adapter")))
     (path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history()))
     (path / "config.yaml").write_text(
-        "model_name_or_path: SmolLM2-135M-Instruct\nseed: 3\nlearning_rate: 0.0003\nbaseline: group_mean\n"
+        "model_name_or_path: org/SmolLM2-135M-Instruct\nseed: 3\nlearning_rate: 0.0003\nbaseline: group_mean\n"
         "hub_token: hf_verysecret\npeft: {r: 16, targets: [q_proj, v_proj]}\ndistributed_type: 'NO'\nnum_processes: 1\n"
         "command: grpo-math demo\nversions: {trl: 1.16.0, torch: 2.9.0}\n"
     )

@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 256}
+DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 300}
 
 
 @pytest.fixture
@@ -66,6 +66,8 @@ def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
                 ", n = 10.",
                 "| accuracy | 20.0% | 70.0% | +50.0 points |",
                 "10 problems: 6 went from wrong to correct, 1 back (McNemar, exact: p = 0.12).",
+                "With the prompt that it was trained on, the template `gsm8k`:",
+                "max_new_tokens=300, do_sample=False",
                 "| `learning_rate` | 1e-06 |",
                 "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |",
                 "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |",

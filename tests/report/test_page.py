@@ -13,6 +13,7 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
+from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import comparison
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS
@@ -34,8 +35,9 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Run demo 36.7% → 74.2% +37.5 points , 95% paired interval +30.5 to +44.5. Held-out accuracy before and after "
         "training on the same 256 problems: 110 went from wrong to correct, 14 from correct to wrong (McNemar p < "
         "0.0001). In the format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to "
-        "+41.4). model SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 seed 3 "
-        "date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that changed "
+        "+41.4). model org/SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 "
+        "seed 3 date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that "
+        "changed "
         "Completions Configuration"
     )
     assert (
@@ -57,7 +59,7 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Show all 110 in the viewer From correct to wrong: 14 What is 1 + 2? gold answer 3 before 1 + 2 = 3" in changes
     )
     assert words(page, 'id="configuration">', "</section>") == (
-        "Configuration Command grpo-math demo Settings (9) model_name_or_path SmolLM2-135M-Instruct seed 3 "
+        "Configuration Command grpo-math demo Settings (9) model_name_or_path org/SmolLM2-135M-Instruct seed 3 "
         'learning_rate 0.0003 baseline group_mean hub_token (not shown) peft.r 16 peft.targets ["q_proj", "v_proj"] '
         "distributed_type NO num_processes 1 Versions (2) trl 1.16.0 torch 2.9.0"
     )
@@ -206,15 +208,12 @@ def test_the_page_of_a_run_that_is_going_begins_with_its_step_and_has_no_yellow_
 
 
 @pytest.mark.parametrize(
-    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet", "nothing"]
+    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
 )
-def test_a_damaged_file_or_a_folder_without_a_run_is_one_line_with_its_name(name, run, capsys):
-    folder = run / name if name == "nothing" else run
-    if folder == run:
-        (run / name).write_bytes(b"PAR1 {: \x00}\n")
-    assert main(["report", str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert name in line
+def test_a_damaged_file_is_named(name, run):
+    (run / name).write_bytes(b"PAR1 {: \x00}\n")
+    with pytest.raises(UserError, match=f"^{run / name}"):
+        report(run)
 
 
 def test_findings_stand_above_the_plots_and_are_printed(run, capsys):

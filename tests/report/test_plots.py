@@ -4,12 +4,11 @@ import re
 
 import pytest
 from matplotlib.figure import Figure
-from synthetic_run import results
 
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report import plots
 from grpo_math.report.plots import PLOTS, Curve, curves, png, svg
-from grpo_math.report.progress import Progress, progress, spent
+from grpo_math.report.progress import Progress, progress
 from grpo_math.report.run_dir import Run
 
 ACCURACY, REWARD = PLOTS[:2]
@@ -126,7 +125,3 @@ EPOCHS = {"max_steps": -1, "num_train_epochs": 3.0}
 )
 def test_the_steps_of_a_run_and_the_time_that_is_left(config, history, expected, tmp_path):
     assert progress(Run(tmp_path, config, history)) == expected
-
-
-def test_the_time_of_a_run_is_that_of_its_steps_and_evaluations(tmp_path):
-    assert spent(Run(tmp_path, {}, SLOW, results({0}, n=1))) == {"other": 120.0, "evaluation": 12.5}

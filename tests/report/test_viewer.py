@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from grpo_math.report.run_dir import Run
 from grpo_math.report.viewer import sources, turns_of, why
 
@@ -62,8 +60,3 @@ def test_code_and_output_are_told_apart_and_a_failure_is_named():
         ("output", "1"),
         ("text", "#### 1"),
     ]
-
-
-@pytest.mark.parametrize("completion", [None, "text", [], [{"role": "assistant", "content": "one turn"}]])
-def test_one_turn_has_no_turns(completion):
-    assert turns_of(completion) == []

@@ -111,6 +111,13 @@ def test_a_layer_that_fails_stops_the_program(monkeypatch):
         python.call("1", LIMITS)
 
 
+def test_a_machine_without_a_filter_runs_no_program(monkeypatch):
+    monkeypatch.setattr(python, "_server", None)
+    monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
+    with pytest.raises(ToolError, match="needs Linux on x86-64 or ARM64"):
+        python.call("1", LIMITS)
+
+
 def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "cache/linked").mkdir(parents=True)
     (tmp_path / "cache/linked/__init__.py").touch()
@@ -144,7 +151,6 @@ def test_a_program_is_answered_as_by_a_python_prompt(code, text, status):
     assert (answer, answer.status) == (text, status)
 
 
-@pytest.mark.slow
 def test_cpu_seconds_are_the_programs_own_and_not_the_clocks():
     answer = python.call("while True: pass", PythonLimits(cpu_seconds=1, wall_seconds=100.0))
     assert (answer, answer.status) == ("TimeoutError: stopped after 1 CPU seconds", "timeout")

@@ -114,6 +114,10 @@ def value(text: str) -> Fraction | None:
 
     >>> value("$1,200"), value(r"x = \frac{3}{4}"), value("five"), value("a lot")
     (Fraction(1200, 1), Fraction(3, 4), Fraction(5, 1), None)
+    >>> value(r"0.\overline{142857}"), value(r"3\frac{1}{4}\text{ cups}"), value("1.5 million"), value("-25%")
+    (Fraction(1, 7), Fraction(13, 4), Fraction(1500000, 1), Fraction(-1, 4))
+    >>> value(r"\sqrt{\frac{49}{81}}"), value("2^{-3}"), value("-2^2"), value("-3.5"), value("x"), value("1, 2")
+    (Fraction(7, 9), Fraction(1, 8), Fraction(-4, 1), Fraction(-7, 2), None, None)
     """
     fast = _fast_number(text)
     if fast is not None:

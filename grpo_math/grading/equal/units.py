@@ -6,6 +6,8 @@ are not a unit: "5 million", "5 or 6", "5 squared".
 
 >>> split("5 centimeters"), split(r"12\text{ cm}^2"), split("3 red apples"), split("3a"), split("5 or 6")
 (('5', {'cm': 1}), ('12', {'cm': 2}), ('3', {}), ('3a', None), ('5 or 6', None))
+>>> split("60 mph"), split("5 square inches"), split("USD 20"), split("2 pi")
+(('60', {'mile': 1, 'h': -1}), ('5', {'in': 2}), ('20', {'dollar': 1}), ('2 pi', None))
 >>> split(r"9.6 \text{m/s^2}"), split(r"\$5 per hour"), agree({"cm": 1}, {"m": 1}), agree({"cm": 1}, {})
 (('9.6', {'m': 1, 's': -2}), ('5', {'dollar': 1, 'h': -1}), False, True)
 
