@@ -153,7 +153,7 @@ def test_the_public_names_are_there():
         "from grpo_math.rewards import REWARDS, load_reward, make_overlong, make_llm_judge, text_of\n"
         "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"
         "from grpo_math.planner import plan\n"
-        "from grpo_math.report import report, compare\n"
+        "from grpo_math.report import report\n"
         "from grpo_math.checks import Finding\n"
-        "assert all(map(callable, (evaluate, plan, report, compare, make_overlong)))"
+        "assert all(map(callable, (evaluate, plan, report, make_overlong)))"
     )
