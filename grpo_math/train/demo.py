@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from grpo_math.run.checkpoints import FINISHED
+from grpo_math.settings.recipe import read
 from grpo_math.train import here
 
 # A path that is found from any folder. The run's command then contains no path of this machine.
@@ -28,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
     if not args.fields:
         print(TAKES, file=sys.stderr)
-    code = here.train(["--config", RECIPE, "--output_dir", args.output_dir, *args.fields])
+    words = ["--config", RECIPE, "--output_dir", args.output_dir, *args.fields]
+    code = here.train(words, read(words))
     if code == 0:
         print("next     ask the trained model something of your own:")
         print(f'         grpo-math ask {args.output_dir} "What is 21 + 23?"')

@@ -23,6 +23,12 @@ from grpo_math.settings.shipped import accelerate_file
 
 
 def starts_server(recipe: Mapping[str, Any]) -> bool:
+    """Return True if a run of the recipe starts a vLLM server on this machine.
+
+    >>> served = {"use_vllm": True, "vllm_mode": "server"}
+    >>> starts_server(served), starts_server({**served, "vllm_server_host": "node1"}), starts_server({"use_vllm": True})
+    (True, False, False)
+    """
     uses_server = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
     return bool(uses_server) and not devices.elsewhere(recipe)
 
@@ -111,6 +117,11 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
 
 
 def _installed(package: str) -> bool:
+    """Return True if a package is installed.
+
+    >>> _installed("torch"), _installed("launch")
+    (True, False)
+    """
     # Not find_spec: in a checkout, the folder deepspeed/ would look like the package.
     try:
         metadata.version(package)

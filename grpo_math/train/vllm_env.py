@@ -62,8 +62,6 @@ def _stand_in(site: Path) -> None:
     record = site / f"vllm-{CPU}+cpu.dist-info"
     record.mkdir(exist_ok=True)
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")
-    (record / "INSTALLER").write_text("grpo_math\n")
-    (record / "RECORD").write_text("")
 
 
 def _pip(folder: Path, *words: str) -> None:
