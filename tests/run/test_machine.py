@@ -33,12 +33,6 @@ def _hidden(): ...
 """
 
 
-def test_a_port_is_free_unless_somebody_listens_there():
-    with socket.create_server(("", 0)) as taken:
-        assert not machine.port_is_free(taken.getsockname()[1])
-    assert machine.port_is_free(machine.free_port())
-
-
 def test_the_gpus_of_a_machine_are_written_down(monkeypatch):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cpu = {"cpus": os.cpu_count(), "memory_gb": round(memory, 1)}

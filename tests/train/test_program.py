@@ -19,7 +19,7 @@ from grpo_math.evaluation import results
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
-from grpo_math.train.heldout import StopAt, best_and_last
+from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import _lay_out_memory
 
 PRODUCTS = "eval_generated_products_accuracy"
@@ -42,7 +42,6 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
     assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
     assert os.environ["HF_TOKEN"] == "hf_secret"
-    assert not any(b"hf_secret" in path.read_bytes() for path in run_dir.rglob("*") if path.is_file())
     assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
     output = (
         "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not"
@@ -112,20 +111,6 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
 
 
 @pytest.mark.parametrize(
-    ("of_best", "of_last", "moved", "verdict"),
-    [(2, 0, "+5.0", "they do not differ clearly"), (30, 0, "+75.0", "they differ"), (0, 30, "-75.0", "they differ")],
-)
-def test_best_and_last_are_compared_in_pairs(of_best, of_last, moved, verdict):
-    def results(n):
-        rows = [{"id": i, "problem": "p", "gold": "1", "completion": "c"} for i in range(40)]
-        return {"rows": [{**row, "category": "correct" if row["id"] < n else "wrong_answer"} for row in rows]}
-
-    line = re.sub(r"\[.*\]", "[]", best_and_last(results(of_best), results(of_last), 7))
-    output = f"best     checkpoint-7: {moved} points [] against the last weights, on 40 problems that did not choose it"
-    assert line == f"{output}: {verdict}"
-
-
-@pytest.mark.parametrize(
     ("stated", "variables", "expected"),
     [
         ({}, {}, "expandable_segments:True"),
@@ -191,7 +176,8 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"]
     words += ["--rewards", "mine:reward", "trl.rewards:accuracy_reward"]
-    assert train(*words, reward=by_column)[0] == 0
+    code, lines = train(*words, reward=by_column)
+    assert (code, [line for line in lines if line.startswith("best ")]) == (0, [])
     assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
     (line,) = history(tmp_path / "run")
     assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)

@@ -16,10 +16,8 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_
 from grpo_math import planner
 from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
-from grpo_math.planner.devices import Gpu
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
-from grpo_math.train import layout
 from grpo_math.train.program import main as train
 from grpo_math.trainer.from_recipe import build
 
@@ -55,14 +53,6 @@ def test_a_recipe_says_its_command_parses_with_the_real_config_class_and_passes_
     assert parsed.model.model_name_or_path
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(f"--config launch/configs/{path.name}" in line for line in comment[1:])
-
-
-def test_the_first_way_on_8_gb_needs_neither_deepspeed_nor_a_compiler(capsys, monkeypatch):
-    monkeypatch.setattr(layout, "_installed", lambda package: False)
-    recipe = read(["--config", str(ROOT / "launch/configs/gsm8k_8gb.yaml")]).sound().stated()
-    _, config = layout.arrange(recipe, [Gpu(0, 8.0, "")], None, serves=False)
-    assert config is None
-    assert "may not fit" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
