@@ -18,7 +18,14 @@ def existing(folder: Path) -> Path:
 
 
 def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
-    """Raise `ConfigError` unless the folder, or its nearest parent that exists, can be written to."""
+    """Raise `ConfigError` unless the folder, or its nearest parent that exists, can be written to.
+
+    >>> refuse_unwritable("output_dir", "runs", Path("runs"), "name another")
+    >>> refuse_unwritable("output_dir", "x", Path(json.__file__) / "x", "name another")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: output_dir='x' cannot be written: ... is read-only, or not a folder: name another
+    """
     parent = existing(folder)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(field, value, f"cannot be written: {parent} is read-only, or not a folder", remedy)

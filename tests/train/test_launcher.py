@@ -210,13 +210,17 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
     model = RECIPE["model_name_or_path"]
     # The dtype is not what the optimizer needs.
     assert full == server.command(model, max_model_length=1024)
-    on_cpu = server.command(model, dtype="float32", lora_rank=16, adapters=2, seed=7, extra=["--enforce-eager"])
-    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == on_cpu
+    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == server.command(
+        model, dtype="float32", lora_rank=16, adapters=2, seed=7, extra=["--enforce-eager"]
+    )
     length = ["--max-model-len", "auto"]
     assert command({}, 1) == server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
-    extra = ["--revision", "v2", "--quantization", "bitsandbytes", *length, "--x"]
-    given = {"model_revision": "v2", "load_in_4bit": True, "dtype": None}
-    assert command(given, 2, more=["--x"]) == server.command(model, data_parallel=2, lora_rank=16, extra=extra)
+    assert command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]) == server.command(
+        model,
+        data_parallel=2,
+        lora_rank=16,
+        extra=["--revision", "v2", "--quantization", "bitsandbytes", *length, "--x"],
+    )
 
 
 # What cannot work

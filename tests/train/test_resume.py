@@ -221,8 +221,14 @@ def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_not_by_three(tiny, tmp
 # Which checkpoint, and whether it is the same run
 
 
-FINISHED = {**LORA, "max_steps": 2, "save_steps": 1, "eval_n": 2, "eval_split": "heldout"}
-FINISHED["rewards"] = "small_trainers:letters"
+FINISHED = {
+    **LORA,
+    "max_steps": 2,
+    "save_steps": 1,
+    "eval_n": 2,
+    "eval_split": "heldout",
+    "rewards": "small_trainers:letters",
+}
 
 
 @pytest.fixture(scope="module")
