@@ -105,6 +105,11 @@ def trackers(trainer: Trainer) -> Tell:
     TRL's logs reach the trackers without ``tell``, as ``train/NAME``: every metric of a step, and the table of
     completions if ``log_completions`` is on. ``tell`` sends the other values, under such names
     too: held-out accuracy and findings.
+
+    >>> from types import SimpleNamespace
+    >>> handler = SimpleNamespace(call_event=lambda *words, logs: print(*words, logs))
+    >>> trackers(SimpleNamespace(callback_handler=handler))("args", "state", "control", {"heldout/accuracy": 0.5})
+    on_log args state control {'heldout/accuracy': 0.5}
     """
 
     def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
