@@ -41,8 +41,8 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 def secret_values(environment: Mapping[str, str]) -> set[str]:
     """Return the values of the variables with a secret's name, without white space, if they are long enough.
 
-    >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
-    {'hf_abcdefghijkl'}
+    >>> secret_values({"HF_TOKEN": " hf_123456789\\n", "HOME": "/home/somebody", "SORT_KEY": "eleven_long"})
+    {'hf_123456789'}
     """
     # A short value, such as a word, also occurs in texts that are not secret.
     return {value.strip() for name, value in environment.items() if is_secret(name) and len(value.strip()) >= 12}

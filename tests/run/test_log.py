@@ -129,7 +129,7 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     with bar.Bar(total=10, desc="training") as progress:
         for _ in range(10):
-            now[0] += 25.0
+            now[0] += 20.0
             progress.update()
             progress.refresh()
             tqdm.write("a line of its own")
