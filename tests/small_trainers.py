@@ -189,11 +189,17 @@ def weights(model):
 
 @pytest.fixture
 def train(small, tmp_path, monkeypatch, capfd):
-    """``train(*words, reward=...)`` -> the exit code of a run in ``tmp_path / "run"``, and the lines it printed."""
+    """``train(*words, reward=...)`` -> the exit code of a run in ``tmp_path / "run"``, and the lines it printed.
 
+    Without ``report`` its plots are not drawn, which is more than half of a short run's time.
+    """
+
+    from grpo_math.report import verdict
     from grpo_math.train.program import main
 
-    def run(*words, reward=letters, output_dir=tmp_path / "run"):
+    def run(*words, reward=letters, output_dir=tmp_path / "run", report=False):
+        if not report:
+            monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)
         monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(reward=reward))
         capfd.readouterr()
         command = ["--model_name_or_path", small, "--output_dir", output_dir, *RUN, "--rewards=mine:reward", *words]

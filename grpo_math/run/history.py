@@ -17,8 +17,10 @@ LARGEST = 1e100  # a larger number is not a measurement, and its square may over
 def number(value: Any) -> float | None:
     """Return a number of at most `LARGEST`, also from a text, as transformers writes some numbers; else None.
 
-    >>> number("1e-3"), number(64), number(float("nan")), number("grpo"), number(True)
-    (0.001, 64, None, None, None)
+    >>> [number(value) for value in ("1e-3", 64, 1e100, -1e100)]
+    [0.001, 64, 1e+100, -1e+100]
+    >>> {number(value) for value in (float("nan"), float("-inf"), "grpo", True, 1.1e100, 10**400, [1])}
+    {None}
     """
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and abs(float(value)) <= LARGEST:
@@ -39,8 +41,10 @@ def numbers(row: Mapping[str, Any]) -> Line | None:
 def settled(history: Iterable[Mapping[str, Any]]) -> list[Line]:
     """Return one line for each step, in order. A later line adds to an earlier one of its step, or replaces its values.
 
-    >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
-    [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
+    >>> settled([{"step": "2", "loss": 1}, {"loss": 9}, {"step": 1.0}, {"step": 2, "loss": None, "kl": 0.5}])
+    [{'step': 1}, {'step': 2, 'loss': 1, 'kl': 0.5}]
+    >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "reward": 0.25}])
+    [{'step': 1, 'reward': 0.25}]
     """
     by_step: dict[int, Line] = {}
     for row in history:

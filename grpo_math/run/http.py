@@ -32,6 +32,13 @@ def read_key(variable: str, given: str | None = None) -> str:
     """Return the key that was given, or the variable's, without the line end that a key from a file may have.
 
     Raises `ConfigError` for a key that no header can carry, because h11's own error would show it.
+
+    >>> read_key("KEY", "abc\\n")
+    'abc'
+    >>> read_key("KEY", "ab\\nc")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: KEY='***' holds more than printable ASCII: set it again
     """
     key = (given or os.environ.get(variable, "")).strip()
     if not (key.isascii() and key.isprintable()):

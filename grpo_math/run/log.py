@@ -156,7 +156,14 @@ class Watchdog(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
+    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint.
+
+    >>> from transformers import TrainerState
+    >>> state = TrainerState(log_history=list(range(KEPT + 5)))
+    >>> Shortened().on_step_end(None, state, None)
+    >>> len(state.log_history), state.log_history[0]
+    (1000, 5)
+    """
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del state.log_history[:-KEPT]

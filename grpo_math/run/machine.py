@@ -53,7 +53,12 @@ def hardware() -> dict[str, Any]:
 
 
 def port_is_free(port: int) -> bool:
-    """Return True if nobody listens at this port of the machine."""
+    """Return True if nobody listens at this port of the machine.
+
+    >>> with socket.create_server(("", 0)) as listening:
+    ...     port_is_free(free_port()), port_is_free(listening.getsockname()[1])
+    (True, False)
+    """
     with suppress(OSError), socket.create_server(("", port)):
         return True
     return False

@@ -151,7 +151,9 @@ def stopping() -> Iterator[Stop]:
     ...     signal.raise_signal(signal.SIGTERM)
     ...     stop.code
     75
-    >>> with stopping():
+    >>> with stopping() as stop:
+    ...     stop.begin()
+    ...     stop.end()  # nothing is left to finish
     ...     signal.raise_signal(signal.SIGUSR1)
     Traceback (most recent call last):
     ...

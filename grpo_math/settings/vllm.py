@@ -22,7 +22,12 @@ def generates(recipe: Mapping[str, Any]) -> str:
 
 
 def starts_server(recipe: Mapping[str, Any]) -> bool:
-    """Return True if a run of the recipe has to start a vLLM server on this machine."""
+    """Return True if a run of the recipe has to start a vLLM server on this machine.
+
+    >>> served = {"use_vllm": True, "vllm_mode": "server"}
+    >>> starts_server(served), starts_server({**served, "vllm_server_host": "node1"}), starts_server({"use_vllm": True})
+    (True, False, False)
+    """
     return generates(recipe) == "server" and not elsewhere(recipe)
 
 

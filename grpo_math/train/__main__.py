@@ -15,4 +15,4 @@ if __name__ == "__main__":
     with handling(STOPPING, end_at_once):
         from grpo_math.train.program import main
 
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -18,8 +18,11 @@ def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     >>> results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
     >>> results |= {"pass@k": {"8": 0.75}, "pass@k_ci95": {"8": [0.5, 0.9]}}
     >>> results |= {"maj@k": {"8": 0.5}, "maj@k_ci95": {"8": [0.25, 0.75]}}
-    >>> list(metrics_of("aime2025", results))[-3:]
-    ['eval_aime2025_maj@8', 'eval_aime2025_maj@8_ci95_low', 'eval_aime2025_maj@8_ci95_high']
+    >>> metrics_of("amc", results)  # doctest: +NORMALIZE_WHITESPACE
+    {'eval_amc_accuracy': 0.5, 'eval_amc_accuracy_in_format': 0.25, 'eval_amc_n': 30,
+     'eval_amc_ci95_low': 0.25, 'eval_amc_ci95_high': 0.75,
+     'eval_amc_pass@8': 0.75, 'eval_amc_pass@8_ci95_low': 0.5, 'eval_amc_pass@8_ci95_high': 0.9,
+     'eval_amc_maj@8': 0.5, 'eval_amc_maj@8_ci95_low': 0.25, 'eval_amc_maj@8_ci95_high': 0.75}
     """
     values = {figure: results[figure] for figure in (metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, "n")}
     values["ci95_low"], values["ci95_high"] = results["ci95"]
@@ -32,7 +35,11 @@ def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_default_set(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that the findings compare with before.json and after.json, which are over the same set."""
+    """Return the metrics that the findings compare with before.json and after.json, which are over the same set.
+
+    >>> of_default_set({"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30})
+    {'heldout/accuracy': 0.5, 'heldout/accuracy_in_format': 0.25, 'heldout/n': 30}
+    """
     return {
         metrics.HELDOUT_ACCURACY: results[metrics.ACCURACY],
         metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
@@ -54,7 +61,16 @@ class StopAt(TrainerCallback):
 
 
 def best_and_last(best: Results, last: Results, step: int) -> str:
-    """Return a line: do the best checkpoint and the last weights differ, by the paired test?"""
+    """Return a line: do the best checkpoint and the last weights differ, by the paired test?
+
+    >>> row = {"problem": "1 + 1?", "gold": "2", "completion": "3", "category": "wrong_answer"}
+    >>> rows = [{"id": number, **row} for number in range(40)]
+    >>> right = [{**row, "category": "correct"} for row in rows]
+    >>> best_and_last({"rows": right[:2] + rows[2:]}, {"rows": rows}, 7)
+    'best     checkpoint-7: +5.0 points [...] against the last weights, on 40 problems ...: they do not differ clearly'
+    >>> best_and_last({"rows": rows}, {"rows": right[:30] + rows[30:]}, 7)
+    'best     checkpoint-7: -75.0 points [...] against the last weights, on 40 problems ...: they differ'
+    """
     paired = compare(last, best)
     verdict = "they differ" if paired.lo > 0 or paired.hi < 0 else "they do not differ clearly"
     interval = f"[{100 * paired.lo:+.1f}, {100 * paired.hi:+.1f}]"

@@ -57,13 +57,12 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 CODES: dict[type[Exception], int] = {LostRank: GONE, PushError: 1}
 
 
-def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
+def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
     """Parse and train. Print one line about an error of the user, and return the exit code.
 
     ``read``: the recipe, if it has been read already. Exit code 2: bad input; 1: the push has failed, or a bug; the
     others are those of run/signals.py.
     """
-    argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
         print_help()
         return 0
@@ -230,7 +229,6 @@ class Run:
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
             if line := self.setup.problems.about_eval:
                 print(line, flush=True)
-            run_dir.mkdir(parents=True, exist_ok=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)
             state = trainer.accelerator.state
@@ -305,14 +303,14 @@ class Run:
         state, problems = self.trainer.state, self.setup.problems
         best = state.best_global_step if self.arguments.keep_best else None
         # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
-        if best in (None, state.global_step) or self.config.load_best_model_at_end:
+        if best is None or best == state.global_step or self.config.load_best_model_at_end:
             return
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
         line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
         chose = {row["problem"] for one in problems.during for row in one.rows}
         if problems.eval_n and not chose & {row["problem"] for row in problems.held_out}:
             self.trainer._load_best_model()
-            line = heldout.best_and_last(self.score_whole(), self.last_results, int(best or 0))
+            line = heldout.best_and_last(self.score_whole(), self.last_results, best)
         if self.is_main:
             print(line)
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> Answer | int:
 def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs."""
     tp = recipe.get("vllm_tensor_parallel_size", 1)
-    layout = Layout("server", 0, tp if gpus else 0, tp, "")
+    layout = Layout("server", 0, tp, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
             layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))

@@ -5,7 +5,6 @@ import logging
 import pytest
 from small_http import AnsweringHTTP
 
-from grpo_math.errors import ConfigError
 from grpo_math.run.http import Client, ServerError, reachable
 
 
@@ -39,7 +38,7 @@ def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, pr
     proxy(server.url)
     assert Client("http://judge.invalid", timeout=5).ask("/x") == {"fine": True}
     assert server.asked == [("http://judge.invalid/x", None)]
-    with pytest.raises(ServerError, match="does not answer"):
+    with pytest.raises(ServerError, match=r"does not answer \(\[Errno"):
         Client("http://judge.invalid", timeout=5, proxies=False).ask("/x")
 
 
@@ -57,21 +56,17 @@ def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeat
     assert "secret" not in caplog.text
 
 
-def test_a_key_that_no_header_can_carry_is_refused_and_not_shown():
-    with pytest.raises(ConfigError, match=r"K='\*\*\*' holds more than printable ASCII"):
-        Client("http://127.0.0.1:9", timeout=5, key_variable="K", key="sec\nret")
-
-
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server, monkeypatch):
     pauses = []
     monkeypatch.setattr("grpo_math.run.http.time.sleep", pauses.append)
     server.queue = [(503, ""), (500, ""), (429, "")]
     assert Client(server.url, timeout=5, retries=3).ask("/x") == {"fine": True}
     assert pauses == [0.5, 1.0, 2.0]
-    server.queue = [(400, "no")]
-    with pytest.raises(ServerError, match="answers 400: no"):
-        Client(server.url, timeout=5, retries=3).ask("/x")
-    assert len(server.asked) == 5
+    for status, retries in ((400, None), (503, 0)):
+        server.queue = [(status, "no")]
+        with pytest.raises(ServerError, match=f"answers {status}: no"):
+            Client(server.url, timeout=5, retries=3).ask("/x", retries=retries)
+    assert len(server.asked) == 6
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "Success", ""])

@@ -42,7 +42,6 @@ def family(tmp_path):
         kill(alive(mark))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "orphan", "stubborn"])
 def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
     command, mark = family
@@ -69,10 +68,9 @@ def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_i
     until(lambda: not alive(mark))
 
 
-@pytest.mark.slow
 def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tmp_path):
     command, mark = family
-    program = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(1); raise SystemExit(7)"
+    program = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(0.3); raise SystemExit(7)"
     assert Kept([sys.executable, "-c", program]).wait() == 7
     assert alive(mark) == []
 

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from grpo_math.run import bar, metrics
-from grpo_math.run.history import settled
-from grpo_math.run.log import KEPT, History, Progress, Shortened, Watchdog, write_config
+from grpo_math.run.log import History, Progress, Watchdog, write_config
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -86,29 +85,6 @@ def test_a_line_is_a_step_or_an_evaluation_of_the_main_process_and_steps_after_t
     assert json.loads((tmp_path / "training_history.json").read_text()) == kept
 
 
-def test_a_step_has_one_line_with_the_newest_finite_numbers():
-    rows = [
-        {"step": "2", "reward": 0.5},
-        {"reward": 9},
-        {"step": 1.0, "loss": 3},
-        {"step": 2, "loss": "x", "kl": "1e-3"},
-    ]
-    rows += [
-        {"step": 2, "reward": 0.7, "loss": 1.1e100, "kl": True, "entropy": 10**400, "least": -1e100, "most": 1e100},
-        {"step": float("inf")},
-    ]
-    assert settled(rows) == [
-        {"step": 1, "loss": 3},
-        {"step": 2, "reward": 0.7, "kl": 0.001, "least": -1e100, "most": 1e100},
-    ]
-
-
-def test_the_log_that_a_trainer_keeps_is_cut():
-    kept = SimpleNamespace(log_history=list(range(KEPT + 5)))
-    Shortened().on_step_end(None, kept, None)
-    assert kept.log_history == list(range(5, KEPT + 5))
-
-
 # A line of a real run holds what metrics.py promises, and its phases add up to the step
 
 
@@ -153,7 +129,7 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     with bar.Bar(total=10, desc="training") as progress:
         for _ in range(10):
-            now[0] += 25.0
+            now[0] += 20.0
             progress.update()
             progress.refresh()
             tqdm.write("a line of its own")

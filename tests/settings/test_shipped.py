@@ -1,6 +1,5 @@
 """Shipped files go by their names of the checkout, from any folder. In an installed copy: test_wheel.py."""
 
-import os
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,17 +22,6 @@ def test_a_file_that_is_here_comes_before_the_shipped_one_of_that_name(monkeypat
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed/zero2.json").write_text("{}")
     assert find("deepspeed/zero2.json") == Path("deepspeed/zero2.json")
-
-
-@pytest.mark.slow
-def test_training_finds_the_deepspeed_file_that_an_accelerate_config_names(monkeypatch, tmp_path):
-    """accelerate hands the name on as it stands in the YAML, and would look in the current folder alone."""
-    from grpo_math.train.program import main
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "deepspeed/zero3.json")
-    assert main(["--config", "launch/configs/none.yaml"]) == 2
-    assert Path(os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"]) == ROOT / "deepspeed/zero3.json"
 
 
 def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+import torch
 from launching import ROOT, variables
 from small_runs import PATH, RUN, history, two
 from small_trainers import letters
@@ -82,6 +83,11 @@ def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoin
     [
         (SystemExit(0), 2, "something that training calls has ended it by sys.exit(0): raise"),
         (RuntimeError("gloo: closed"), GONE, "another rank does not answer (gloo: closed): see its machine; the same"),
+        (
+            torch.OutOfMemoryError("CUDA"),
+            2,
+            "out of memory in an update of one completion, 147 tokens with its prompt: ",
+        ),
     ],
 )
 def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line, train, tmp_path, monkeypatch):

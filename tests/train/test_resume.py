@@ -221,7 +221,14 @@ def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_not_by_three(tiny, tmp
 # Which checkpoint, and whether it is the same run
 
 
-FINISHED = {**LORA, "max_steps": 2, "save_steps": 1, "eval_n": 0, "rewards": "small_trainers:letters"}
+FINISHED = {
+    **LORA,
+    "max_steps": 2,
+    "save_steps": 1,
+    "eval_n": 2,
+    "eval_split": "heldout",
+    "rewards": "small_trainers:letters",
+}
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +261,7 @@ def contents(folder):
 
 def test_a_finished_run_is_not_run_again(again, tmp_path):
     before = contents(tmp_path / "run")
+    (tmp_path / "run/adapter/README.md").unlink()  # as if the end had failed, such as a push
     code, lines = again()
     assert (code, lines[-1]) == (0, f"The run in {tmp_path}/run is finished; name a new output_dir for another.")
     assert contents(tmp_path / "run") == before
@@ -326,6 +334,7 @@ def test_force_goes_on_with_other_settings(again, tmp_path):
     code, lines = again(max_steps=3, resume="force")
     assert code == 0
     assert f"Going on from {tmp_path}/run/checkpoint-2." in lines
+    assert [line for line in lines if " of 3: " in line] == ["2 of 3: training", "3 of 3: evaluating after training"]
     assert (tmp_path / "run/checkpoint-3").is_dir()
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
