@@ -9,12 +9,13 @@ import math
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
+from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
 LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
 GONE = 0.05  # probability of a series of lines without a reward, if the problems had always been that hard
+FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
 FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
@@ -249,7 +250,7 @@ def long_completions_fade(run: Run) -> Symptom | None:
 
 def heldout_worse(run: Run) -> Symptom | None:
     """The newest held-out accuracy is surely below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None
     (base, m), (now, n) = (

@@ -65,6 +65,7 @@ FILES = {
     "earlier/history.jsonl": "{}\n",
     "odd_rewards.py": REWARDS,
     "own_prompts.py": 'def plain(problem):\n    return f"Q: {problem} Answer after ####.\\nA:"\n',
+    "two.yaml": "distributed_type: FSDP\nnum_processes: 2\n",
     "three.yaml": "distributed_type: MULTI_CPU\nnum_processes: 3\n",
 }
 
@@ -113,7 +114,7 @@ ALL = [pytest.param(case, id=case["what"], marks=pytest.mark.slow if model_of(ca
 def test_a_bad_setting_gives_one_line(case, here, request):
     if model_of(case):
         request.getfixturevalue("models")
-    findings = doctor(["--config", recipe(here, case["set"])])
+    findings = doctor(["--config", recipe(here, case["set"])], case.get("accelerate"))
     # Whether a CPU's memory is enough, is its own.
     results = [finding.line() for finding in findings if finding.level != "info" and finding.check != "memory"]
     assert results == [case["says"].replace("CWD", str(here))]
