@@ -136,8 +136,7 @@ def launched(setup: Setup) -> None:
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
-    if not gpus and not s["use_cpu"]:
+    if not s["use_cpu"] and not devices.here()[0]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
@@ -145,8 +144,7 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        gpu: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        answer = planner.plan(given, {"": launch}, **gpu, prompt_tokens=max(lengths_of(setup)), offline=True)
+        answer = planner.plan(given, {"": launch}, prompt_tokens=max(lengths_of(setup)), offline=True)
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return
