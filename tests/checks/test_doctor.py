@@ -204,25 +204,26 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
     assert done.stderr.count("\n") == bool(err)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "start"),
     [
         ("gsm8k", "<|im_start|>assistant\n"),
-        ("r1_zero", "<think>"),
-        ("Q: {problem}", "<|im_start|>assistant\n"),
-        ("own_prompts:plain", "\nA:"),
+        pytest.param("r1_zero", "<think>", marks=pytest.mark.slow),
+        pytest.param("Q: {problem}", "<|im_start|>assistant\n", marks=pytest.mark.slow),
+        pytest.param("own_prompts:plain", "\nA:", marks=pytest.mark.slow),
     ],
 )
-def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenizer, template, start):
+def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, start):
     from grpo_math.generation.completions import token_ids
+    from grpo_math.generation.models import load_tokenizer, model_path
 
-    settings = {"model_name_or_path": tiny(), "dataset": "generated:sums", "prompt_template": template}
+    settings = {"dataset": "generated:sums", "prompt_template": template}
     words = ["doctor", "--config", recipe(here, settings), "--show", "2"]
     capsys.readouterr()  # what torch's libraries print when they are imported first
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
+    tokenizer = load_tokenizer(model_path("embedded"))
     assert [one["ids"] for one in shown["prompts"]] == token_ids(tokenizer, [row["prompt"] for row in rows])
     assert main(words) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2
