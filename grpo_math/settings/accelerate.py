@@ -16,7 +16,9 @@ OFFLOAD = ("offload_optimizer", "offload_param")
 def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the DeepSpeed settings of a run: the recipe's field ``deepspeed``, or those of the accelerate config.
 
-    >>> deepspeed_config({"deepspeed": "deepspeed/zero2.json"}, None)["zero_optimization"]["stage"]
+    >>> deepspeed_config({"deepspeed": "deepspeed/zero3.json"}, None)["zero_optimization"]["stage"]
+    3
+    >>> deepspeed_config({"deepspeed": None}, {"distributed_type": "DEEPSPEED"})["zero_optimization"]["stage"]
     2
     """
     value = settings["deepspeed"]
@@ -43,5 +45,5 @@ def accelerate_config(name: str) -> dict[str, Any]:
     path = accelerate_file(name)
     with reading(path):
         config = dict(read_yaml(path))
-        int(config.get("num_processes") or 1)
+        int(config.get("num_processes", 1))
     return config

@@ -87,6 +87,8 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
     >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
     (('a.yaml', ['--seed', '1']), ('a.yaml', []))
+    >>> split(["--conf", "a.yaml"])
+    (None, ['--conf', 'a.yaml'])
     """
     # With its defaults, argparse would take --conf for --config, and exit instead of raising an error.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -401,6 +401,11 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no such mood). Reme"],
         ),
         (
+            [],
+            {"template": "{% if messages[1:] %}{{ raise_exception('no answers') }}{% endif %}"},
+            ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no answers). Remedy"],
+        ),
+        (
             ["--chat_template_kwargs", '{"x": 1}'],
             {},
             ["error: chat_template_kwargs='x' is not a variable of this model's chat template. Remedy: leave it out"],

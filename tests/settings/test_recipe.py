@@ -102,6 +102,7 @@ def test_env_reaches_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("beta", "inf", "beta='inf' is not finite: give a finite number"),
         ("max_steps", 2.5, "max_steps=2.5 is not a whole number: give a whole number"),
         ("max_steps", True, "max_steps=True is not a whole number: give a whole number"),
         ("learning_rate", [1e-5], "learning_rate=[1e-05] is not a number: give a number"),

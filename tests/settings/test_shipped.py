@@ -43,9 +43,11 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tm
         ("zero2.yaml", "accelerate_configs/zero2.yaml"),
     ):
         assert main(["train", "--copy", name]) == 0
-        assert (tmp_path / Path(shipped_file).name).read_bytes() == (ROOT / shipped_file).read_bytes()
+        copy = Path(shipped_file).name
+        assert Path(copy).read_bytes() == (ROOT / shipped_file).read_bytes()
         assert main(["train", "--copy", name]) == 2
-        assert "is here already" in capsys.readouterr().err
+        refusal = f"error: copy={name!r} is here already, as {copy}: rename that, or go to another folder\n"
+        assert capsys.readouterr() == (f"copied   {copy}\n", refusal)
     assert main(["train", "--copy", "gsm8k_9gb"]) == 2
     assert "did you mean 'gsm8k_8gb'?" in capsys.readouterr().err
 
