@@ -87,8 +87,12 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
     >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
     (('a.yaml', ['--seed', '1']), ('a.yaml', []))
-    >>> split(["--conf", "a.yaml"])
-    (None, ['--conf', 'a.yaml'])
+    >>> split(["--conf", "a.yaml", "-h"])
+    (None, ['--conf', 'a.yaml', '-h'])
+    >>> split(["--config", "--seed"])
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.UserError: --config needs a value: give the path of a recipe
     """
     # With its defaults, argparse would take --conf for --config, and exit instead of raising an error.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -509,14 +509,6 @@ def test_a_resumed_run_counts_its_newest_attempt():
     assert alarms(good[:60] + bad) == alarms(good[:30] + bad)
 
 
-@pytest.mark.parametrize(
-    ("kept", "words"), [(["checkpoint-70", "checkpoint-80"], "keep checkpoint-70"), ([], "no checkpoint was saved")]
-)
-def test_the_first_checkpoint_is_kept_if_none_is_earlier(kept, words):
-    [message] = [f.message for f in diagnose(steady(reward=then(0.75, 0.25)), CONFIG, kept) if f.check == "collapse"]
-    assert f"; {words}; " in message
-
-
 # As with a rate of 5e-3: a reward at step 1, and from the next step on none.
 ALIVE = then(1.0, 0.0, at=1)
 DESTROYED = {"reward": ALIVE, "reward_max": ALIVE, "reward_min": 0.0, "accuracy": ALIVE, "all_wrong": 1.0, "steps": 12}

@@ -223,7 +223,7 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
-    tokenizer = load_tokenizer(model_path("embedded"))
-    assert [one["ids"] for one in shown["prompts"]] == token_ids(tokenizer, [row["prompt"] for row in rows])
+    expected = token_ids(load_tokenizer(model_path("embedded")), [row["prompt"] for row in rows])
+    assert [one["ids"] for one in shown["prompts"]] == expected
     assert main(words) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2

@@ -143,6 +143,7 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"generation_kwargs": {"num_beams": 2}}, False),
         ({"accelerator_config": {"even_batches": True}}, True),
         ({"accelerator_config": {"dispatch_batches": True}}, False),
+        ({"heldout_every": 0, "save_strategy": "no"}, True),
         ({"heldout_every": 0, "save_strategy": "epoch"}, True),
         ({"heldout_every": 0, "save_strategy": "best"}, False),
         ({"heldout_every": 5, "save_strategy": "best", "keep_best": True}, True),
@@ -170,7 +171,7 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         (LORA | {"load_in_4bit": True}, True),
         (LORA | SERVED | {"lora_r": 512}, True),
         (LORA | SERVED | {"lora_r": 513}, False),
-        (LORA | SERVED | {"staleness": 1}, True),
+        (LORA | SERVED | {"vllm_server_base_url": "http://h:1", "staleness": 1}, True),
         (LORA | SERVED | {"staleness": 1, "vllm_mode": "colocate"}, False),
     ],
 )
