@@ -367,6 +367,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
                 "use all-linear, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
             ],
         ),
+        (["--use_peft", "--lora_target_modules", "all-linear"], {}, []),
         (["--use_peft", "--lora_modules_to_save", "lm_head", "q_proj"], {}, []),
     ],
     "end_of_turn": [
@@ -456,6 +457,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
         ),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
+        ([*SERVER, "--vllm_server_base_url", "nonsense"], {}, []),  # settings() reports it
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
     ],
     "hub": [

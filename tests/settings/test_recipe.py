@@ -55,6 +55,7 @@ def test_every_range_is_of_a_field_and_every_default_is_taken():
         ("max_steps", 20.0, 20),
         ("deepspeed", "zero2.json", "zero2.json"),
         ("fsdp_config", '{"min_num_params": 1}', {"min_num_params": 1}),
+        ("vllm_server_base_url", "http://h:1", "http://h:1"),
         ("pad_to_multiple_of", "8", 8),
         ("pad_to_multiple_of", "auto", "auto"),
     ],
