@@ -18,8 +18,10 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
 
     >>> deepspeed_config({"deepspeed": "deepspeed/zero3.json"}, None)["zero_optimization"]["stage"]
     3
-    >>> deepspeed_config({"deepspeed": None}, {"distributed_type": "DEEPSPEED"})["zero_optimization"]["stage"]
-    2
+    >>> accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "cpu"}}
+    >>> zero = deepspeed_config({"deepspeed": None}, accelerate)["zero_optimization"]
+    >>> zero["stage"], zero["offload_optimizer"], zero["offload_param"]
+    (2, {'device': 'none'}, {'device': 'cpu'})
     """
     value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":

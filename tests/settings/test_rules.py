@@ -32,7 +32,7 @@ VALUES = {
     "vllm_server_base_url": ["http://a:1,http://b:1", "nonsense"],
 }
 LORA = {"use_peft": True, "learning_rate": 5e-6}
-SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter"}
+ON_SERVER = {"use_vllm": True, "vllm_mode": "server"}
 KINDS = {
     "bool": [True, False],
     "int": [0, 1, 8, 1000],
@@ -150,6 +150,13 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"heldout_every": 5, "save_strategy": "no", "keep_best": True}, False),
         ({"heldout_every": 0, "eval_strategy": "steps", "eval_steps": 5}, True),
         ({"heldout_every": 0, "eval_strategy": "steps"}, False),
+        ({"heldout_every": 5, "eval_strategy": "steps", "eval_steps": 5}, False),
+        ({"heldout_every": 0, "eval_n": 1, "eval_dataset": "x"}, True),
+        ({"heldout_every": 0, "eval_n": 0, "eval_dataset": "x"}, False),
+        ({"reference_refresh_steps": 5, "beta": 0.1}, True),
+        ({"reference_refresh_steps": 5, "beta": 0.1, "fsdp": "full_shard"}, False),
+        ({**ON_SERVER, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"}, True),
+        ({**ON_SERVER, "loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, False),
         ({"dataset": "rows.jsonl", "dataset_split": "train[:9]"}, True),
         ({"dataset": "rows.jsonl", "dataset_split": "test"}, False),
         ({"tools": ["a:b"], "max_tool_calling_iterations": 3}, True),
@@ -168,11 +175,12 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         (LORA | {"lora_target_modules": [".*q_proj"]}, True),
         (LORA | {"lora_target_modules": ["q_(proj"]}, False),
         (LORA | {"lora_target_modules": ["q_(proj", "v_proj"]}, True),  # names, not expressions
-        (LORA | {"load_in_4bit": True}, True),
-        (LORA | SERVED | {"lora_r": 512}, True),
-        (LORA | SERVED | {"lora_r": 513}, False),
-        (LORA | SERVED | {"vllm_server_base_url": "http://h:1", "staleness": 1}, True),
-        (LORA | SERVED | {"staleness": 1, "vllm_mode": "colocate"}, False),
+        (LORA | {"load_in_4bit": True, "use_dora": True}, True),
+        (LORA | ON_SERVER | {"vllm_sync": "adapter", "lora_r": 512}, True),
+        (LORA | ON_SERVER | {"vllm_sync": "adapter", "lora_r": 513}, False),
+        (LORA | ON_SERVER | {"vllm_sync": "merged", "lora_r": 513, "use_dora": True}, True),
+        (LORA | ON_SERVER | {"vllm_sync": "adapter", "vllm_server_base_url": "http://h:1", "staleness": 1}, True),
+        (LORA | ON_SERVER | {"vllm_sync": "adapter", "vllm_mode": "colocate", "staleness": 1}, False),
     ],
 )
 def test_what_is_allowed_and_what_is_not(pair, allowed):
