@@ -18,6 +18,8 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
 
     >>> deepspeed_config({"deepspeed": "deepspeed/zero3.json"}, None)["zero_optimization"]["stage"]
     3
+    >>> deepspeed_config({"deepspeed": None}, {"distributed_type": "MULTI_GPU"}) is None
+    True
     >>> accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "cpu"}}
     >>> zero = deepspeed_config({"deepspeed": None}, accelerate)["zero_optimization"]
     >>> zero["stage"], zero["offload_optimizer"], zero["offload_param"]

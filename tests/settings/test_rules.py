@@ -129,6 +129,8 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"loss_type": "cispo", "delta": 2.0}, False),
         ({"loss_type": "sapo", "epsilon": 0.1}, False),
         ({"loss_type": "sapo", "sapo_temperature_pos": 2.0}, True),
+        ({"loss_type": "vespo", "vespo_k_pos": 3.0}, True),
+        ({"vespo_k_pos": 3.0}, False),
         ({"epsilon": 0.1, "delta": 2.0}, True),
         ({"epsilon": 0.5, "delta": 1.5}, False),  # 1 + epsilon
         ({"epsilon": 0.5, "epsilon_high": 0.25, "delta": 1.375}, True),
