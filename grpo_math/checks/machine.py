@@ -131,22 +131,15 @@ def launched(setup: Setup) -> None:
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
-    if not gpus and not s["use_cpu"]:
+    if not s["use_cpu"] and not count_and_gb()[0]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
     given = {name: s[name] for name in setup.given if name in s}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        answer = planner.plan(
-            given,
-            {"": {"num_processes": setup.processes, **setup.accelerate}},
-            gpus=gpus or None,
-            gpu_gb=gpu_gb or None,
-            prompt_tokens=max(lengths_of(setup)),
-            offline=True,
-        )
+        launch = {"num_processes": setup.processes, **setup.accelerate}
+        answer = planner.plan(given, {"": launch}, prompt_tokens=max(lengths_of(setup)), offline=True)
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return

@@ -24,7 +24,17 @@ from grpo_math.settings.recipe import Recipe
 
 
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
-    """Return the lines of the warnings, on every process. Raise `UserError` on every process for the first error."""
+    """Return the lines of the warnings, on every process. Raise `UserError` on every process for the first error.
+
+    >>> from grpo_math.settings.recipe import read
+    >>> settings = read(["--dataset", "generated:sums", "--per_device_train_batch_size", "8"])
+    >>> ask(Setup(settings.values), ["batch"])
+    ['warning: a step has 1 prompt, so its gradient is mostly noise. Remedy: prompts_per_step: 16 (batch)']
+    >>> ask(Setup(settings.values), ["model"])
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.UserError: model_name_or_path=None is missing: give a folder, a Hub id, or 'embedded'
+    """
     return on_main(lambda: warning_lines(setup, checks))
 
 

@@ -135,8 +135,8 @@ def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
 def _other(gold: str) -> str:
     """Return a wrong answer of the same length.
 
-    >>> _other("72"), _other("1/3"), _other("(C)")
-    ('83', '2/4', '000')
+    >>> _other("79"), _other("1/3"), _other("(C)")
+    ('81', '2/4', '000')
     """
     # No digit stays, and none becomes 0, so that the wrong answer is as long as the gold answer.
     return re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), gold) if re.search(r"\d", gold) else "0" * len(gold)

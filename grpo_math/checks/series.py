@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ TREND = 40  # lines before a change is judged: the rise of a healthy run is then
 RISE = 0.1  # of the reward's range; a run whose rise is clearly below it (two standard errors) counts as not rising
 SATURATED = 0.85  # of the reward's range; above it, a flat reward counts as full
 SURE = 2.0  # standard errors of a stated bound
-FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
 WINDOW = 10  # lines of a level: four outliers do not change a median of 10 much
 START = 3  # lines before the rise of a run that learns within `WINDOW` lines: the demo at a rate of 5e-4 takes four
 
@@ -61,9 +61,8 @@ class Series:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one line around a slow trend, from successive differences."""
-        pairs = zip(self.values, self.values[1:], strict=False)
-        return math.sqrt(fmean((b - a) ** 2 for a, b in pairs) / 2) if len(self) > 1 else 0.0
+        """Standard deviation of one line around a slow trend, from successive differences. Needs two lines."""
+        return math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(self.values)) / 2)
 
 
 class Change(NamedTuple):
@@ -139,11 +138,11 @@ class Run:
             return None
         # Held-out problems stay the same, while those of a step may become harder.
         heldout = self.series(metrics.HELDOUT_ACCURACY).values
-        if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
+        if heldout and heldout[-1] - heldout[0] > RISE / 2:
             return None
-        # A full reward cannot rise, but it can fall.
+        # A full reward cannot rise.
         full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
-        return None if full and change.rise > -FALL * self.span else change
+        return None if full else change
 
     def learning_rate(self, factor: float) -> str:
         """Return the setting times a factor, to two digits."""
@@ -156,8 +155,8 @@ def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[s
 
     >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
     [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
-    >>> evaluation_line(0, None)
-    []
+    >>> evaluation_line(0, {"accuracy": 0.5, "n": 0}), evaluation_line(0, None)
+    ([], [])
     """
     accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
     if accuracy is None or not n:

@@ -9,12 +9,13 @@ import math
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
+from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
 LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
 GONE = 0.05  # probability of a series of lines without a reward, if the problems had always been that hard
+FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
 FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
@@ -96,7 +97,11 @@ def _gone(run: Run) -> Symptom | None:
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
-    """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one."""
+    """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one.
+
+    >>> _checkpoint(Run([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62]), _checkpoint(Run([], {}, []), [61, 62])
+    ('keep checkpoint-70', 'no checkpoint was saved')
+    """
     earlier = [step for step in run.saved if step <= peak[-1]] or run.saved[:1]
     return f"keep checkpoint-{earlier[-1]}" if earlier else "no checkpoint was saved"
 
@@ -249,7 +254,7 @@ def long_completions_fade(run: Run) -> Symptom | None:
 
 def heldout_worse(run: Run) -> Symptom | None:
     """The newest held-out accuracy is clearly below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None
     (base, m), (now, n) = (

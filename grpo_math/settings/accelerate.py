@@ -19,8 +19,14 @@ ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the DeepSpeed settings of a run: the recipe's field ``deepspeed``, or those of the accelerate config.
 
-    >>> deepspeed_config({"deepspeed": "deepspeed/zero2.json"}, None)["zero_optimization"]["stage"]
-    2
+    >>> deepspeed_config({"deepspeed": "deepspeed/zero3.json"}, None)["zero_optimization"]["stage"]
+    3
+    >>> deepspeed_config({"deepspeed": None}, {"distributed_type": "MULTI_GPU"}) is None
+    True
+    >>> accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "cpu"}}
+    >>> zero = deepspeed_config({"deepspeed": None}, accelerate)["zero_optimization"]
+    >>> zero["stage"], zero["offload_optimizer"], zero["offload_param"]
+    (2, {'device': 'none'}, {'device': 'cpu'})
     """
     value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
@@ -46,7 +52,7 @@ def accelerate_config(name: str) -> dict[str, Any]:
     path = accelerate_file(name)
     with reading(path):
         config = dict(read_yaml(path))
-        int(config.get("num_processes") or 1)
+        int(config.get("num_processes", 1))
     return config
 
 

@@ -115,8 +115,8 @@ def needing_whole(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that generate with the model, and so need the whole model on each process unless vLLM
     samples. Without vLLM they do not work with ZeRO-3 or FSDP.
 
-    >>> needing_whole({"eval_n": 64, "heldout_every": 0})
-    ['eval_n']
+    >>> needing_whole({"eval_n": 64, "heldout_every": 0}), needing_whole({"eval_n": 64, "use_vllm": True})
+    (['eval_n'], [])
     """
     if settings.get("use_vllm"):
         return []

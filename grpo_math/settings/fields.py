@@ -27,11 +27,11 @@ SOURCES = (
 )
 # Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
 # terminal.
-OURS = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
+OURS: dict[str, Any] = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
 # Files of transformers that define the enums.
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))
 # Defaults that the source computes. A test compares them.
-COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}
+COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
 # Range and choices of the fields of TRL and transformers. Our own fields state them in `setting(default, help, ge=0)`.
 # Bounds are gt, ge, lt and le; ``also`` lists valid values outside the range, and ``why`` ends the remedy.
@@ -144,7 +144,7 @@ def fields() -> dict[str, Field]:
         body = _classes(package, file)[name].body
         lines = [line for line in body if isinstance(line, ast.AnnAssign) and line.value is not None]
         by_name |= {ast.unparse(line.target): _field(line, enums) for line in lines}
-    return by_name | {name: by_name[name]._replace(default=default) for name, default in OURS.items()}
+    return by_name | {name: by_name[name]._replace(default=default) for name, default in (OURS | COMPUTED).items()}
 
 
 def defaults() -> dict[str, Any]:
@@ -185,13 +185,5 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
     limits |= THEIRS.get(name, {})
     # A field without a default has default_factory=list.
-    default = _literal(stated["default"], name, enums) if "default" in stated else []
+    default = ast.literal_eval(stated["default"]) if "default" in stated and name not in COMPUTED else []
     return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits)
-
-
-def _literal(node: ast.expr, name: str, enums: dict[str, dict[str, str]]) -> Any:
-    if name in COMPUTED:
-        return COMPUTED[name]
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in enums:
-        return enums[ast.unparse(node.value)][node.attr]
-    return ast.literal_eval(node)

@@ -36,6 +36,10 @@ def accelerate_file(name: str) -> Path:
 
     >>> accelerate_file("zero2").name, accelerate_file("accelerate_configs/zero2.yaml").name
     ('zero2.yaml', 'zero2.yaml')
+    >>> accelerate_file("zero9")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: accelerate_config='zero9' is not there: give a file, or a name such as zero2
     """
     path = find(name) if name.endswith((".yaml", ".yml", ".json")) else find(f"accelerate_configs/{name}.yaml")
     if not path.is_file():

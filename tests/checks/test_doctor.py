@@ -67,6 +67,7 @@ FILES = {
     "earlier/history.jsonl": "{}\n",
     "odd_rewards.py": REWARDS,
     "own_prompts.py": 'def plain(problem):\n    return f"Q: {problem} Answer after ####.\\nA:"\n',
+    "two.yaml": "distributed_type: FSDP\nnum_processes: 2\n",
     "three.yaml": "distributed_type: MULTI_CPU\nnum_processes: 3\n",
 }
 
@@ -115,7 +116,7 @@ ALL = [pytest.param(case, id=case["what"], marks=pytest.mark.slow if model_of(ca
 def test_a_bad_setting_gives_one_line(case, here, request):
     if model_of(case):
         request.getfixturevalue("models")
-    findings = doctor(["--config", recipe(here, case["set"])])
+    findings = doctor(["--config", recipe(here, case["set"])], case.get("accelerate"))
     # Whether a CPU's memory is enough, is its own.
     results = [finding.line() for finding in findings if finding.level != "info" and finding.check != "memory"]
     assert results == [case["says"].replace("CWD", str(here))]
@@ -205,25 +206,26 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
     assert done.stderr.count("\n") == bool(err)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "start"),
     [
         ("gsm8k", "<|im_start|>assistant\n"),
-        ("r1_zero", "<think>"),
-        ("Q: {problem}", "<|im_start|>assistant\n"),
-        ("own_prompts:plain", "\nA:"),
+        pytest.param("r1_zero", "<think>", marks=pytest.mark.slow),
+        pytest.param("Q: {problem}", "<|im_start|>assistant\n", marks=pytest.mark.slow),
+        pytest.param("own_prompts:plain", "\nA:", marks=pytest.mark.slow),
     ],
 )
-def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenizer, template, start):
+def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, start):
     from grpo_math.generation.completions import token_ids
+    from grpo_math.generation.models import load_tokenizer, model_path
 
-    settings = {"model_name_or_path": tiny(), "dataset": "generated:sums", "prompt_template": template}
+    settings = {"dataset": "generated:sums", "prompt_template": template}
     words = ["doctor", "--config", recipe(here, settings), "--show", "2"]
     capsys.readouterr()  # what torch's libraries print when they are imported first
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
-    assert [one["ids"] for one in shown["prompts"]] == token_ids(tokenizer, [row["prompt"] for row in rows])
+    expected = token_ids(load_tokenizer(model_path("embedded")), [row["prompt"] for row in rows])
+    assert [one["ids"] for one in shown["prompts"]] == expected
     assert main(words) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2

@@ -79,6 +79,7 @@ FLOAT32 = "Remedy: set dtype to float32 and bf16 to false"
 FLASH = "attn_implementation='flash_attention_2' needs flash_attn. Remedy: use sdpa, or install it, or kernels"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
+DISK = "error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output_dir"
 PHI = {"config.json": '{"model_type": "phi3"}'}
 APART = "trainers that look at one of them alone see no end. Remedy: add 1 to eos_token_id in generation_config.json"
 NO_END = "no completion would end by itself. Remedy: add 1 to eos_token_id in generation_config.json"
@@ -123,6 +124,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ['error: trl 1.17.0 is not a version that this works with (<1.17,>=1.16). Remedy: pip install "trl<1.17,'],
         ),
         ([], {"versions": {"trl": "1.16.9"}}, []),
+        ([], {"versions": {"trl": "1.16.1rc1"}}, []),
         (["--load_in_4bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--optim", "adamw_8bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--deepspeed", "zero2.json"], {"versions": {"deepspeed": "0.1"}}, ["error: deepspeed 0.1 is not"]),
@@ -153,6 +155,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             {"gpus": []},
             ["info: there is no GPU here, so this runs on the CPU. Remedy: set use_cpu: true, if that"],
         ),
+        (GPU, {"gpus": ["[N/A]"]}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": ""}}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, []),
         ([*GPU, "--bf16", "true"], {"gpus": [8.0]}, []),
@@ -190,11 +193,12 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
     # float32 weights and Adam's two moments, and the final weights come to a third of that.
     "disk": [
         (ADAPTER, {"disk": SimpleNamespace(free=921_600 * 16.2)}, []),
-        (
-            ADAPTER,
-            {"disk": SimpleNamespace(free=921_600 * 15.9)},
-            ["error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output"],
-        ),
+        (ADAPTER, {"disk": SimpleNamespace(free=921_600 * 15.9)}, [DISK]),
+        # All 134,515,008 weights: 16 bytes each, or 8 in 16 bit.
+        (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 15.9)}, [DISK]),
+        (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 16.1)}, []),
+        (["--dtype", "bfloat16"], {"disk": SimpleNamespace(free=134_515_008 * 7.9)}, [DISK]),
+        (["--dtype", "float16", "--allow_float16"], {"disk": SimpleNamespace(free=134_515_008 * 8.1)}, []),
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
     ],
     "memory": [
@@ -208,7 +212,28 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             {"gpu": (1, 80.0), "files": WORDS},
             ["info: memory: N GB at the peak, as planned for prompts of 23 tokens"],
         ),
-        ([*GPU, *ADAPTER], {"gpu": (1, 0.1)}, ["warning: memory: "]),
+        (
+            [*GPU, *ADAPTER],
+            {"gpu": (1, 0.1)},
+            [
+                "warning: memory: training needs N GB of a GPU, which has N of its N GB to give; generation needs N GB "
+                "of a GPU, which has N of its N GB to give. Remedy: max_tokens_per_micro_batch: 520; activation_off"
+            ],
+        ),
+        (
+            [*ADAPTER, "--max_completion_length", "64"],  # on the CPU
+            {"gpu": (0, 0.0)},
+            ["info: memory: N GB at the peak, as planned for prompts of 8 tokens"],
+        ),
+        (
+            [*GPU, "--use_vllm", "--vllm_mode", "colocate", "--max_completion_length", "8190"],
+            {"gpu": (1, 80.0)},
+            [
+                "warning: memory: prompt and completion come to 8198 tokens, and the model is given 8192. Remedy: "
+                "max_completion_length: 4095"
+            ],
+        ),
+        ([*GPU, "--model_name_or_path", "."], {"gpu": (1, 80.0), "files": PHI}, [UNKNOWN]),
         (
             [*GPU, "--optim", "adafactor"],
             {"gpu": (1, 80.0)},
@@ -342,6 +367,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
                 "use all-linear, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
             ],
         ),
+        (["--use_peft", "--lora_target_modules", "all-linear"], {}, []),
         (["--use_peft", "--lora_modules_to_save", "lm_head", "q_proj"], {}, []),
     ],
     "end_of_turn": [
@@ -374,6 +400,11 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             [],
             {"template": "{{ raise_exception('no such mood') }}"},
             ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no such mood). Reme"],
+        ),
+        (
+            [],
+            {"template": "{% if messages[1:] %}{{ raise_exception('no answers') }}{% endif %}"},
+            ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no answers). Remedy"],
         ),
         (
             ["--chat_template_kwargs", '{"x": 1}'],
@@ -426,6 +457,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
         ),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
+        ([*SERVER, "--vllm_server_base_url", "nonsense"], {}, []),  # settings() reports it
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
     ],
     "hub": [
@@ -527,7 +559,7 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     tokenizer = tokenizer_of_words(tmp_path, world.get("eos", "<end>"), world.get("template", CHAT))
     findings = [*preflight(setup(*words, tokenizer=tokenizer, **more), only=(check,))]
     assert {finding.check for finding in findings} <= {check}
-    output = [re.sub(r"[\d.]+ GB", "N GB", finding.line()) for finding in findings]
+    output = [re.sub(r"[\d.]+(?= GB| of its)", "N", finding.line()) for finding in findings]
     expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
     assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
     assert "secret" not in str(output)

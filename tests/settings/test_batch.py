@@ -50,6 +50,9 @@ def test_a_solution_makes_the_step_with_the_most_rows_that_the_limit_allows(proc
         ({"processes": 2, "prompts_per_step": 16, "gradient_accumulation_steps": 1}, (8, 2, 64, 1, 128)),
         ({"prompts_per_step": 6, "per_device_train_batch_size": 10}, (8, 1, 8, 6, 48)),
         ({"per_device_train_batch_size": 16}, (8, 1, 16, 1, 16)),
+        ({"steps_per_generation": 3, "processes": 2}, (8, 2, 8, 1, 48)),
+        ({"prompts_per_step": 4, "steps_per_generation": 8}, (8, 1, 8, 4, 64)),
+        ({"generation_batch_size": 24}, (8, 1, 8, 1, 24)),
     ],
 )
 def test_stated_accumulation_is_kept_and_rows_at_a_time_are_a_limit_only_with_prompts_per_step(given, batch):

@@ -55,6 +55,7 @@ def test_every_range_is_of_a_field_and_every_default_is_taken():
         ("max_steps", 20.0, 20),
         ("deepspeed", "zero2.json", "zero2.json"),
         ("fsdp_config", '{"min_num_params": 1}', {"min_num_params": 1}),
+        ("vllm_server_base_url", "http://h:1", "http://h:1"),
         ("pad_to_multiple_of", "8", 8),
         ("pad_to_multiple_of", "auto", "auto"),
     ],
@@ -83,10 +84,7 @@ def test_a_system_prompt_may_be_a_file(tmp_path):
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
-    results = read(words)
-    assert results.problems == []
-    assert results.given == set(values)
-    assert {name: results.values[name] for name in values} == values
+    assert read(words).sound().stated() == values
 
 
 @pytest.mark.slow
@@ -102,6 +100,14 @@ def test_env_reaches_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("beta", "inf", "beta='inf' is not finite: give a finite number"),
+        ("beta", None, "beta=None is empty: give a value, or leave it out for 0.0"),
+        (
+            "vllm_server_base_url",
+            "http://ada:secret@h",
+            "vllm_server_base_url='***' holds a user or password, which the run would write down: give the address "
+            "alone; a key goes into VLLM_API_KEY",
+        ),
         ("max_steps", 2.5, "max_steps=2.5 is not a whole number: give a whole number"),
         ("max_steps", True, "max_steps=True is not a whole number: give a whole number"),
         ("learning_rate", [1e-5], "learning_rate=[1e-05] is not a number: give a number"),
@@ -129,6 +135,14 @@ def test_a_value_of_another_kind_is_refused_in_one_line(name, value, message):
             ["--max-response-length", "5"],
             "--max_response_length is not a setting: did you mean --max_completion_length?",
         ),
+        # Compared with meaning first
+        (["--torch_dtyp", "1"], "--torch_dtyp is not a setting: did you mean --dtype?"),
+        (["--confg", "1"], "--confg is not a setting: did you mean --config?"),
+        (["--template", "1"], "--template is not a setting: did you mean --prompt_template?"),
+        (["--max_new_token", "1"], "--max_new_token is not a setting: did you mean --max_completion_length?"),
+        (["--reward_func", "1"], "--reward_func is not a setting: did you mean --rewards?"),
+        (["--temprature", "1"], "--temprature is not a setting: did you mean --temperature?"),
+        (["--dataset_mixture", "1"], "--dataset_mixture is not a setting: did you mean --dataset?"),
     ],
 )
 def test_words_that_make_no_sense_are_a_problem(words, message):

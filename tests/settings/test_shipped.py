@@ -27,13 +27,16 @@ def test_a_file_that_is_here_comes_before_the_shipped_one_of_that_name(monkeypat
 def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, shipped_file in (
-        ("gsm8k_8gb", "launch/configs/gsm8k_8gb.yaml"),
-        ("zero2.yaml", "accelerate_configs/zero2.yaml"),
+        ("gsm8k_8gb", ROOT / "launch/configs/gsm8k_8gb.yaml"),
+        ("zero2.yaml", ROOT / "accelerate_configs/zero2.yaml"),
     ):
         assert main(["train", "--copy", name]) == 0
-        assert (tmp_path / Path(shipped_file).name).read_bytes() == (ROOT / shipped_file).read_bytes()
+        assert Path(shipped_file.name).read_bytes() == shipped_file.read_bytes()
         assert main(["train", "--copy", name]) == 2
-        assert "is here already" in capsys.readouterr().err
+        refusal = (
+            f"error: copy={name!r} is here already, as {shipped_file.name}: rename that, or go to another folder\n"
+        )
+        assert capsys.readouterr() == (f"copied   {shipped_file.name}\n", refusal)
     assert main(["train", "--copy", "gsm8k_9gb"]) == 2
     assert "did you mean 'gsm8k_8gb'?" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Recipes for `trl grpo` and open-r1, fields that TRL has dropped, and misspelt fields."""
+"""Recipes for `trl grpo` and open-r1, and fields that TRL has dropped."""
 
 import ast
 import inspect
@@ -12,7 +12,6 @@ from grpo_math import cli
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
-from grpo_math.settings.translate import MEANT
 
 OPEN_R1 = {
     "model_name_or_path": "embedded",
@@ -96,7 +95,7 @@ def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name
 
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
-    assert {*translate.SAME.values(), *translate.RENAMED.values(), *MEANT.values()} <= fields().keys()
+    assert {*translate.SAME.values(), *translate.RENAMED.values(), *translate.MEANT.values()} <= fields().keys()
     assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
 
@@ -108,7 +107,7 @@ def test_every_field_and_reward_of_trl_grpo_is_known():
     from trl.scripts import grpo
     from trl.scripts.grpo import GRPOScriptArguments
 
-    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.CHANGED, *MEANT}
+    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.CHANGED, *translate.MEANT}
     assert set(GRPOScriptArguments.__dataclass_fields__) <= known
     registry = next(
         node.value
@@ -116,20 +115,3 @@ def test_every_field_and_reward_of_trl_grpo_is_known():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reward_funcs_registry"
     )
     assert {ast.literal_eval(key) for key in registry.keys} <= translate.REWARDS.keys()
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("torch_dtyp", "dtype"),
-        ("confg", "config"),
-        ("template", "prompt_template"),
-        ("max_new_token", "max_completion_length"),
-        ("reward_func", "rewards"),
-        ("temprature", "temperature"),
-        ("dataset_mixture", "dataset"),
-    ],
-)
-def test_a_misspelt_field_is_compared_with_meaning_first(name, meant):
-    (problem,) = read([f"--{name}", "1"]).problems
-    assert str(problem) == f"--{name} is not a setting: did you mean --{meant}?"
