@@ -108,7 +108,7 @@ class Canary:
 
     def _compare(self, scale: float, sync: int) -> float:
         """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them."""
-        farthest, moved = 0.0, math.inf
+        moved = math.inf
         for completion in self.ask(self.prompt):
             ours = self._trainers(scale, self.prompt, completion.tokens)
             base = self._trainers(0.0, self.prompt, completion.tokens)
@@ -123,8 +123,8 @@ class Canary:
                     f"the trainer's, and at most {limit:.3f} is rounding: see that it serves the base that is trained, "
                     "in the same precision, and that nothing else loads adapters into it"
                 )
-            farthest, moved = max(farthest, apart), min(moved, from_base)
-        logger.info("canary: sync %d, adapter x %g, %.4f nats apart", sync, scale, farthest)
+            moved = min(moved, from_base)
+            logger.info("canary: sync %d, adapter x %g, %.4f nats apart", sync, scale, apart)
         return moved
 
     def _trainers(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
+import os
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -18,6 +20,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation import sync
+from grpo_math.generation.adapters import logps
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
 from grpo_math.run.http import ServerError
@@ -71,7 +74,7 @@ def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(small, policy, tmp
     asked = [*CONNECT]
     for number in (1, 2, 3):
         generation.sync_weights()
-        assert generation.canary.due == (number < 3)
+        assert (generation.syncs, generation.canary.due) == (number, number < 3)
         generation.generate(repeated(PROMPTS), None, 2)
         assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
         assert [*generation.root.iterdir()] == [generation.folder]
@@ -92,9 +95,9 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, s
     extra = {"generation_kwargs": {"stop": ["</answer>"]}, "structured_outputs_regex": "[0-9]+"}
     generation, bodies = synced(**SAMPLING, **extra), []
     small.sampling = bodies.append
-    for rollout in (0, 1):
+    for rollout, (generation.min_p, min_p) in enumerate([(0.05, 0.05), (None, 0.0)]):
         prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
-        body = {**SAMPLING, "n": 2, "max_tokens": 8, "model": generation.folder.name}
+        body = {**SAMPLING, "min_p": min_p, "n": 2, "max_tokens": 8, "model": generation.folder.name}
         body |= {"return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stop": ["</answer>"]}
         body |= {"structured_outputs": {"regex": "[0-9]+"}}
         seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
@@ -179,6 +182,51 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small,
     small.stop()
     with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
         generation.generate(PROMPTS, None, 1)
+
+
+def engine_of(small):
+    """Return vLLM's `LLM` in this process. ``small`` samples for it, with the adapter of each request."""
+
+    def generate(prompts, sampling_params, lora_request, use_tqdm):
+        name, _, path = lora_request
+        small.answer("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        body = {"n": 1, **vars(sampling_params), "model": name, "prompt": [one["prompt_token_ids"] for one in prompts]}
+        outputs = []
+        for choice in small.complete(body):
+            pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            logprobs = [{token: SimpleNamespace(logprob=logprob, rank=1)} for token, logprob in pairs]
+            completion = SimpleNamespace(token_ids=choice["token_ids"], logprobs=logprobs)
+            outputs.append(SimpleNamespace(prompt_token_ids=None, outputs=[completion]))
+        return outputs
+
+    return Mock(generate=Mock(side_effect=generate))
+
+
+def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(small, policy, tmp_path, monkeypatch):
+    """With a stand-in for vLLM. test_colocated.py does the same with vLLM."""
+    engine, settings = engine_of(small), {}
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # TRL sets RANK and others
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **given: settings.update(given) or engine, raising=False)
+    monkeypatch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *given: given))
+    generation = generation_of(policy, None, tmp_path, mode="colocate", enable_sleep_mode=True, max_model_length=64)
+    assert settings.items() >= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}.items()
+    assert (generation.canary.tolerance, generation.canary.context) == (0.2, 64)
+    generation.canary.tolerance = 0.02
+    for _ in (1, 2):
+        generation.sync_weights()
+        _, tokens, logprobs, _ = generation.generate(PROMPTS, None, 1)
+        for prompt, ids, rows in zip(PROMPTS, tokens, logprobs, strict=True):
+            assert torch.allclose(logps(policy, prompt, ids), torch.tensor(rows)[:, 0], atol=1e-5)
+        update(policy)
+    adapters = [(f"{generation.run}-{n}", n, str(generation.root / f"{generation.run}-{n}")) for n in range(5)]
+    # At each sync the canary asks first. At the second one, it also sends the adapter enlarged (3), and as it is (4).
+    first = [["weights"], *2 * [["kv_cache"], adapters[1]]]
+    second = [["weights"], ["kv_cache"], adapters[3], *2 * [["kv_cache"], adapters[4]]]
+    asked = [next(iter(call.kwargs.values())) for call in engine.mock_calls]
+    assert asked == [1, *first, 1, *second, 1]  # 1: the level of sleep
 
 
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, synced, policy, caplog):

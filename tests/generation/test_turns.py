@@ -182,6 +182,12 @@ def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, 
     assert rows[0].logps is None
 
 
+def test_a_template_that_renders_a_turn_differently_before_its_result_is_refused(conversation):
+    conversation.chat_template = "{% for message in messages %}{{ message.role }}{{ '.' if loop.last }}{% endfor %}"
+    with pytest.raises(UserError, match="renders a turn differently once a result follows"):
+        conversation.results([{"role": "tool", "name": "python", "content": "7"}])
+
+
 def test_what_the_machine_cannot_do_ends_the_run_and_is_no_answer(conversation):
     with pytest.raises(UserError, match="no more processes"):
         Play(conversation, [block("machine")], [], Limits(100))
