@@ -20,10 +20,11 @@ from grpo_math.checks import Finding
 from grpo_math.checks.prompts import lengths_of
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import ConfigError, UserError, one_of
-from grpo_math.planner import devices, memory
+from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing, refuse_unwritable
+from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
@@ -90,7 +91,7 @@ def capabilities() -> tuple[float, ...]:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
         return ()
     try:
-        return tuple(float(capability) for _, capability in devices.ask("gpu=index,compute_cap"))
+        return tuple(float(capability) for _, capability in ask_nvidia_smi("gpu=index,compute_cap"))
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 
@@ -136,7 +137,7 @@ def launched(setup: Setup) -> None:
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
+    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
     if not gpus and not s["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return

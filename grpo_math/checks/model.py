@@ -3,41 +3,19 @@
 Does not load weights or a tokenizer. A request to the Hub waits a few seconds at most.
 """
 
-import os
 import re
 from collections.abc import Sequence
 
-from grpo_math.checks.services import SECONDS, offline
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.generation.models import model_path, refuse_missing_folder
+from grpo_math.generation.models import config_file
 from grpo_math.planner.model import wanted_modules
-from grpo_math.reading import is_folder
+from grpo_math.reading import read_json
 
 
 def model(setup: Setup) -> None:
     """The model is a folder with a config.json, or is on the Hub or in its cache."""
-    name = model_path(setup.settings["model_name_or_path"])
-    refuse_missing_folder("model_name_or_path", name)
-    if is_folder(name):
-        _ = setup.model_config  # raises for a config.json that is missing or cannot be read
-    else:
-        _check_hub(name, setup.settings["model_revision"])
-
-
-def _check_hub(name: str, revision: str) -> None:
-    """Check that the Hub, or its cache, has the model's config.json."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from huggingface_hub import hf_hub_download
-
-    try:
-        hf_hub_download(name, "config.json", revision=revision, etag_timeout=SECONDS)
-    # The Hub's client raises a dozen kinds of errors for a wrong name or a broken network.
-    except Exception as error:
-        why = "HF_HUB_OFFLINE is set" if offline() else type(error).__name__
-        reason = f"is neither a folder here nor in the Hub's cache, and did not come from the Hub ({why})"
-        remedy = "give a folder, a Hub id, or 'embedded'; hf auth login for a private model"
-        raise ConfigError("model_name_or_path", name, reason, remedy) from None
+    read_json(config_file(setup.settings["model_name_or_path"], setup.settings["model_revision"]))
 
 
 def adapter(setup: Setup) -> None:

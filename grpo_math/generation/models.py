@@ -33,6 +33,32 @@ def refuse_missing_folder(field: str, name: str) -> None:
         raise ConfigError(field, name, "is not a folder", near(path) or "give a folder, a Hub id, or 'embedded'")
 
 
+def config_file(name: str | None, revision: str = "main", offline: bool = False) -> Path:
+    """Return the path of a model's config.json: in its folder, in the Hub's cache, or downloaded.
+
+    Raises `ConfigError`. Waits a few seconds for the Hub at most, and not at all if ``offline``.
+    """
+    path = model_path(name)
+    refuse_missing_folder("model_name_or_path", path)
+    if is_folder(path):
+        file = home(path) / "config.json"
+        if not file.exists():
+            raise ConfigError("model_name_or_path", name, "has no config.json", "give the folder of a model")
+        return file
+    # huggingface_hub reads the variable when it is imported.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, "config.json", revision=revision, etag_timeout=5, local_files_only=offline))
+    # The Hub's client raises a dozen kinds of errors, for a bad name and for a broken network.
+    except Exception as error:
+        cause = type(error.__cause__ or error).__name__
+        reason = f"is neither a folder here nor in the Hub's cache, and did not come from the Hub ({cause})"
+        remedy = "give a folder, a Hub id, or 'embedded'; hf auth login for a private model"
+        raise ConfigError("model_name_or_path", name, reason, remedy) from None
+
+
 def base_of_adapter(folder: str | Path) -> str | None:
     """Return the base model in an adapter's configuration, or None if the folder has no adapter."""
     try:

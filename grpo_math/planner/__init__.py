@@ -9,8 +9,7 @@ Does not load weights. Only the process of measure.py imports torch.
 """
 
 from grpo_math.planner.picture import picture
-from grpo_math.planner.plan import choose, plan, serve_layout, shipped_configs
+from grpo_math.planner.plan import choose, plan, serve_layout
 from grpo_math.planner.seconds import card_of
-from grpo_math.settings.recipe import read_recipe
 
-__all__ = ["card_of", "choose", "picture", "plan", "read_recipe", "serve_layout", "shipped_configs"]
+__all__ = ["card_of", "choose", "picture", "plan", "serve_layout"]

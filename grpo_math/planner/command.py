@@ -6,7 +6,7 @@ import sys
 from grpo_math import planner
 from grpo_math.errors import ConfigError
 from grpo_math.run.streams import Answer
-from grpo_math.settings.accelerate import accelerate_config
+from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> Answer:
     answer = planner.plan(
         recipe,
         # Training tries the same configs in the same order (train/layout.py).
-        {"": accelerate_config(name)} if name else planner.shipped_configs(recipe),
+        {"": accelerate_config(name)} if name else shipped_configs(recipe),
         card,
         # A named card need not be in this machine, so the GPUs of this machine do not count.
         gpus=args.gpus or (1 if card else None),

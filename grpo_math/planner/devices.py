@@ -5,8 +5,6 @@
 Does not start anything, and does not change the recipe.
 """
 
-import os
-import subprocess
 from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
@@ -15,16 +13,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, weights
 from grpo_math.planner.settings import Json, Settings
 from grpo_math.planner.work import Machine
-
-LOCAL = ("0.0.0.0", "127.0.0.1", "localhost")
-
-
-class Gpu(NamedTuple):
-    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused)."""
-
-    number: int
-    gb: float
-    used_by: str
+from grpo_math.settings.vllm import elsewhere, sends_adapter
 
 
 class Layout(NamedTuple):
@@ -95,22 +84,6 @@ def arrange(
     return Layout("server", policy, server, tp, why, idle)
 
 
-def elsewhere(settings: Settings) -> str:
-    """Return the address of an external server in the recipe, or "" if the run has to start a server.
-
-    >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
-    ('http://node1:8000', '')
-    """
-    # TRL's default host, 0.0.0.0, means a server on this machine.
-    host = settings.get("vllm_server_host") or "0.0.0.0"
-    return settings.get("vllm_server_base_url") or ("" if host in LOCAL else host)
-
-
-def sends_adapter(settings: Settings) -> bool:
-    """Return True if only the adapter is sent to the server. Otherwise TRL sends all weights over NCCL."""
-    return bool(settings["use_peft"]) and settings.get("vllm_sync", "adapter") == "adapter"
-
-
 def server_ranks(settings: Settings, gpus: int, need: int, sizes: list[int]) -> tuple[int, int]:
     """Return (GPUs of ``gpus`` that a server can use, tensor parallel size); ``need`` GPUs hold the model.
 
@@ -139,43 +112,3 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
     held = weights(shape, settings, 2) + sequence_bytes(shape, {**settings, "vllm_max_model_length": tokens}, prompt)
     fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * machine.gpu_bytes)
     return next(fits, sizes[-1]), sizes
-
-
-def here() -> tuple[int, float]:
-    """Return (GPUs that this process may use, GB of the smallest), or (0, 0.0) without a GPU."""
-    gpus = visible()
-    return len(gpus), min((gpu.gb for gpu in gpus), default=0.0)
-
-
-def visible() -> list[Gpu]:
-    """Return the GPUs of this machine in CUDA_VISIBLE_DEVICES, in its order; none if nvidia-smi fails.
-
-    As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
-    on it. A container may hide the processes, so it also counts as used if over a tenth of its memory is taken.
-    """
-    gpus = {}
-    try:
-        processes = ask("compute-apps=gpu_uuid,pid")
-        for index, uuid, total, used in ask("gpu=index,uuid,memory.total,memory.used"):
-            pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
-            taken = used.isdigit() and int(used) > int(total) / 10
-            by = f"process {pids}" if pids else f"something that holds {int(used) / 1024:.1f} GB" if taken else ""
-            gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return []
-    if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
-        return list(gpus.values())
-    chosen: list[Gpu] = []
-    for name in map(str.strip, selection.split(",")):
-        matches = [gpu for uuid, gpu in gpus.items() if name == str(gpu.number) or (name and uuid.startswith(name))]
-        if len(matches) != 1 or matches[0] in chosen:
-            break
-        chosen += matches
-    return chosen
-
-
-def ask(query: str) -> list[list[str]]:
-    """Return nvidia-smi's rows with two or more columns. Raises OSError or SubprocessError if it fails."""
-    command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    return [[word.strip() for word in line.split(",")] for line in output.splitlines() if "," in line]

@@ -20,8 +20,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
+from grpo_math.generation.models import config_file
 from grpo_math.planner.settings import Json, NotPlanned, Settings
 from grpo_math.reading import read_json
 
@@ -70,8 +71,6 @@ def shape_of(source: str, config: Settings, measures: bool = True) -> Shape:
     if method != "mxfp4":
         reason = f"is stored quantised by {method!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
-    if not config.get("model_type"):
-        raise ConfigError("model_name_or_path", source, "has no model_type in its config.json", "check its config.json")
     ask = partial(measured, source, plain(config), measures=measures)
     return Shape(measured=ask, **ask(None))
 
@@ -150,34 +149,10 @@ def _ask(source: str, config: Json, how: Json | None) -> Json:
         raise UserError(f"{source} could not be measured: python -m grpo_math.planner.measure says why") from None
 
 
-# config.json
-
-
 def read_config(name: str | None, revision: str = "main", offline: bool = False) -> Json:
-    """Return the config.json of a local folder, a shipped model or the Hub, in this order. Raises `UserError`."""
-    if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
+    """Return the config.json of a shipped model, of a local folder or of the Hub. Raises `UserError`."""
     # A model and its post-trained form have the same shape.
-    base, folder = re.sub("-(Instruct|it|Base)$", "", name), Path(name)
-    if base in stored("shapes.json") and not folder.is_dir():
+    base = re.sub("-(Instruct|it|Base)$", "", name or "")
+    if base in stored("shapes.json") and not Path(base).is_dir():
         return stored("shapes.json")[base]
-    path = folder / "config.json" if folder.is_dir() else _download(name, revision, offline)
-    if not path.exists():
-        raise ConfigError("model_name_or_path", name, "has no config.json", "give the folder of a model")
-    config: Json = read_json(path)
-    return config
-
-
-def _download(name: str, revision: str, offline: bool) -> Path:
-    # huggingface_hub reads the variable when it is imported.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=offline))
-    except Exception as error:
-        # The Hub's client raises many exception types, from a bad name to no network. Each means: no config.json.
-        raise UserError(
-            f"model_name_or_path={name!r} is not a folder here nor a shipped shape, and its config.json did not come "
-            f"from the Hub ({first_line(error)}): give a folder that holds its config.json"
-        ) from None
+    return dict(read_json(config_file(name, revision, offline)))

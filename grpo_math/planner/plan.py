@@ -16,19 +16,15 @@ from grpo_math.planner.model import read_config, shape_of
 from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
+from grpo_math.run.gpus import count_and_gb
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.arguments import needing_whole
-from grpo_math.settings.recipe import read_recipe
-from grpo_math.settings.shipped import accelerate_file
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
 # Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
-# Accelerate configs, in the order in which they are tried if plain data parallelism does not fit.
-ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
 class Counted:
@@ -48,7 +44,7 @@ class Counted:
             raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
         self.sequence = machine.prompt + settings["max_completion_length"]
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
-        self.layout = devices.arrange(settings, machine.gpus, sizes, partial(divides, settings, given))
+        self.layout = devices.arrange(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
         precise = memory.precision(settings, zero, config)
@@ -143,19 +139,6 @@ def plan(
     return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None, "seconds": timed}
 
 
-def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:
-    """Return the accelerate configs that `grpo-math train` tries, in order. The first is no config.
-
-    >>> list(shipped_configs({}))
-    ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
-    """
-    if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
-        return {"": None}
-    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
-    names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
-    return {"": None, **{name: read_recipe(accelerate_file(name)) for name in names}}
-
-
 def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, Counted]:
     """Return (name, plan) of the first of the accelerate ``configs`` that fits. If none fits, return the first one.
 
@@ -209,7 +192,7 @@ def _read(
         # On a CPU the processes share main memory: it takes the place of a GPU's memory.
         gpus, gpu_gb = int(says.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
-        available, size = devices.here()
+        available, size = count_and_gb()
         gpus, gpu_gb, option = gpus or available, gpu_gb or size, "gpu_memory" if gpus else "gpus"
         if not available:
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
@@ -218,13 +201,6 @@ def _read(
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate), settings
-
-
-def divides(settings: Settings, given: set[str], processes: int) -> bool:
-    """Return True if the batch can be divided evenly by a number of processes."""
-    with suppress(ConfigError):
-        return batch.plan(settings, given, processes).processes > 0
-    return False
 
 
 # Suggested changes

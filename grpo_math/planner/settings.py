@@ -6,13 +6,11 @@ Does not check fields that do not affect memory (training checks them), and deci
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
-from grpo_math.settings.fields import fields
+from grpo_math.errors import ConfigError
+from grpo_math.settings.fields import defaults
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
 Json = dict[str, Any]
-
-DEFAULTS: Json = {name: field.default for name, field in fields().items()}
 
 
 class NotPlanned(ConfigError):
@@ -24,7 +22,6 @@ OPTIMIZERS = (
     *("paged_adamw_8bit", "paged_adamw_32bit", "sgd"),
 )
 UNKNOWN = ("fsdp", "bnb_4bit_quant_storage", "load_in_8bit", "pack_updates")
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def resolve(recipe: Settings) -> Json:
@@ -40,17 +37,13 @@ def resolve(recipe: Settings) -> Json:
     grpo_math.planner.settings.NotPlanned: optim='adamw' is not known to the plan: use one of adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
-    settings = {**DEFAULTS, **recipe}
-    init = settings["model_init_kwargs"]
-    if isinstance(init, Mapping):
-        settings |= {name: init[name] for name in ("dtype", "attn_implementation") if init.get(name)}
-    one_of("dtype", settings["dtype"], DTYPES)
+    settings = {**defaults(), **recipe}
     kernel = settings["attn_implementation"] or "sdpa"
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {
         "attn_implementation": (kernel == "sdpa" or "flash" in str(kernel), "use sdpa or flash_attention_2"),
         "optim": (settings["optim"] in OPTIMIZERS, optimizers),
-        **{name: (settings[name] in (None, DEFAULTS[name]), "leave it out to plan the rest") for name in UNKNOWN},
+        **{name: (settings[name] in (None, defaults()[name]), "leave it out to plan the rest") for name in UNKNOWN},
     }
     for name, (known, remedy) in refusals.items():
         if not known:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.reading import read_json, reading
+from grpo_math.settings.arguments import needing_whole
 from grpo_math.settings.shipped import accelerate_file, find
 from grpo_math.yaml_files import read_yaml
 
 OFFLOAD = ("offload_optimizer", "offload_param")
+# The shipped configs, in the order in which they are tried if plain data parallelism does not fit.
+ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
 def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -45,3 +48,16 @@ def accelerate_config(name: str) -> dict[str, Any]:
         config = dict(read_yaml(path))
         int(config.get("num_processes") or 1)
     return config
+
+
+def shipped_configs(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+    """Return the accelerate configs that `grpo-math train` tries, in order. The first is no config.
+
+    >>> list(shipped_configs({}))
+    ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
+    """
+    if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
+        return {"": None}
+    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
+    names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
+    return {"": None, **{name: accelerate_config(name) for name in names}}

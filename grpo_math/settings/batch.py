@@ -10,6 +10,7 @@ Does not know how many rows fit into memory: the caller gives a limit. Does not 
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
@@ -138,6 +139,13 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
         remedy = f"use {fewer}, or {name}={nearest(times, generations // math.gcd(generations, processes * rows))}"
         raise ConfigError("per_device_train_batch_size", rows, reason, remedy)
     return batch
+
+
+def divides(settings: Mapping[str, Any], given: Collection[str], processes: int) -> bool:
+    """Return True if the batch can be divided evenly by a number of processes."""
+    with suppress(ConfigError):
+        return plan(settings, given, processes).processes > 0
+    return False
 
 
 def batch_of(settings: Mapping[str, Any], processes: int) -> Batch:

@@ -147,6 +147,11 @@ def fields() -> dict[str, Field]:
     return by_name | {name: by_name[name]._replace(default=default) for name, default in OURS.items()}
 
 
+def defaults() -> dict[str, Any]:
+    """Return the default of every field, by name."""
+    return {name: field.default for name, field in fields().items()}
+
+
 @functools.cache
 def _classes(package: str, file: str) -> dict[str, ast.ClassDef]:
     """Return the syntax trees of the classes of a file, by name."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import from_json, home, read_text
 from grpo_math.run.redact import ENDINGS, is_secret
-from grpo_math.settings.fields import Field, fields
+from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
@@ -78,7 +78,7 @@ def read(argv: Sequence[str]) -> Recipe:
         except UserError as problem:
             problems.append(problem)
     # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
-    values = {name: field.default for name, field in fields().items()} | checked
+    values = defaults() | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
 

@@ -21,9 +21,8 @@ from typing import Any
 from grpo_math.errors import UserError
 from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
-from grpo_math.planner import devices
-from grpo_math.planner.devices import Gpu, Layout
-from grpo_math.planner.settings import DEFAULTS
+from grpo_math.planner.devices import Layout
+from grpo_math.run.gpus import Gpu
 from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, ended_by_signals, handling, leave_lost_terminal
@@ -31,8 +30,9 @@ from grpo_math.run.streams import say
 from grpo_math.settings import shipped
 from grpo_math.settings.groups import most_used
 from grpo_math.settings.recipe import read
+from grpo_math.settings.vllm import sends_adapter, starts_server
 from grpo_math.train import here
-from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, starts_server
+from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used
 from grpo_math.train.serve import group_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
@@ -94,7 +94,7 @@ def _launch(
         command = _training(fields, config, layout.policy)
         training = Kept(command, environment=environment(used[layout.server :]))
         stack.callback(training.stop)
-        code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
+        code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.
         if config is None and code == 128 + signal.SIGKILL:
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)

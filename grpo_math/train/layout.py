@@ -13,18 +13,15 @@ from typing import Any, NamedTuple
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices
-from grpo_math.planner.devices import Gpu, Layout
-from grpo_math.planner.plan import divides
-from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.planner.devices import Layout
+from grpo_math.planner.settings import NotPlanned
+from grpo_math.run.gpus import Gpu, visible_gpus
 from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.streams import say
 from grpo_math.settings import accelerate
+from grpo_math.settings.batch import divides
+from grpo_math.settings.fields import defaults
 from grpo_math.settings.shipped import accelerate_file
-
-
-def starts_server(recipe: Mapping[str, Any]) -> bool:
-    uses_server = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
-    return bool(uses_server) and not devices.elsewhere(recipe)
 
 
 def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
@@ -33,7 +30,7 @@ def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
         if count:
             raise ConfigError("gpus", count, "contradicts use_cpu=True", "leave one of them out")
         return []
-    gpus = devices.visible()
+    gpus = visible_gpus()
     if count is not None and not 0 < count <= len(gpus):
         reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
         raise ConfigError("gpus", count, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
@@ -91,7 +88,7 @@ def _planned(
     """Return the layout, the accelerate config that was asked for or is the first that fits, and what may not fit."""
     configs: dict[str, Config | None] = {"": asked}
     if asked is None and _installed("deepspeed"):
-        configs |= {name: _config(name) for name in planner.shipped_configs(recipe) if name}
+        configs |= {name: _config(name) for name in accelerate.shipped_configs(recipe) if name}
     contents = {name: config.says if config else None for name, config in configs.items()}
     try:
         # The plan counts all GPUs alike, so the smallest one decides.
@@ -104,7 +101,7 @@ def _planned(
 
 def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     """Return the layout of a recipe whose memory is unknown. The recipe gives the server's number of GPUs."""
-    settings = {**DEFAULTS, **recipe}
+    settings = {**defaults(), **recipe}
     size = settings["vllm_tensor_parallel_size"]
     layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
     return layout._replace(why="the plan does not know this recipe's memory")

@@ -30,7 +30,6 @@ from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-from grpo_math.planner.settings import DEFAULTS
 from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
@@ -45,6 +44,7 @@ from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_si
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
 from grpo_math.settings.shipped import find
+from grpo_math.settings.vllm import generates
 from grpo_math.train import heldout
 from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import trainer_of
@@ -339,9 +339,8 @@ def _lay_out_memory(stated: dict[str, Any]) -> None:
 
     vLLM's sleep mode does not work with such segments.
     """
-    colocated = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
     # torch reads both names, so this value could win over the one that the user has set under the new name.
-    if not colocated and "PYTORCH_ALLOC_CONF" not in os.environ:
+    if generates(stated) != "colocate" and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 

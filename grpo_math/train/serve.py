@@ -15,15 +15,17 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
 from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
-from grpo_math.planner import devices
-from grpo_math.planner.devices import Gpu, Layout
-from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.planner.devices import Layout
+from grpo_math.planner.settings import NotPlanned
+from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import free_port, port_is_free
 from grpo_math.run.signals import ended_by_signals
 from grpo_math.run.streams import Answer, say
+from grpo_math.settings.fields import defaults
 from grpo_math.settings.recipe import read
+from grpo_math.settings.vllm import generates, sends_adapter, starts_server
 from grpo_math.train import vllm_env
-from grpo_math.train.layout import environment, gpus_of, refuse_used, roles, starts_server
+from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
 
 PORT = 8000
 
@@ -46,12 +48,12 @@ def run(args: argparse.Namespace) -> Answer | int:
         return 0
     recipe = read(args.fields).sound().stated()
     if args.check:
-        sent = "adapter" if devices.sends_adapter({**DEFAULTS, **recipe}) else "weights"
+        sent = "adapter" if sends_adapter(recipe) else "weights"
         answer = sent if starts_server(recipe) else "none"
         return Answer({"server": answer}, answer)
     if args.json:
         raise UserError("--json would be ignored without --check: leave it out")
-    if not recipe.get("use_vllm") or recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) != "server":
+    if generates(recipe) != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
     gpus = gpus_of(recipe, args.gpus)
     refuse_used(gpus)
@@ -92,8 +94,8 @@ def start_of(
     more: Sequence[str] = (),
 ) -> Start:
     """Return how to start a recipe's server on these GPUs, or on the CPU. ``more``: options of ``vllm serve``."""
-    settings = {**DEFAULTS, **recipe}
-    adapter = devices.sends_adapter(settings)
+    settings = {**defaults(), **recipe}
+    adapter = sends_adapter(settings)
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
     if settings["load_in_4bit"]:  # as the trainer loads the model
@@ -142,6 +144,6 @@ def free_or_refused(name: str, port: int) -> int:
 
 def group_port(recipe: Mapping[str, Any]) -> list[str]:
     """Return the option for the second port, of TRL's weight transfer, if its default 51216 is taken."""
-    if recipe.get("vllm_group_port") or devices.sends_adapter({**DEFAULTS, **recipe}) or port_is_free(51216):
+    if recipe.get("vllm_group_port") or sends_adapter(recipe) or port_is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import UserError
-from grpo_math.planner import model, plan, read_recipe, shipped_configs
+from grpo_math.planner import model, plan
 from grpo_math.planner.memory import Precision, how_of
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import MOST_TILES
+from grpo_math.settings.accelerate import shipped_configs
+from grpo_math.settings.recipe import read_recipe
 
 HALF, FOUR_BIT, ZERO = Precision(2, 4, True), Precision(2, 2, True), Precision(2, 2, False)
 FULL = Precision(4, 4, True)

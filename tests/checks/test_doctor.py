@@ -29,7 +29,9 @@ ONE_OF_EACH_CHECK = list(
     }.values()
 )
 # What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
-LACKING = re.compile(r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub")
+LACKING = re.compile(
+    r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub|did not come"
+)
 
 REWARDS = """
 def raises(completions, **columns):

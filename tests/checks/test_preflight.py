@@ -317,7 +317,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             {},
             [
                 "error: model_name_or_path='me/mine' is neither a folder here nor in the Hub's cache, and did not come "
-                "from the Hub (HF_HUB_OFFLINE is set). Remedy: give a folder, a Hub id, or 'embedded'; hf auth login fo"
+                "from the Hub (OfflineModeIsEnabled). Remedy: give a folder, a Hub id, or 'embedded'; hf auth login"
             ],
         ),
     ],
@@ -491,8 +491,8 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
     gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
-    monkeypatch.setattr(machine.devices, "ask", lambda query: gpus)
-    replaced = {"gpu": (machine.devices, "here"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
+    monkeypatch.setattr(machine, "ask_nvidia_smi", lambda query: gpus)
+    replaced = {"gpu": (machine, "count_and_gb"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:

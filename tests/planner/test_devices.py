@@ -1,68 +1,9 @@
-"""GPUs as nvidia-smi lists them, and layouts of any number of them."""
+"""Layouts of any number of GPUs."""
 
-import pytest
-
-from grpo_math.planner import devices, serve_layout
-from grpo_math.planner.devices import Gpu
+from grpo_math.planner import serve_layout
 
 LORA = {"dtype": "bfloat16", "use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 LORA |= {"prompts_per_step": 16, "per_device_train_batch_size": 8}
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program of that name, alone in PATH but for the system's."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def says(gpus: str, processes: str = "", code: int = 0) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(
-            f"#!/bin/sh\ncase $1 in *apps*) printf '{processes}';; *) printf '{gpus}';; esac\nexit {code}\n"
-        )
-        program.chmod(0o755)
-
-    return says
-
-
-THREE = "0, GPU-aa, 24576, 3\\n1, GPU-ab, 24576, 9000\\n2, GPU-bb, 81920, 500\\n"
-
-
-def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
-    nvidia_smi(THREE, "GPU-bb, 12\\nGPU-bb, 13\\n")
-    idle, held, used = devices.visible()
-    assert idle == Gpu(0, 24.0, "")
-    assert held.used_by == "something that holds 8.8 GB", "as in a container, which hides the processes of others"
-    assert used.used_by == "process 12, 13"
-    assert devices.here() == (3, 24.0)
-
-
-@pytest.mark.parametrize(
-    ("expected", "numbers"),
-    [
-        ("2,0", [2, 0]),
-        ("GPU-b,1", [2, 1]),
-        ("", []),
-        ("-1", []),
-        ("0,7,1", [0]),
-        ("1,1", [1]),
-        ("GPU-a", []),
-        ("0", [0]),
-    ],
-)
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(expected, numbers, nvidia_smi, monkeypatch):
-    nvidia_smi(THREE)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", expected)
-    assert [gpu.number for gpu in devices.visible()] == numbers
-
-
-@pytest.mark.parametrize(
-    ("gpus", "code"), [("", 0), ("No devices were found\\n", 6), ("0, GPU-aa, [N/A], [N/A]\\n", 0), (THREE, 1)]
-)
-def test_where_nvidia_smi_says_nothing_there_are_none(gpus, code, nvidia_smi):
-    nvidia_smi(gpus, code=code)
-    assert devices.visible() == []
-    assert devices.here() == (0, 0.0)
 
 
 def test_a_server_alone_takes_every_gpu_that_it_can():

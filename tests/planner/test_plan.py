@@ -18,6 +18,7 @@ from grpo_math.cli import main
 from grpo_math.planner import card_of, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.seconds import COMPUTE
+from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
@@ -151,7 +152,6 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
         ({"use_peft": False, "load_in_4bit": True}, [*ONE, "24"], "load_in_4bit=True"),
         ({"fsdp": "full_shard"}, [*ONE, "24"], "fsdp='full_shard'"),
         ({"attn_implementation": "eager"}, [*ONE, "24"], "attn_implementation='eager'"),
-        ({"model_init_kwargs": {"attn_implementation": "eager"}}, [*ONE, "24"], "attn_implementation='eager'"),
         ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
         ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
         (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
@@ -160,7 +160,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (0, 0.0))
+    monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["plan", "--config", recipe(**fields), *options]) == 2
     out, err = capsys.readouterr()
@@ -170,7 +170,7 @@ def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, c
 
 
 def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (2, 24.0))
+    monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
     assert main(["plan", "--config", recipe(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 

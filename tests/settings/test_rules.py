@@ -6,11 +6,11 @@ from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.settings import rules
-from grpo_math.settings.fields import fields
+from grpo_math.settings.fields import defaults, fields
 from grpo_math.settings.rules import OF_TRAINER, RULES, Rule, violations
 from grpo_math.trainer.config import MathGRPOConfig
 
-DEFAULTS = {name: field.default for name, field in fields().items()} | {"output_dir": "run"}
+DEFAULTS = defaults() | {"output_dir": "run"}
 # Values to try for fields whose kind does not suggest one that breaks a rule.
 VALUES = {
     "accelerator_config": [{"split_batches": True}],

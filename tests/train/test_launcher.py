@@ -28,8 +28,9 @@ from waiting import adopting, alive, kill, until
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.generation.server import SUPPORTED
-from grpo_math.planner.devices import Gpu, Layout
+from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
+from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import STOPPING, handling
 from grpo_math.train import launcher, layout, ranks, serve, vllm_env

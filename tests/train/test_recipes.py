@@ -16,7 +16,8 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_
 from grpo_math import planner
 from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
-from grpo_math.planner.devices import Gpu
+from grpo_math.run.gpus import Gpu
+from grpo_math.settings.accelerate import accelerate_config
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
 from grpo_math.train import layout
@@ -89,7 +90,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
     given = read(["--config", str(path), *settings.split()]).sound().stated()
-    config = planner.read_recipe(f"accelerate_configs/{accelerate}.yaml")
+    config = accelerate_config(accelerate)
     assert planner.plan(given, {"": config}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 

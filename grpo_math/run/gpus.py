@@ -1,0 +1,56 @@
+"""The GPUs of this machine, as nvidia-smi lists them.
+
+Does not import torch, which would take memory of each GPU.
+"""
+
+import os
+import subprocess
+from typing import NamedTuple
+
+
+class Gpu(NamedTuple):
+    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused)."""
+
+    number: int
+    gb: float
+    used_by: str
+
+
+def count_and_gb() -> tuple[int, float]:
+    """Return (GPUs that this process may use, GB of the smallest), or (0, 0.0) without a GPU."""
+    gpus = visible_gpus()
+    return len(gpus), min((gpu.gb for gpu in gpus), default=0.0)
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs of this machine in CUDA_VISIBLE_DEVICES, in its order; none if nvidia-smi fails.
+
+    As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
+    on it. A container may hide the processes, so it also counts as used if over a tenth of its memory is taken.
+    """
+    gpus = {}
+    try:
+        processes = ask_nvidia_smi("compute-apps=gpu_uuid,pid")
+        for index, uuid, total, used in ask_nvidia_smi("gpu=index,uuid,memory.total,memory.used"):
+            pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
+            taken = used.isdigit() and int(used) > int(total) / 10
+            by = f"process {pids}" if pids else f"something that holds {int(used) / 1024:.1f} GB" if taken else ""
+            gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return list(gpus.values())
+    chosen: list[Gpu] = []
+    for name in map(str.strip, selection.split(",")):
+        matches = [gpu for uuid, gpu in gpus.items() if name == str(gpu.number) or (name and uuid.startswith(name))]
+        if len(matches) != 1 or matches[0] in chosen:
+            break
+        chosen += matches
+    return chosen
+
+
+def ask_nvidia_smi(query: str) -> list[list[str]]:
+    """Return nvidia-smi's rows with two or more columns. Raises OSError or SubprocessError if it fails."""
+    command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return [[word.strip() for word in line.split(",")] for line in output.splitlines() if "," in line]

@@ -1,0 +1,43 @@
+"""The vLLM of a recipe: which process runs it, and what training sends to it.
+
+Does not contact a server.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_math.settings.fields import defaults
+
+LOCAL = ("0.0.0.0", "127.0.0.1", "localhost")
+
+
+def generates(recipe: Mapping[str, Any]) -> str:
+    """Return what generates the completions: transformers, or vLLM in ``vllm_mode`` colocate or server.
+
+    >>> generates({}), generates({"use_vllm": True, "vllm_mode": "server"})
+    ('transformers', 'server')
+    """
+    settings = {**defaults(), **recipe}
+    return str(settings["vllm_mode"]) if settings["use_vllm"] else "transformers"
+
+
+def starts_server(recipe: Mapping[str, Any]) -> bool:
+    """Return True if a run of the recipe has to start a vLLM server on this machine."""
+    return generates(recipe) == "server" and not elsewhere(recipe)
+
+
+def elsewhere(recipe: Mapping[str, Any]) -> str:
+    """Return the address of an external server in the recipe, or "" if the run has to start a server.
+
+    >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
+    ('http://node1:8000', '')
+    """
+    # TRL's default host, 0.0.0.0, means a server on this machine.
+    host = recipe.get("vllm_server_host") or "0.0.0.0"
+    return recipe.get("vllm_server_base_url") or ("" if host in LOCAL else host)
+
+
+def sends_adapter(recipe: Mapping[str, Any]) -> bool:
+    """Return True if only the adapter is sent to the server. Otherwise TRL sends all weights over NCCL."""
+    settings = {**defaults(), **recipe}
+    return settings["use_peft"] and settings["vllm_sync"] == "adapter"
