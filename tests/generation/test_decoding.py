@@ -176,6 +176,12 @@ def test_what_the_loop_does_not_know_is_left_to_transformers(settings, model, gr
     assert plain == ours
 
 
+def test_layers_on_two_devices_are_left_to_transformers(model, grouped):
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    plain, ours, _ = both(model, grouped(), **SAMPLED)
+    assert plain == ours
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_logits_without_a_distribution_are_an_error_as_in_multinomial(value, model, grouped):
     model.lm_head.weight.data[9] = value

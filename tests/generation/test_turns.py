@@ -49,6 +49,7 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(conversation, ow
 def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
     own_tokenizer.chat_template = qwen3_chat_template
     conversation = Conversation(own_tokenizer, [add])
+    assert conversation.chat_template not in (None, qwen3_chat_template)  # TRL's, to which results can be appended
 
     def calls(inside):
         output = conversation.message(own_tokenizer.encode(f"<tool_call>{inside}</tool_call>{END}"), [])
