@@ -331,11 +331,3 @@ def test_processes_on_a_cpu_share_its_memory():
     stored = {"base_weights": 80_000, "optimizer_state": 160_000, "gradient_buckets_and_NCCL": 80_000}
     assert phases["generation"] == {**stored, "processes": 4 * machine.GB}
     assert main == {"processes": 4 * machine.GB, "activations": 2 * 10 * 11 * 8 * 4}
-
-
-def test_vllm_has_room_for_a_sequence_even_beyond_its_share():
-    settings = {**resolve(ADAPTER), "vllm_tensor_parallel_size": 2}
-    terms = memory.vllm(TINY, settings, 0, 10)
-    assert terms == {"vLLM_weights": 10_000, "vLLM_KV_cache": 4 + 64 * 20, "vLLM_overhead": machine.GB}
-    lengths = [memory.context_length(replace(TINY, max_tokens=most), settings, 10) for most in (64, None)]
-    assert lengths == [64, 10 + 512]
