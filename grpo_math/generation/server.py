@@ -133,6 +133,15 @@ class Server:
     """A client of one server. ``timeout`` and ``retries`` are `run.http.Client`'s; ``api_key``: default VLLM_API_KEY.
 
     Every method raises `ServerError` in one line. Proxies of the environment are not used.
+
+    >>> Server("http://ada:secret@host")
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: vllm_server_base_url='***' is not an address, or holds a user or password: give one \
+such as http://127.0.0.1:8000
+    >>> Server("localhost")
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: vllm_server_base_url='localhost' is not an address, or holds a user or password: \
+give one such as http://127.0.0.1:8000
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:

@@ -40,12 +40,9 @@ def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, caps
     assert shape_of(family, config).layers == 2
 
 
-@pytest.mark.parametrize(("text", "named"), [("not json", r"config\.json"), (None, r"has no config\.json")])
-def test_a_config_that_cannot_be_had_is_one_line(text, named, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+@pytest.mark.parametrize(("text", "error"), [("not json", r"config\.json"), (None, r"has no config\.json")])
+def test_a_folder_without_a_config_that_can_be_read_is_an_error(text, error, tmp_path):
     if text:
         (tmp_path / "config.json").write_text(text)
-    for name, message in ((str(tmp_path), named), ("nobody/nothing-of-that-name", "nobody/nothing-of-that-name")):
-        with pytest.raises(UserError, match=message) as refused:
-            read_config(name)
-        assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match=error):
+        read_config(str(tmp_path))
