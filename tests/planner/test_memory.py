@@ -105,10 +105,6 @@ def test_the_dtypes_are_those_that_trl_and_peft_load(recipe, deepspeed, expected
     assert memory.precision(resolve(recipe), Zero(deepspeed, 64), deepspeed) == expected
 
 
-def batch_of(processes: int = 1) -> Batch:
-    return Batch(generations=8, processes=processes, rows=8, steps=4, rollout=32)
-
-
 # What follows is counted by hand: a model of 10,000 parameters, with 6,400 of them in linear maps.
 MEASURED = {
     "forward": [1000, 10, 1],  # bytes per (1, tokens, keys)
@@ -120,6 +116,7 @@ MEASURED = {
 SIZES = {"layers": 10, "hidden": 8, "vocab": 100, "total": 10_000, "matrices": 6_400, "largest": 640}
 TINY = replace(SHAPE, measured=lambda how: MEASURED, max_tokens=64, tied=True, cache=(4, 20), **SIZES)
 ON_4 = Machine(TINY, gpus=1, gpu_bytes=4 * machine.GB, cpu_bytes=4 * machine.GB, prompt=10, accelerate=None)
+BATCH = Batch(generations=8, processes=1, rows=8, steps=4, rollout=32)
 ADAPTER = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0}
 WORK = [(3, [4, 4])]  # 11 tokens, 17 gathered keys, 8 scored tokens
 
@@ -283,7 +280,7 @@ def test_the_fullest_moment_of_an_update_by_hand(recipe, measured, vocab, expect
 )
 def test_generation_by_transformers_by_hand(recipe, prompt, cache, sampling):
     settings, _, precise = read({**ADAPTER, "max_completion_length": 66, **recipe})
-    terms = memory.transformers_generation(ON_4._replace(prompt=prompt), settings, precise, batch_of(2))
+    terms = memory.transformers_generation(ON_4._replace(prompt=prompt), settings, precise, BATCH._replace(processes=2))
     assert terms == {"KV_cache": cache, "prefill_and_sampling": sampling}
 
 
@@ -292,26 +289,39 @@ CACHE = 2 * machine.GB - memory.VLLM_OVERHEAD - 20_000  # half of 4 GB, without 
 
 
 @pytest.mark.parametrize(
-    ("recipe", "deepspeed", "generates", "expected"),
+    ("recipe", "deepspeed", "generates", "processes", "expected"),
     [
         # 4% of base, adapter, gradients, optimizer, activations and head.
-        (ADAPTER, None, "server", {"fragmentation": (23_994, 2_384), "CUDA_context": (memory.CONTEXT,) * 2}),
-        (VLLM, None, "colocate", {"vLLM_KV_cache": (CACHE, CACHE), "fragmentation": (46_788, 4_648)}),
-        ({**VLLM, "vllm_enable_sleep_mode": True}, None, "colocate", {"vLLM_KV_cache": (None, CACHE)}),
-        (ADAPTER, zero(3), "transformers", {"weights_gathered_by_ZeRO-3": (20_000, 20_000)}),
-        (ADAPTER, zero(3), "server", {"weights_gathered_by_ZeRO-3": (20_000, None)}),
+        (
+            ADAPTER,
+            None,
+            "server",
+            1,
+            {"fragmentation": (23_994, 2_384, None), "gradient_buckets_and_NCCL": (None,) * 3},
+        ),
+        (ADAPTER, None, "server", 2, {"gradient_buckets_and_NCCL": (memory.COMMUNICATION + 13_200,) * 2 + (None,)}),
+        (VLLM, None, "colocate", 1, {"vLLM_KV_cache": (CACHE, CACHE, None), "fragmentation": (46_788, 4_648, None)}),
+        ({**VLLM, "vllm_enable_sleep_mode": True}, None, "colocate", 1, {"vLLM_KV_cache": (None, CACHE, None)}),
+        (ADAPTER, zero(3), "transformers", 2, {"weights_gathered_by_ZeRO-3": (20_000, 20_000, None)}),
+        (ADAPTER, zero(3), "server", 2, {"weights_gathered_by_ZeRO-3": (20_000, None, None)}),
+        # Two processes on a CPU share its memory.
+        (
+            {"use_cpu": True, "activation_offloading": True},
+            None,
+            "server",
+            2,
+            {
+                "base_weights": (80_000, 80_000, None),
+                "processes": (4 * machine.GB,) * 3,
+                "CUDA_context": (None,) * 3,
+                "activations": (2 * (2127 + 8 * 48 - 5 * 11 * 32), None, 2 * 10 * 11 * 32),
+            },
+        ),
     ],
 )
-def test_a_phase_adds_what_is_outside_the_model(recipe, deepspeed, generates, expected):
-    for processes, buckets in ((1, None), (2, memory.COMMUNICATION + 13_200)):
-        expected = expected if deepspeed else {**expected, "gradient_buckets_and_NCCL": (buckets, buckets)}
-        phases, _ = memory.phases(ON_4, *read(recipe, deepspeed), batch_of(processes), generates, Work(WORK))
-        assert {name: (phases["training"].get(name), phases["generation"].get(name)) for name in expected} == expected
-
-
-def test_processes_on_a_cpu_share_its_memory():
-    recipe = {"use_cpu": True, "activation_offloading": True}
-    phases, main = memory.phases(ON_4, *read(recipe), batch_of(2), "server", Work(WORK))
-    stored = {"base_weights": 80_000, "optimizer_state": 160_000, "gradient_buckets_and_NCCL": 80_000}
-    assert phases["generation"] == {**stored, "processes": 4 * machine.GB}
-    assert main == {"processes": 4 * machine.GB, "activations": 2 * 10 * 11 * 8 * 4}
+def test_a_phase_adds_what_is_outside_the_model(recipe, deepspeed, generates, processes, expected):
+    """Bytes in training, in generation and in main memory."""
+    batch = BATCH._replace(processes=processes)
+    phases, main = memory.phases(ON_4, *read(recipe, deepspeed), batch, generates, Work(WORK))
+    terms = {name: tuple(where.get(name) for where in (*phases.values(), main)) for name in expected}
+    assert terms == expected
