@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import UserError
-from grpo_math.planner.model import _worker, read_config, shape_of, stored
+from grpo_math.planner.model import _worker, measured, read_config, shape_of, stored
+from grpo_math.planner.settings import NotPlanned
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -27,7 +29,7 @@ def test_each_shipped_shape_has_the_published_number_of_parameters():
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["olmo2", "mixtral"])
-def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, capsys):
+def test_a_family_is_measured_exactly(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
     _worker.cache_clear()  # the line is printed when the measuring process starts
     config = {**SMALL, "model_type": family, "head_dim": 12}
@@ -36,8 +38,14 @@ def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, caps
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
     assert shape_of(family, config).total == sum(p.numel() for p in model.parameters())
     assert "measuring" in capsys.readouterr().err
-    monkeypatch.setattr("grpo_math.planner.model._ask", None)
-    assert shape_of(family, config).layers == 2
+
+
+def test_an_answer_of_the_measuring_process_is_kept_unless_it_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    monkeypatch.setattr("grpo_math.planner.model._ask", Mock(side_effect=[{"layers": 2}, {"error": "KeyError: no"}]))
+    assert [measured("mine", {"hidden_size": 8}, None) for _ in (1, 2)] == [{"layers": 2}] * 2
+    with pytest.raises(NotPlanned, match=r"'mine' cannot be measured \(KeyError: no\)"):
+        measured("mine", {}, None)
 
 
 @pytest.mark.parametrize(("text", "error"), [("not json", r"config\.json"), (None, r"has no config\.json")])
