@@ -60,14 +60,20 @@ def arrange(
     One of seven GPUs stays idle, because a server takes pairs and the batch divides by 2 and 4. Without an adapter, a
     server is one engine:
 
-    >>> arrange(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))[:4]
-    ('server', 4, 2, 2)
+    >>> seven = arrange(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
+    >>> seven[:4], seven.why[:63]
+    (('server', 4, 2, 2), "2 GPUs together hold the server's weights and a sequence; 1 sta")
     >>> arrange({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
     ('server', 5, 4, 4)
     >>> arrange(adapter, 2, lambda: (2, [2]), lambda n: True)
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
 set vllm_mode to colocate, with vllm_enable_sleep_mode
+    >>> arrange({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
+    ('colocate', 4, 0, 2)
+    >>> arrange({**adapter, "vllm_server_host": "node1"}, 4, None, None)
+    Layout(generation='server', policy=4, server=0, tensor_parallel=1, why='the server is at node1: every GPU trains', \
+idle=0)
     """
     tp = settings["vllm_tensor_parallel_size"]
     if not settings["use_vllm"]:

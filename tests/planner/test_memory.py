@@ -268,18 +268,18 @@ def test_the_fullest_moment_of_an_update_by_hand(recipe, measured, vocab, expect
 @pytest.mark.parametrize(
     ("recipe", "prompt", "cache", "sampling"),
     [
-        # At the end: 16 rows of 4 + (10 + 130) x 20 elements, a layer of ten twice, and 20 bytes for each logit.
-        ({}, 10, 89_728 + 8_972, 16 * 100 * 20),
-        # transformers keeps no free tokens: 4 + (10 + 66) x 20.
-        ({"lora_dropout": 0.1}, 10, 48_768 + 4_876, 32_000),
-        # The prefill of a later turn: 16 results of 66 tokens.
-        ({"tools": ["python"]}, 10, 89_728, 50_000 + 4 * 1056 + 1056 * 33),
+        # At the end: 16 rows of 4 + (10 + 195) x 20 elements, a layer of ten twice, and 20 bytes for each logit.
+        ({}, 10, 131_328 + 13_132, 16 * 100 * 20),
+        # transformers keeps no free tokens: 4 + (10 + 190) x 20.
+        ({"lora_dropout": 0.1}, 10, 128_128 + 12_812, 32_000),
+        # The prefill of a later turn: 16 results of 190 tokens.
+        ({"tools": ["python"]}, 10, 131_328, 50_000 + 4 * 3040 + 3040 * 95),
         # The prefill of two prompts of 1,000 tokens, and a dequantised matrix.
         ({"load_in_4bit": True}, 1000, 2 * (8 + 1000 * 40), 50_000 + 4 * 2000 + 2000 * 500 + 1320),
     ],
 )
 def test_generation_by_transformers_by_hand(recipe, prompt, cache, sampling):
-    settings, _, precise = read({**ADAPTER, "max_completion_length": 66, **recipe})
+    settings, _, precise = read({**ADAPTER, "max_completion_length": 190, **recipe})
     terms = memory.transformers_generation(ON_4._replace(prompt=prompt), settings, precise, BATCH._replace(processes=2))
     assert terms == {"KV_cache": cache, "prefill_and_sampling": sampling}
 
@@ -302,7 +302,13 @@ CACHE = 2 * machine.GB - memory.VLLM_OVERHEAD - 20_000  # half of 4 GB, without 
         (ADAPTER, None, "server", 2, {"gradient_buckets_and_NCCL": (memory.COMMUNICATION + 13_200,) * 2 + (None,)}),
         (VLLM, None, "colocate", 1, {"vLLM_KV_cache": (CACHE, CACHE, None), "fragmentation": (46_788, 4_648, None)}),
         ({**VLLM, "vllm_enable_sleep_mode": True}, None, "colocate", 1, {"vLLM_KV_cache": (None, CACHE, None)}),
-        (ADAPTER, zero(3), "transformers", 2, {"weights_gathered_by_ZeRO-3": (20_000, 20_000, None)}),
+        (
+            ADAPTER,
+            zero(3),
+            "transformers",
+            2,
+            {"weights_gathered_by_ZeRO-3": (20_000, 20_000, None), "KV_cache": (None, 373_260, None)},
+        ),
         (ADAPTER, zero(3), "server", 2, {"weights_gathered_by_ZeRO-3": (20_000, None, None)}),
         # Two processes on a CPU share its memory.
         (
