@@ -61,10 +61,12 @@ def arrange(
     server is one engine:
 
     >>> seven = arrange(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
-    >>> seven[:4], seven.why[:63]
-    (('server', 4, 2, 2), "2 GPUs together hold the server's weights and a sequence; 1 sta")
+    >>> seven[:4], seven.idle, seven.why.partition(";")[0]
+    (('server', 4, 2, 2), 1, "2 GPUs together hold the server's weights and a sequence")
     >>> arrange({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
     ('server', 5, 4, 4)
+    >>> arrange(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
+    ('server', 1, 2, 2)
     >>> arrange(adapter, 2, lambda: (2, [2]), lambda n: True)
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
