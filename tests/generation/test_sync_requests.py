@@ -151,10 +151,9 @@ def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
     generation = synced()
     small.adapters.clear()
-    del small.asked[:]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(generation._load, [generation.folder] * 8))
-    assert small.asked == [*LOAD, *7 * LOAD[:1]]
+    assert small.asked[-9:] == [*LOAD, *7 * LOAD[:1]]
 
 
 def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):
