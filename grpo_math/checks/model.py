@@ -37,6 +37,10 @@ def check_targets(paths: Sequence[str], modules: Sequence[str] | str | None, lin
     """Raise `ConfigError` for one of ``lora_target_modules`` that matches none of these ``paths`` of linear maps.
 
     PEFT raises only if no name matches: a misspelt name among others would leave its maps untrained.
+
+    >>> check_targets(["layers.0.q_proj"], ["q_proj", "key"], ["q_proj"])
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, or q_proj
     """
     if modules == "all-linear":
         return

@@ -49,8 +49,7 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
         if getattr(trainer, "environment_factories", None):
             raise UserError("a trainer with an environment_factory cannot be evaluated: evaluate the saved model")
         return None
-    most = turns.conversation.most
-    return _toolbox(turns.conversation.tools, None if most == UNLIMITED else most)
+    return _toolbox(turns.conversation.tools, turns.conversation.most)
 
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:

@@ -33,6 +33,15 @@ class Canary:
 
     ``ask`` returns a greedy continuation of `TOKENS` from every engine. ``send`` sends the current adapter with its
     effect times a factor. ``context`` is the engine's longest context in tokens.
+
+    Rounding may cause more in fewer bits:
+
+    >>> from types import SimpleNamespace
+    >>> [Canary(SimpleNamespace(), None, float32, None, None, 4096).tolerance for float32 in (True, False)]
+    [0.02, 0.2]
+    >>> names = "is_loaded_in_4bit", "is_loaded_in_8bit"
+    >>> [Canary(SimpleNamespace(**{name: True}), None, True, None, None, 4096).tolerance for name in names]
+    [0.4, 0.4]
     """
 
     def __init__(
@@ -82,6 +91,15 @@ class Canary:
 
         They are the prompts, preceded by the same tokens in random order. A model would copy from repeated prompts, and
         a wrong model copies as well as the right one.
+
+        >>> canary, prompts = Canary(None, None, True, None, None, context=4096), [[5, 6], [7], [5, 6]]
+        >>> len(canary._prompt(prompts)), canary._prompt(prompts)[-3:], set(canary._prompt(prompts))
+        (257, [5, 6, 7], {5, 6, 7})
+        >>> canary._prompt([list(range(300))]) == list(range(257))
+        True
+        >>> canary.context = 20  # 16 tokens of the continuation, and one more
+        >>> len(canary._prompt(prompts))
+        3
         """
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
         # vLLM always computes the last token of a prompt. With one more token it can reuse two whole blocks.

@@ -89,7 +89,15 @@ def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens
 
 
 def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Return every token that ends a completion, by the tokenizer or by the model's generation_config."""
+    """Return every token that ends a completion, by the tokenizer or by the model's generation_config.
+
+    >>> from types import SimpleNamespace
+    >>> tokenizer = SimpleNamespace(eos_token_id=9)
+    >>> [stop_ids(tokenizer, GenerationConfig(eos_token_id=ends)) for ends in (None, 7, [3, 9])]
+    [[9], [7, 9], [3, 9]]
+    >>> stop_ids(tokenizer, None)
+    [9]
+    """
     ends = generation_config.eos_token_id if generation_config is not None else None
     return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
 

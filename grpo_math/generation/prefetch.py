@@ -1,9 +1,10 @@
 """Completions that are sampled during training: a thread requests them, and the trainer takes them with their batch.
 
 >>> prefetch = PrefetchedRollout([[1, 2]], step=3).start(lambda: [Completion([7], [-0.5])])
->>> prefetch.result(), PrefetchedRollout.from_state_dict(prefetch.state_dict()).result() == prefetch.result()
-([Completion(tokens=[7], logps=[-0.5], text='', truncated=False, mask=(), messages=(), calls=0, failures=0, \
-timeouts=0)], True)
+>>> prefetch.result()[0].tokens, prefetch.seconds > 0
+([7], True)
+>>> PrefetchedRollout.from_state_dict(prefetch.state_dict()).state_dict() == prefetch.state_dict()
+True
 
 Does not send requests (sync.py does), and does not choose the prompts (trainer/prefetch.py does).
 """

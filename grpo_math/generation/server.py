@@ -58,11 +58,15 @@ def command(
     accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
     of the sampled distribution, after temperature and filters, as TRL's importance correction needs.
 
-    >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
+    >>> " ".join(command("base", lora_rank=20, tensor_parallel=2, max_model_length=2048))
     ... # doctest: +NORMALIZE_WHITESPACE
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
-     --max-logprobs -1 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
+     --max-logprobs -1 --max-model-len 2048 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
      --enable-lora --max-loras 1 --max-lora-rank 32'
+    >>> " ".join(command("base", data_parallel=4)[15:])
+    '--tensor-parallel-size 1 --data-parallel-size 4 --api-server-count 1 --weight-transfer-config {"backend": "nccl"}'
+    >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, extra=["--enforce-eager"])[-2:]
+    (['--max-loras', '2', '--max-lora-rank', '16'], ['1', '--enforce-eager'])
 
     Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
     does not support.
@@ -98,6 +102,9 @@ def served_rank(rank: int) -> int:
 
     >>> served_rank(16), served_rank(17)
     (16, 32)
+    >>> served_rank(513)
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: lora_r=513 is above 512, vLLM's largest: train an adapter of lower rank
     """
     if rank > RANKS[-1]:
         raise ConfigError("lora_r", rank, f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
@@ -131,6 +138,15 @@ class Server:
     """A client of one server. ``timeout`` and ``retries`` are `run.http.Client`'s; ``api_key``: default VLLM_API_KEY.
 
     Every method raises `ServerError` in one line. Proxies of the environment are not used.
+
+    >>> Server("http://ada:secret@host")
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: vllm_server_base_url='***' is not an address, or holds a user or password: give one \
+such as http://127.0.0.1:8000
+    >>> Server("localhost")
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: vllm_server_base_url='localhost' is not an address, or holds a user or password: \
+give one such as http://127.0.0.1:8000
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:

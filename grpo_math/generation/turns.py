@@ -34,7 +34,7 @@ class Conversation:
     ) -> None:
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        self.most = UNLIMITED if most is None else most
+        self.most = most
         self.chat_template = prepare(tokenizer, self.tools)
         self.template_kwargs = dict(template_kwargs or {})
 
@@ -86,14 +86,15 @@ Generate = Callable[[list[list[int]], int], list[Completion]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a completion with its results, of these with the prompt, and the most rounds of calls.
+    """The most tokens of a completion with its results, of these with the prompt, and the most rounds of calls (None:
+    no limit).
 
     ``widest`` takes the number of open rows on this rank, and returns that of the rank with the most.
     """
 
     completion: int
     context: int = UNLIMITED
-    rounds: int = UNLIMITED
+    rounds: int | None = None
     widest: Callable[[int], int] = field(default=lambda open_: open_)
 
 
@@ -112,7 +113,7 @@ def play(
     """
     rows = [replace(row, mask=[1] * len(row.tokens)) for row in first]
     calling = [i for i, row in enumerate(rows) if calls_of(row)]
-    for _ in range(limits.rounds):
+    for _ in range(UNLIMITED if limits.rounds is None else limits.rounds):
         continued: dict[int, Completion] = {}
         for i, results in zip(calling, _results(rows, functions, calling), strict=True):
             statuses = [result.get("status") for result in results]

@@ -96,5 +96,12 @@ def executable() -> str:
 
 
 def _progress(seconds: float) -> None:
+    """Print every 30 seconds how long the server has been loading.
+
+    >>> with contextlib.redirect_stderr(sys.stdout):
+    ...     for seconds in (0.4, 29.9, 30.4, 31.4):
+    ...         _progress(seconds)
+    server   starting, 30 s
+    """
     if int(seconds) % 30 == 0 and seconds >= 1:
         say("server", f"starting, {seconds:.0f} s")

@@ -56,6 +56,26 @@ def arrange(
     >>> adapter = {"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2}
     >>> arrange(adapter, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
     ('server', 4, 4, 2)
+
+    One of seven GPUs stays idle, because a server takes pairs and the batch divides by 2 and 4. Without an adapter, a
+    server is one engine:
+
+    >>> seven = arrange(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
+    >>> seven[:4], seven.idle, seven.why.partition(";")[0]
+    (('server', 4, 2, 2), 1, "2 GPUs together hold the server's weights and a sequence")
+    >>> arrange({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
+    ('server', 5, 4, 4)
+    >>> arrange(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
+    ('server', 1, 2, 2)
+    >>> arrange(adapter, 2, lambda: (2, [2]), lambda n: True)
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
+set vllm_mode to colocate, with vllm_enable_sleep_mode
+    >>> arrange({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
+    ('colocate', 4, 0, 2)
+    >>> arrange({**adapter, "vllm_server_host": "node1"}, 4, None, None)
+    Layout(generation='server', policy=4, server=0, tensor_parallel=1, why='the server is at node1: every GPU trains', \
+idle=0)
     """
     tp = settings["vllm_tensor_parallel_size"]
     if not settings["use_vllm"]:
@@ -101,6 +121,15 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
 
     A size is a power of two that divides the heads, at most ``most``, and at least the recipe's
     ``vllm_tensor_parallel_size``.
+
+    Twelve heads do not divide by 8. Two GPUs of 16 GB hold 10^10 parameters in 16 bit:
+
+    >>> from types import SimpleNamespace
+    >>> shape = SimpleNamespace(heads=12, total=10**10, matrices=0, cache=(0, 10**5), max_tokens=None)
+    >>> settings = {"vllm_tensor_parallel_size": 1, "vllm_max_model_length": None, "max_completion_length": 500}
+    >>> settings["load_in_4bit"] = False
+    >>> tensor_parallel(SimpleNamespace(shape=shape, gpu_bytes=16 * 2**30, prompt=500), settings, most=8)
+    (2, [1, 2, 4])
     """
     stated, shape, prompt = settings["vllm_tensor_parallel_size"], machine.shape, machine.prompt
     # vLLM refuses a size that does not divide the attention heads.

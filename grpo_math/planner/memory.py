@@ -295,6 +295,12 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
 
     The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache
     in the remaining memory. The KV cache has at least one sequence of the context length.
+
+    >>> from types import SimpleNamespace
+    >>> shape = SimpleNamespace(total=10_000, matrices=0, cache=(4, 20), max_tokens=64)
+    >>> settings = {"load_in_4bit": False, "vllm_tensor_parallel_size": 2, "vllm_max_model_length": None}
+    >>> vllm(shape, settings, share=0, prompt=10)  # 10,000 x 2 / 2 and (4 + 64 x 20) x 2 / 2 bytes
+    {'vLLM_weights': 10000, 'vLLM_KV_cache': 1284, 'vLLM_overhead': 1073741824}
     """
     tp = settings["vllm_tensor_parallel_size"]
     weight_bytes = -(-weights(shape, settings, 2) // tp)
@@ -303,7 +309,13 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
 
 
 def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
-    """Return vLLM's context length in tokens, by default the model's. vLLM must be able to hold one such sequence."""
+    """Return vLLM's context length in tokens, by default the model's. vLLM must be able to hold one such sequence.
+
+    >>> from types import SimpleNamespace
+    >>> settings = {"vllm_max_model_length": None, "max_completion_length": 512}
+    >>> [context_length(SimpleNamespace(max_tokens=most), settings, prompt=10) for most in (4096, None)]
+    [4096, 522]
+    """
     return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
 
 

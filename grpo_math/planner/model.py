@@ -65,6 +65,15 @@ def shape_of(source: str, config: Settings, measures: bool = True) -> Shape:
 
     Raises `ConfigError` if transformers cannot build a model from the config.json, and, without ``measures``, if the
     model has not been measured.
+
+    >>> shape_of("mine", {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})
+    Traceback (most recent call last):
+    grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' is stored quantised by 'gptq', whose sizes the \
+plan does not know: name the unquantised model
+    >>> shape_of("mine", {"model_type": "llama", "hidden_size": 8}, measures=False)
+    Traceback (most recent call last):
+    grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has not been measured: grpo-math plan measures it \
+once
     """
     method = (config.get("quantization_config") or {}).get("quant_method", "mxfp4")
     # mxfp4 is trained in 16 bit.

@@ -167,6 +167,11 @@ def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layou
 
     >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True}, gpus=4, gpu_gb=24).roles()[0]
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
+    >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-32B", "use_peft": True}, gpus=8, gpu_gb=40)[:4]
+    ('server', 0, 8, 2)
+    >>> full = serve_layout({"model_name_or_path": "Qwen/Qwen2.5-32B"}, gpus=6, gpu_gb=80)
+    >>> full.server, full.tensor_parallel, full.idle
+    (4, 4, 2)
     """
     machine, settings = _read(recipe, gpus=gpus, gpu_gb=gpu_gb)
     need, sizes = devices.tensor_parallel(machine, settings, gpus)

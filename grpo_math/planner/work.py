@@ -60,6 +60,25 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
 
     The budget is ``max_tokens_per_micro_batch``, or the size of TRL's padded micro-batch: rows x (prompt + completion).
     A group that does not fit is split, and each part contains the prompt. A micro-batch has at least one completion.
+
+    Eight completions of 100 tokens for each of four prompts of 100 tokens. Eight padded rows have 1,600 tokens:
+
+    >>> from types import SimpleNamespace
+    >>> machine, batch = SimpleNamespace(shape=SimpleNamespace(tiled=True), prompt=100), Batch(8, 1, 8, 4, 32)
+    >>> settings = {"max_completion_length": 100, "num_generations": 8}
+    >>> settings |= {"use_dora": False, "gradient_checkpointing": True}
+    >>> for budget in (0, 500, 50, 10**6):
+    ...     work = largest(machine, {**settings, "max_tokens_per_micro_batch": budget}, batch, zero_stage=0)
+    ...     [(prompt, len(lengths), lengths[-1]) for prompt, lengths in work.groups], work.sizes[1], work.tiles
+    ([(99, 8, 100), (99, 7, 2)], 1600, 1)
+    ([(99, 5, 1)], 500, 1)
+    ([(99, 1, 100)], 199, 1)
+    ([(99, 8, 100), (99, 8, 100), (99, 8, 100), (99, 8, 100)], 3596, 3)
+
+    Under ZeRO-3 an MLP is not tiled:
+
+    >>> largest(machine, {**settings, "max_tokens_per_micro_batch": 10**6}, batch, zero_stage=3).tiles
+    1
     """
     length, group, prompt = settings["max_completion_length"], settings["num_generations"], machine.prompt
     budget = settings["max_tokens_per_micro_batch"] or batch.rows * (prompt + length)

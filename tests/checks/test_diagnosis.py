@@ -286,6 +286,7 @@ WORDS = [
         "1 of the 3 lines up to step 3 hold a reward, none in steps 4 to 16; keep checkpoint-5",
         "learning_rate: 1e-05",
     ),
+    ("reward_stuck", {}, stuck(accuracy=0.4), f"0 in {NEWEST}, 40% of the answers correct", "rewards: [accuracy]"),
     (  # the best window is the newest but one
         "collapse",
         {},

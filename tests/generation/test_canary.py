@@ -65,25 +65,6 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
     assert (moved[1] - moved[0]).abs().mean() < 5 * 0.02 <= (moved[2] - moved[0]).abs().mean()
 
 
-def test_the_prompt_fills_two_blocks_of_the_prefix_cache_or_the_context(policy):
-    sampler = Sampler(policy)
-    ids = [5, 6, 7, 8, 9, 10, 11]
-    for context, length in ((4096, 257), (100, 100 - TOKENS - 1), (20, 3)):
-        prompt = sampler.canary(context=context)._prompt([*PROMPTS, PROMPTS[0]])
-        assert len(prompt) == length
-        assert length == 3 or prompt[-7:] == ids
-    assert sampler.canary()._prompt([list(range(300))]) == list(range(257))
-
-
-@pytest.mark.parametrize(
-    ("attribute", "float32", "tolerance"),
-    [(None, True, 0.02), (None, False, 0.2), ("is_loaded_in_4bit", True, 0.4), ("is_loaded_in_8bit", False, 0.4)],
-)
-def test_rounding_may_cause_more_in_fewer_bits(attribute, float32, tolerance, model):
-    setattr(model, str(attribute), True)
-    assert Sampler(model).canary(float32=float32).tolerance == tolerance
-
-
 @pytest.mark.parametrize(
     ("spoil", "apart"),
     [

@@ -176,6 +176,12 @@ def test_what_the_loop_does_not_know_is_left_to_transformers(settings, model, gr
     assert plain == ours
 
 
+def test_layers_on_two_devices_are_left_to_transformers(model, grouped):
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    plain, ours, _ = both(model, grouped(), **SAMPLED)
+    assert plain == ours
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_logits_without_a_distribution_are_an_error_as_in_multinomial(value, model, grouped):
     model.lm_head.weight.data[9] = value
@@ -207,13 +213,9 @@ def test_an_evaluation_depends_on_its_seed_and_on_no_generation_config_of_the_mo
     assert (generate([[5, 6, 7]] * 4, 4) == made[0]) == (temperature == 0)
 
 
-def test_a_completion_ends_with_its_first_end_token_or_is_cut(byte_ids, model):
-    assert completions.stop_ids(byte_ids, model.generation_config) == [*range(2, 258, 8), 257]
-    model.generation_config.eos_token_id = 7
-    stops = completions.stop_ids(byte_ids, model.generation_config)
-    assert (stops, completions.stop_ids(byte_ids, None)) == ([7, 257], [257])
-    assert completions.read_off(byte_ids, [32, 257, 9, 7], stops) == Completion([32, 257], text="A")
-    assert completions.read_off(byte_ids, [32, 33], stops) == Completion([32, 33], text="AB", truncated=True)
+def test_a_completion_ends_with_its_first_end_token_or_is_cut(byte_ids):
+    assert completions.read_off(byte_ids, [32, 257, 9, 7], [7, 257]) == Completion([32, 257], text="A")
+    assert completions.read_off(byte_ids, [32, 33], [7, 257]) == Completion([32, 33], text="AB", truncated=True)
 
 
 def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_gives(byte_ids):

@@ -37,6 +37,7 @@ def test_weights_are_checked_under_zero3_too(folder):
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
     before = logging.get_verbosity()
     models.check_weights(folder)
+    models.check_weights("organisation/model")  # on the Hub, so nothing to check
     assert zero3.is_zero3()
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (before, True)
 
@@ -132,14 +133,17 @@ def test_bfloat16_is_for_hardware_that_computes_in_it(gpu, use_cpu, flags, dtype
 
 
 def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, folder):
-    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path / "new/cache"))
     monkeypatch.setattr(embedded, "_gguf_file", lambda scratch: scratch)
+    monkeypatch.setattr(embedded, "_convert", lambda gguf, to: None)
+    with pytest.raises(FileNotFoundError):
+        embedded.embedded_model()
     monkeypatch.setattr(embedded, "_convert", lambda gguf, to: shutil.copytree(folder, to))
     path = Path(models.model_path("embedded"))
     models.check_weights(str(path))
     monkeypatch.delattr(embedded, "_convert")
     assert embedded.embedded_model() == path
-    assert [*tmp_path.iterdir()] == [path]
+    assert [*(tmp_path / "new/cache").iterdir()] == [path]
     monkeypatch.setenv("GRPO_MATH_CACHE", "")
     for folder, cache in (("/x", Path("/x/grpo_math")), ("", Path.home() / ".cache/grpo_math")):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)

@@ -1,9 +1,10 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
+import os
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from threading import Barrier, BrokenBarrierError
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -71,7 +72,7 @@ def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(small, policy, tmp
     asked = [*CONNECT]
     for number in (1, 2, 3):
         generation.sync_weights()
-        assert generation.canary.due == (number < 3)
+        assert (generation.syncs, generation.canary.due) == (number, number < 3)
         generation.generate(repeated(PROMPTS), None, 2)
         assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
         assert [*generation.root.iterdir()] == [generation.folder]
@@ -92,9 +93,9 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, s
     extra = {"generation_kwargs": {"stop": ["</answer>"]}, "structured_outputs_regex": "[0-9]+"}
     generation, bodies = synced(**SAMPLING, **extra), []
     small.sampling = bodies.append
-    for rollout in (0, 1):
+    for rollout, (generation.min_p, min_p) in enumerate([(0.05, 0.05), (None, 0.0)]):
         prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
-        body = {**SAMPLING, "n": 2, "max_tokens": 8, "model": generation.folder.name}
+        body = {**SAMPLING, "min_p": min_p, "n": 2, "max_tokens": 8, "model": generation.folder.name}
         body |= {"return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stop": ["</answer>"]}
         body |= {"structured_outputs": {"regex": "[0-9]+"}}
         seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
@@ -133,13 +134,12 @@ def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeyp
 
 def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
     generation = synced()
-    expected, restarts = generation.generate(PROMPTS, None, 1), []
+    expected = generation.generate(PROMPTS, None, 1)
 
     def restart(body):
-        if not restarts:
-            restarts.append(body)
-            small.stop()
-            small.start()
+        small.sampling = lambda body: None  # once
+        small.stop()
+        small.start()
 
     small.sampling, generation.rollouts = restart, 0
     assert generation.generate(PROMPTS, None, 1) == expected
@@ -148,22 +148,12 @@ def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
     assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
 
 
-def test_two_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
-    generation, both = synced(), Barrier(2)
-    models = generation.server.models
-
-    def slow_models():
-        names = models()
-        with suppress(BrokenBarrierError):
-            both.wait(0.5)  # for the other thread
-        return names
-
-    generation.server.models = slow_models
+def test_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
+    generation = synced()
     small.adapters.clear()
-    del small.asked[:]
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(generation._load, [generation.folder] * 2))
-    assert small.asked == [*LOAD, LOAD[0]]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(generation._load, [generation.folder] * 8))
+    assert small.asked[-9:] == [*LOAD, *7 * LOAD[:1]]
 
 
 def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):
@@ -179,6 +169,49 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small,
     small.stop()
     with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
         generation.generate(PROMPTS, None, 1)
+
+
+def engine_of(small):
+    """Return vLLM's `LLM` in this process. ``small`` samples for it, with the adapter of each request."""
+
+    def generate(prompts, sampling_params, lora_request, use_tqdm):
+        name, _, path = lora_request
+        small.answer("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        body = {"n": 1, **vars(sampling_params), "model": name, "prompt": [one["prompt_token_ids"] for one in prompts]}
+        outputs = []
+        for choice in small.complete(body):
+            pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            logprobs = [{token: SimpleNamespace(logprob=logprob, rank=1)} for token, logprob in pairs]
+            completion = SimpleNamespace(token_ids=choice["token_ids"], logprobs=logprobs)
+            outputs.append(SimpleNamespace(prompt_token_ids=None, outputs=[completion]))
+        return outputs
+
+    return Mock(generate=Mock(side_effect=generate))
+
+
+def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(small, policy, tmp_path, monkeypatch):
+    """With a stand-in for vLLM. test_colocated.py does the same with vLLM."""
+    engine, settings = engine_of(small), {}
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # TRL sets RANK and others
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **given: settings.update(given) or engine, raising=False)
+    monkeypatch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *given: given))
+    generation = generation_of(policy, None, tmp_path, mode="colocate", enable_sleep_mode=True, max_model_length=64)
+    assert settings.items() >= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}.items()
+    assert (generation.canary.tolerance, generation.canary.context) == (0.2, 64)
+    generation.canary.tolerance = 0.02
+    for _ in (1, 2):
+        generation.sync_weights()
+        generation.generate(PROMPTS, None, 1)
+        update(policy)
+    adapters = [(f"{generation.run}-{n}", n, str(generation.root / f"{generation.run}-{n}")) for n in range(5)]
+    # At each sync the canary asks first. At the second one, it also sends the adapter enlarged (3), and as it is (4).
+    first = [["weights"], *2 * [["kv_cache"], adapters[1]]]
+    second = [["weights"], ["kv_cache"], adapters[3], *2 * [["kv_cache"], adapters[4]]]
+    asked = [next(iter(call.kwargs.values())) for call in engine.mock_calls]
+    assert asked == [1, *first, 1, *second, 1]  # 1: the level of sleep
 
 
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, synced, policy, caplog):

@@ -49,6 +49,7 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(conversation, ow
 def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
     own_tokenizer.chat_template = qwen3_chat_template
     conversation = Conversation(own_tokenizer, [add])
+    assert conversation.chat_template not in (None, qwen3_chat_template)  # TRL's, to which results can be appended
 
     def calls(inside):
         output = conversation.message(own_tokenizer.encode(f"<tool_call>{inside}</tool_call>{END}"), [])
@@ -180,6 +181,12 @@ def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, 
     assert (message["role"], message["content"], message.get("status")) == ("tool", content, status)
     assert message["name"] == call["function"].get("name", "unknown")
     assert rows[0].logps is None
+
+
+def test_a_template_that_renders_a_turn_differently_before_its_result_is_refused(conversation):
+    conversation.chat_template = "{% for message in messages %}{{ message.role }}{{ '.' if loop.last }}{% endfor %}"
+    with pytest.raises(UserError, match="renders a turn differently once a result follows"):
+        conversation.results([{"role": "tool", "name": "python", "content": "7"}])
 
 
 def test_what_the_machine_cannot_do_ends_the_run_and_is_no_answer(conversation):

@@ -12,7 +12,7 @@ from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision
 from grpo_math.planner.model import shape_of, stored
 from grpo_math.planner.settings import Zero, resolve
-from grpo_math.planner.work import Machine, Work, largest
+from grpo_math.planner.work import Machine, Work
 from grpo_math.run import machine
 from grpo_math.settings.batch import Batch
 
@@ -105,35 +105,229 @@ def test_the_dtypes_are_those_that_trl_and_peft_load(recipe, deepspeed, expected
     assert memory.precision(resolve(recipe), Zero(deepspeed, 64), deepspeed) == expected
 
 
-def batch_of(processes: int = 1) -> Batch:
-    return Batch(generations=8, processes=processes, rows=8, steps=4, rollout=32)
+# What follows is counted by hand: a model of 10,000 parameters, with 6,400 of them in linear maps.
+MEASURED = {
+    "forward": [1000, 10, 1],  # bytes per (1, tokens, keys)
+    "backward": [2000, 10, 1],
+    "moments": [[3000, 20, 2], [0, 30, 0]],
+    "trained": [100, 3200],  # with an adapter of rank 16
+    "prefill": [[50_000, 4, 0.5]],
+}
+SIZES = {"layers": 10, "hidden": 8, "vocab": 100, "total": 10_000, "matrices": 6_400, "largest": 640}
+TINY = replace(SHAPE, measured=lambda how: MEASURED, max_tokens=64, tied=True, cache=(4, 20), **SIZES)
+ON_4 = Machine(TINY, gpus=1, gpu_bytes=4 * machine.GB, cpu_bytes=4 * machine.GB, prompt=10, accelerate=None)
+BATCH = Batch(generations=8, processes=1, rows=8, steps=4, rollout=32)
+ADAPTER = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0}
+WORK = [(3, [4, 4])]  # 11 tokens, 17 gathered keys, 8 scored tokens
+
+
+def zero(stage, **settings):
+    return {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **settings}}
+
+
+def read(recipe, deepspeed=None):
+    settings, stages = resolve(recipe), Zero(deepspeed, TINY.hidden)
+    return settings, stages, memory.precision(settings, stages, deepspeed)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "groups"),
+    ("recipe", "deepspeed", "processes", "expected"),
     [
-        ({}, [[100] * 8, [100] * 6 + [2]]),  # 1600 tokens: 899 + 99 + 6 x 100 + 2
-        ({"max_tokens_per_micro_batch": 500}, [[100] * 4 + [1]]),
-        ({"max_tokens_per_micro_batch": 50}, [[100]]),  # one stays whole
-        ({"max_tokens_per_micro_batch": 10**6}, [[100] * 8] * 4),  # all there are
+        ({}, None, 1, {"base_weights": 40_000, "gradients": 40_000, "optimizer_state": 80_000}),
+        (
+            {"beta": 0.1, "optim": "adamw_8bit"},
+            None,
+            2,
+            {
+                "base_weights": 40_000,
+                "reference": 40_000,
+                "gradients": 40_000,
+                "optimizer_state": 20_312,
+                "gradient_buckets_and_NCCL": 40_000,
+            },
+        ),
+        # The adapter has 100 + 3,200 x 8 / 16 = 1,700 parameters.
+        (
+            {**ADAPTER, "lora_r": 8, "reference_refresh_steps": 5, "beta": 0.1},
+            None,
+            1,
+            {
+                "base_weights": 20_000,
+                "adapter": 6_800,
+                "reference": 6_800,
+                "gradients": 6_800,
+                "optimizer_state": 13_600,
+            },
+        ),
+        # 6,400 x 9 / 16 bytes in 4 bit, and 3,600 x 2.
+        (
+            {**ADAPTER, "load_in_4bit": True},
+            None,
+            1,
+            {"base_weights": 10_800, "adapter": 6_600, "gradients": 6_600, "optimizer_state": 13_200},
+        ),
+        (
+            {"dtype": "bfloat16", "cast_lm_head_to_fp32": True},
+            None,
+            1,
+            {"base_weights": 21_600, "gradients": 20_000, "optimizer_state": 40_000},
+        ),
+        # The state of ZeRO: two moments and a copy of the weights, 12 bytes a parameter, over 4 processes.
+        (
+            {},
+            zero(1, overlap_comm=True),
+            4,
+            {
+                "base_weights": 20_000,
+                "gradients": 20_000,
+                "optimizer_state": 30_000,
+                "gradient_buckets_and_NCCL": 4_000,
+            },
+        ),
+        (
+            {},
+            zero(2, offload_optimizer={"device": "cpu"}),
+            4,
+            {
+                "base_weights": 20_000,
+                "gradients": 5_000,
+                "gradient_buckets_and_NCCL": 2_000,
+                "main_optimizer_state": 160_000,
+            },
+        ),
+        (
+            {},
+            zero(3, offload_param={"device": "cpu"}),
+            4,
+            {
+                "gradients": 5_000,
+                "optimizer_state": 30_000,
+                "gradient_buckets_and_NCCL": 4_000,
+                "main_base_weights": 20_000,
+            },
+        ),
+        (
+            ADAPTER,
+            zero(3, reduce_bucket_size="auto"),
+            3,
+            {
+                "base_weights": 6_667,
+                "adapter": 2_200,
+                "gradients": 2_200,
+                "optimizer_state": 13_200,
+                "gradient_buckets_and_NCCL": 256,
+            },
+        ),
     ],
 )
-def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, groups):
-    settings = resolve({"max_completion_length": 100, **recipe})
-    tiles = 3 if len(groups) == 4 else 1  # of 3,596 tokens
-    assert largest(ON_24, settings, batch_of(), 0) == Work([(99, lengths) for lengths in groups], tiles)
+def test_stored_tensors_by_hand(recipe, deepspeed, processes, expected):
+    always, backward, main = memory.kept(TINY, *read(recipe, deepspeed), processes)
+    assert main.pop("processes") == processes * 2 * machine.GB
+    terms = {**always, **backward, **{f"main_{name}": size for name, size in main.items()}}
+    assert {name: size for name, size in terms.items() if size} == expected
 
 
-def test_zero_partitions_what_its_stages_say():
-    total, terms = SHAPE.total, []
-    for stage in (1, 2, 3):
-        deepspeed = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000}}
-        settings, zero, batch = resolve({}), Zero(deepspeed, SHAPE.hidden), batch_of(4)
-        precise, work = memory.precision(settings, zero, deepspeed), largest(ON_24, settings, batch, stage)
-        terms.append(memory.phases(ON_24, settings, zero, precise, batch, "transformers", work)[0]["training"])
-    one, two, three = terms
-    # float32 weights and two moments
-    assert one["optimizer_state"] == two["optimizer_state"] == pytest.approx(12 * total / 4, rel=1e-6)
-    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // 4)
-    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // 4)
-    assert "weights_gathered_by_ZeRO-3" in three
+@pytest.mark.parametrize(
+    ("recipe", "measured", "vocab", "expected"),
+    [
+        # The head's backward pass. It has a tile of 8 x 32,768 x 2 bytes, and gradients of 8 x 8 x 6.
+        (ADAPTER, {}, 100, {"activations": 2127 + 8 * 32, "fused_LM_head": 524_288 + 384}),
+        # Offloading leaves 5 of 10 layers' inputs on the GPU.
+        (
+            {**ADAPTER, "activation_offloading": True},
+            {},
+            100,
+            {"activations": 2127 + 256 - 5 * 11 * 16, "fused_LM_head": 524_672},
+        ),
+        # Trained in float32: autocast casts 100 x 8 weights of the head, and gradients have (8 + 100) x 8 x 4 bytes.
+        ({}, {}, 100, {"activations": 2127 + 8 * 48, "fused_LM_head": 524_288 + 1600 + 3456}),
+        (
+            {"use_cpu": True},
+            {},
+            100,
+            {"activations": 2127 + 8 * 48, "fused_LM_head": 2 * 524_288 + 3456 + 7 * 4 * 8 * 100},
+        ),
+        # The head's forward pass, because autocast holds copies until its end.
+        (ADAPTER, {"forward": [900_000, 10, 1]}, 100, {"activations": 900_127 + 256, "fused_LM_head": 524_288}),
+        # A layer's backward pass, with the largest matrix of 640 weights in 16 bit, and its constants.
+        (
+            {**ADAPTER, "load_in_4bit": True},
+            {"moments": [[0, 0, 0], [800_000, 0, 0]]},
+            100,
+            {"activations": 2127, "temporaries_of_a_layer": 800_000 + 1320 - 2127, "gradients_on_their_way": 0},
+        ),
+        # Three gradients of the head and the tied embedding, of 100,000 x 8 x 4 bytes.
+        ({}, {}, 100_000, {"gradients_on_their_way": 3 * 3_200_000}),
+    ],
+)
+def test_the_fullest_moment_of_an_update_by_hand(recipe, measured, vocab, expected):
+    shape, (settings, _, precise) = replace(TINY, measured=lambda how: MEASURED | measured, vocab=vocab), read(recipe)
+    assert memory.update(shape, settings, precise, Work(WORK)) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "prompt", "cache", "sampling"),
+    [
+        # At the end: 16 rows of 4 + (10 + 195) x 20 elements, a layer of ten twice, and 20 bytes for each logit.
+        ({}, 10, 131_328 + 13_132, 16 * 100 * 20),
+        # transformers keeps no free tokens: 4 + (10 + 190) x 20.
+        ({"lora_dropout": 0.1}, 10, 128_128 + 12_812, 32_000),
+        # The prefill of a later turn: 16 results of 190 tokens.
+        ({"tools": ["python"]}, 10, 131_328, 50_000 + 4 * 3040 + 3040 * 95),
+        # The prefill of two prompts of 1,000 tokens, and a dequantised matrix.
+        ({"load_in_4bit": True}, 1000, 2 * (8 + 1000 * 40), 50_000 + 4 * 2000 + 2000 * 500 + 1320),
+    ],
+)
+def test_generation_by_transformers_by_hand(recipe, prompt, cache, sampling):
+    settings, _, precise = read({**ADAPTER, "max_completion_length": 190, **recipe})
+    terms = memory.transformers_generation(ON_4._replace(prompt=prompt), settings, precise, BATCH._replace(processes=2))
+    assert terms == {"KV_cache": cache, "prefill_and_sampling": sampling}
+
+
+VLLM = {**ADAPTER, "use_vllm": True, "vllm_gpu_memory_utilization": 0.5}
+CACHE = 2 * machine.GB - memory.VLLM_OVERHEAD - 20_000  # half of 4 GB, without vLLM's overhead and the weights
+
+
+@pytest.mark.parametrize(
+    ("recipe", "deepspeed", "generates", "processes", "expected"),
+    [
+        # 4% of base, adapter, gradients, optimizer, activations and head.
+        (
+            ADAPTER,
+            None,
+            "server",
+            1,
+            {"fragmentation": (23_994, 2_384, None), "gradient_buckets_and_NCCL": (None,) * 3},
+        ),
+        (ADAPTER, None, "server", 2, {"gradient_buckets_and_NCCL": (memory.COMMUNICATION + 13_200,) * 2 + (None,)}),
+        (VLLM, None, "colocate", 1, {"vLLM_KV_cache": (CACHE, CACHE, None), "fragmentation": (46_788, 4_648, None)}),
+        ({**VLLM, "vllm_enable_sleep_mode": True}, None, "colocate", 1, {"vLLM_KV_cache": (None, CACHE, None)}),
+        (
+            ADAPTER,
+            zero(3),
+            "transformers",
+            2,
+            {"weights_gathered_by_ZeRO-3": (20_000, 20_000, None), "KV_cache": (None, 373_260, None)},
+        ),
+        (ADAPTER, zero(3), "server", 2, {"weights_gathered_by_ZeRO-3": (20_000, None, None)}),
+        # Two processes on a CPU share its memory.
+        (
+            {"use_cpu": True, "activation_offloading": True},
+            None,
+            "server",
+            2,
+            {
+                "base_weights": (80_000, 80_000, None),
+                "processes": (4 * machine.GB,) * 3,
+                "CUDA_context": (None,) * 3,
+                "activations": (2 * (2127 + 8 * 48 - 5 * 11 * 32), None, 2 * 10 * 11 * 32),
+            },
+        ),
+    ],
+)
+def test_a_phase_adds_what_is_outside_the_model(recipe, deepspeed, generates, processes, expected):
+    """Bytes in training, in generation and in main memory."""
+    batch = BATCH._replace(processes=processes)
+    phases, main = memory.phases(ON_4, *read(recipe, deepspeed), batch, generates, Work(WORK))
+    terms = {name: tuple(where.get(name) for where in (*phases.values(), main)) for name in expected}
+    assert terms == expected
