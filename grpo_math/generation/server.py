@@ -141,12 +141,8 @@ class Server:
 
     >>> Server("http://ada:secret@host")
     Traceback (most recent call last):
-    grpo_math.errors.ConfigError: vllm_server_base_url='***' is not an address, or holds a user or password: give one \
-such as http://127.0.0.1:8000
-    >>> Server("localhost")
-    Traceback (most recent call last):
-    grpo_math.errors.ConfigError: vllm_server_base_url='localhost' is not an address, or holds a user or password: \
-give one such as http://127.0.0.1:8000
+    grpo_math.errors.ConfigError: vllm_server_base_url='http://***@host' is not an address: write it as \
+http://127.0.0.1:8000, without a user or password
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:

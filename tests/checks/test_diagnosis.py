@@ -545,7 +545,7 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first(checks, lines):
     ],
 )
 def test_a_long_run_is_diagnosed_less_often_and_by_the_main_process(earlier, step, logs, main, diagnosed, tmp_path):
-    diagnosis = Diagnosis(History(tmp_path), CONFIG)
+    diagnosis = Diagnosis(History(tmp_path), CONFIG, lambda *words, logs: None)
     diagnosis.history.append(1, {metrics.LOSS: 0.0})
     diagnosis.last_step = earlier
     state = SimpleNamespace(global_step=step, max_steps=9999, is_world_process_zero=main)

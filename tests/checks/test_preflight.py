@@ -14,6 +14,8 @@ from small_http import AnsweringHTTP
 from grpo_math.checks import machine, services
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
+from grpo_math.run import gpus
+from grpo_math.run.gpus import Gpu
 from grpo_math.run.resume import stated
 from grpo_math.settings.recipe import read
 from grpo_math.tools import sandbox
@@ -202,41 +204,37 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
     ],
     "memory": [
-        (
-            GPU,
-            {"gpu": (0, 0.0)},
-            ["info: memory is not planned: there is no GPU here. Remedy: grpo-math plan --gpus N"],
-        ),
+        (GPU, {"gpu": []}, ["info: memory is not planned: there is no GPU here. Remedy: grpo-math plan --gpus N"]),
         (
             [*GPU, *ADAPTER, *ROWS],
-            {"gpu": (1, 80.0), "files": WORDS},
+            {"gpu": [Gpu(0, 80.0, "")], "files": WORDS},
             ["info: memory: N GB at the peak, as planned for prompts of 23 tokens"],
         ),
         (
             [*GPU, *ADAPTER],
-            {"gpu": (1, 0.1)},
+            {"gpu": [Gpu(0, 0.1, "")]},
             [
-                "warning: memory: training needs N GB of a GPU, which has N of its N GB to give; generation needs N GB "
-                "of a GPU, which has N of its N GB to give. Remedy: max_tokens_per_micro_batch: 520; activation_off"
+                "warning: memory: training needs N GB per GPU; 0.1 of N GB are usable; generation needs N GB per GPU; "
+                "0.1 of N GB are usable. Remedy: max_tokens_per_micro_batch: 520; activation_offloading: true"
             ],
         ),
         (
             [*ADAPTER, "--max_completion_length", "64"],  # on the CPU
-            {"gpu": (0, 0.0)},
+            {"gpu": []},
             ["info: memory: N GB at the peak, as planned for prompts of 8 tokens"],
         ),
         (
             [*GPU, "--use_vllm", "--vllm_mode", "colocate", "--max_completion_length", "8190"],
-            {"gpu": (1, 80.0)},
+            {"gpu": [Gpu(0, 80.0, "")]},
             [
                 "warning: memory: prompt and completion come to 8198 tokens, and the model is given 8192. Remedy: "
                 "max_completion_length: 4095"
             ],
         ),
-        ([*GPU, "--model_name_or_path", "."], {"gpu": (1, 80.0), "files": PHI}, [UNKNOWN]),
+        ([*GPU, "--model_name_or_path", "."], {"gpu": [Gpu(0, 80.0, "")], "files": PHI}, [UNKNOWN]),
         (
             [*GPU, "--optim", "adafactor"],
-            {"gpu": (1, 80.0)},
+            {"gpu": [Gpu(0, 80.0, "")]},
             ["info: optim='adafactor' is not known to the plan. Remedy"],
         ),
     ],
@@ -522,9 +520,9 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
-    gpus = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
-    monkeypatch.setattr(machine, "ask_nvidia_smi", lambda query: gpus)
-    replaced = {"gpu": (machine, "count_and_gb"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
+    capabilities = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
+    monkeypatch.setattr(machine, "ask_nvidia_smi", lambda query: capabilities)
+    replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:

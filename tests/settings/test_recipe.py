@@ -102,12 +102,6 @@ def test_env_reaches_the_run(tmp_path):
     [
         ("beta", "inf", "beta='inf' is not finite: give a finite number"),
         ("beta", None, "beta=None is empty: give a value, or leave it out for 0.0"),
-        (
-            "vllm_server_base_url",
-            "http://ada:secret@h",
-            "vllm_server_base_url='***' holds a user or password, which the run would write down: give the address "
-            "alone; a key goes into VLLM_API_KEY",
-        ),
         ("max_steps", 2.5, "max_steps=2.5 is not a whole number: give a whole number"),
         ("max_steps", True, "max_steps=True is not a whole number: give a whole number"),
         ("learning_rate", [1e-5], "learning_rate=[1e-05] is not a number: give a number"),

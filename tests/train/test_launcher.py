@@ -524,7 +524,7 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
 ):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     for name in ("env", "fails"):
-        write_json(f"{name}/ready", "other versions")
+        write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
     assert commands[-1][-2:] == ["install", f"vllm{SUPPORTED}"]
     assert f'"vllm{SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
