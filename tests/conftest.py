@@ -10,7 +10,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import gc
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -70,11 +69,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     # A training run collects garbage. To search all imported modules would take half the time of a small run.
-    gc.freeze()
-
-
-def pytest_collection_finish() -> None:
-    # accelerate collects garbage whenever a training ends, which would go through all imported modules again.
     gc.freeze()
 
 
