@@ -128,11 +128,11 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
 
     >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
     >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
-    first rollout: 75% cut at the limit, 50% in the format, 0% right, mean length 8, 8 tokens/s, 1.0 s a step + update
+    first rollout: 75% cut at the limit, 50% in the format, 0% correct, mean length 8, 8 tokens/s, 1.0 s a step + update
     warning: 75% of the first completions are cut at the limit: raise max_completion_length, or ask for shorter answers
     warning: none of the first 2 completions is correct: read them in completions/, or take easier problems
     """
-    shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "right"}
+    shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "correct"}
     # Without gold answers the log lacks two of these.
     last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}
     figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
