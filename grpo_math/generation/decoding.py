@@ -213,7 +213,7 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     """
     noise = torch.empty(batch, scores.size(1), device=scores.device).exponential_()
     largest, tokens = scores.softmax(dim=-1).div_(noise[rows]).max(dim=-1)
-    return tokens.masked_fill(largest.isnan(), -1)
+    return tokens.where(largest > 0, -1)
 
 
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
