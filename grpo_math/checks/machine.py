@@ -28,6 +28,7 @@ from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
@@ -55,7 +56,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
     needed: dict[str, str] = {"trl": "every run"}
-    if s["use_vllm"] and s["vllm_mode"] == "colocate":
+    if generates(s) == "colocate":
         needed["vllm"] = "use_vllm"
     if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
@@ -131,7 +132,8 @@ def launched(setup: Setup) -> None:
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
-    if not s["use_cpu"] and not count_and_gb()[0]:
+    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
+    if not gpus and not s["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     # The plan takes every field that it gets as stated, so defaults are left out.
@@ -139,7 +141,15 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     try:
         # The prompts of this data, in place of the planner's assumption.
         launch = {"num_processes": setup.processes, **setup.accelerate}
-        answer = planner.plan(given, {"": launch}, prompt_tokens=max(lengths_of(setup)), offline=True)
+        # The GPUs that were counted above: the plan would start nvidia-smi again.
+        answer = planner.plan(
+            given,
+            {"": launch},
+            gpus=gpus or None,
+            gpu_gb=gpu_gb or None,
+            prompt_tokens=max(lengths_of(setup)),
+            offline=True,
+        )
     except UserError as error:
         yield finding_of(error, "memory", "info")
         return

@@ -14,6 +14,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.server import Server
 from grpo_math.run.http import ServerError, reachable
 from grpo_math.run.redact import is_address
+from grpo_math.settings.vllm import generates
 
 SECONDS = 5.0  # time limit of a request
 
@@ -122,7 +123,7 @@ def _in_netrc(host: str) -> bool:
 def vllm_server(setup: Setup) -> Iterator[Finding]:
     """In server mode the vLLM server answers, in a version of the supported range."""
     s = setup.settings
-    if not s["use_vllm"] or s["vllm_mode"] != "server":
+    if generates(s) != "server":
         return
     url = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
     if not is_address(url):  # settings/rules.py refuses it

@@ -26,6 +26,10 @@ Results = dict[str, Any]
 def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
     """Return the grade, or `Verdict.CORRECT` for a rational number that the authors of the data set accept.
 
+    OlympiadBench accepts a number within 1e-8 of the gold answer, or within the error that the problem states (its
+    evaluation code). Minerva accepts a relative error of 1e-5 (arXiv 2206.14858, appendix). The rows of these sets have
+    a tolerance (problems/sources.py). Training does not use it: there a number has to equal the gold answer.
+
     >>> near = Grade(Verdict.WRONG, "0.33333")
     >>> as_published(near, "1/3", {"tolerance": 1e-5}).verdict.value, as_published(near, "1/3", {}).verdict.value
     ('correct', 'wrong')

@@ -147,6 +147,7 @@ def fields() -> dict[str, Field]:
     return by_name | {name: by_name[name]._replace(default=default) for name, default in (OURS | COMPUTED).items()}
 
 
+@functools.cache
 def defaults() -> dict[str, Any]:
     """Return the default of every field, by name."""
     return {name: field.default for name, field in fields().items()}

@@ -1,6 +1,6 @@
 """A trainer's reward functions: names, functions or models to what TRL takes, and a check of the data's gold answers.
 
-A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). Of a stream only the columns are checked.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked.
 
 Does not call reward functions (rewards/guard.py does), and does not grade.
 """
