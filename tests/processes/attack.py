@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import resource
 import socket
@@ -51,7 +52,8 @@ attempts = {
         lambda: os.close(os.open(secret, os.O_RDONLY | os.O_TRUNC)),
     ],
     "processes": [fork],
-    "memory": [lambda: bytearray(facts["memory"])],
+    # In a fork of pytest, a bytearray may get addresses that pytest has freed. A mapping always needs new ones.
+    "memory": [lambda: mmap.mmap(-1, facts["memory"])],
     "trainer": [
         lambda: open(f"/proc/{pid}/environ").close(),
         lambda: open(f"/proc/{pid}/mem").close(),
