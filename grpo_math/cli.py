@@ -6,8 +6,6 @@ done; 1: the answer is no; 2: bad input, explained in one line.
 Does not import torch, transformers or trl before a command needs them: ``--help`` answers at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

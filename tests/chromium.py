@@ -1,7 +1,5 @@
 """A headless Chromium, driven through the DevTools protocol over a pipe: no driver, no web socket, no network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What several tests share: the embedded model, tiny models of the common families, and a tokenizer for them."""
 
-from __future__ import annotations
-
 import gc
 import os
 

@@ -6,8 +6,6 @@ own autograd around it.
 Does not drop out, and takes no pages of keys.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

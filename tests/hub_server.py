@@ -4,8 +4,6 @@ Users and their tokens, repositories with branches, the check of a card's metada
 Every file is a regular one: the Hub, and not who pushes, chooses LFS.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

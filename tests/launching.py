@@ -4,8 +4,6 @@ A DeepSpeed file is run as shipped but for two settings that a CPU demands: its 
 DeepSpeedCPUAdam is compiled on first use, and no memory is pinned.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -11,8 +11,6 @@ versions are right. Exits with 1 if the tests fail on the unchanged code.
 Does not change strings, log texts, messages, annotations, or the constants of a module or class.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import compileall

@@ -1,7 +1,5 @@
 """Progress of a test run: a line for each file that is done, and for each failure, instead of a dot for each test."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

@@ -9,8 +9,6 @@ the controller has its own network too: several clusters run side by side, and n
 Does not limit memory or CPUs (no cgroups), and its GPUs are names.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -106,7 +104,7 @@ class Cluster:
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}  # by the name of a node, or of the program
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> "Cluster":
         try:
             subprocess.run(["bash", "-euc", NETWORK.format(name=self.name)], check=True)
             self._start()

@@ -1,7 +1,5 @@
 """What the tests of generation share: tiny models of bytes, prompts, and a count of what is computed."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import torch

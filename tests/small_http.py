@@ -3,8 +3,6 @@
 `stop` is a server that went away; `start` opens it again at the same port.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -3,8 +3,6 @@
 The fixtures are those of each package that imports them into its conftest.py.
 """
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A tool of tests that calculates in this process."""
 
-from __future__ import annotations
-
 from grpo_math.errors import UserError
 
 

@@ -5,8 +5,6 @@ It reads an adapter once, when it is loaded, as vLLM does. `stop` closes it; `st
 with no adapters, as after a restart.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """Mistakes in recipes, files and options: one line, exit code 2, no traceback. Hostile text and broken streams too."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

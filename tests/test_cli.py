@@ -1,7 +1,5 @@
 """The command line: JSON on stdout, help on one screen. Mistakes: test_bad_input.py."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The changes that CONTRIBUTING.md describes, carried out in a copy of the package, and a run that shows them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """README.md and docs/ say what is there: the tree, every command, field and reward, and every file that they link."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The examples run as their first lines say, with a tiny model for a step."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

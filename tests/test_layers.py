@@ -1,7 +1,5 @@
 """The structure: imports point downward, the light parts stay light, and no file or function outgrows one idea."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A fixed sample of mutants: the quick tests of a package notice most of them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -10,8 +10,6 @@ file; any other is run. A ```text block is what the ```bash block before it prin
 command of that block was made shorter.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What must not happen: code of others is run, a token is written down, a key goes to another address."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """The built wheel, installed in a fresh environment, works from another folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A real vLLM server for tests, whose `vllm` GRPO_MATH_VLLM names (launch/vllm_environment.sh makes one)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Waiting for what another process does, and finding the processes that a test started."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

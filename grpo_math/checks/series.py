@@ -10,8 +10,6 @@ With ``logging_steps`` above 1 a line is a mean over several steps; windows coun
 Does not judge the series: symptoms.py does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -41,10 +39,10 @@ class Series:
     def __len__(self) -> int:
         return len(self.values)
 
-    def last(self, lines: int = WINDOW) -> Series:
+    def last(self, lines: int = WINDOW) -> "Series":
         return Series(self.steps[-lines:], self.values[-lines:])
 
-    def first(self, lines: int = WINDOW) -> Series:
+    def first(self, lines: int = WINDOW) -> "Series":
         return Series(self.steps[:lines], self.values[:lines])
 
     @property

@@ -9,8 +9,6 @@ True
 Does not send requests (sync.py does), and does not choose the prompts (trainer/prefetch.py does).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +29,7 @@ class PrefetchedRollout(Future[list[Completion]]):
         super().__init__()
         self.prompts, self.step, self.folder, self.seconds = prompts, step, folder, 0.0
 
-    def start(self, sample: Callable[[], list[Completion]]) -> PrefetchedRollout:
+    def start(self, sample: Callable[[], list[Completion]]) -> "PrefetchedRollout":
         """Call ``sample`` in a thread. `result` raises what ``sample`` raises."""
 
         def run() -> None:
@@ -61,7 +59,7 @@ class PrefetchedRollout(Future[list[Completion]]):
         return {"prompts": self.prompts, "step": self.step, "seconds": self.seconds, "rows": rows}
 
     @staticmethod
-    def from_state_dict(state: dict[str, Any]) -> PrefetchedRollout:
+    def from_state_dict(state: dict[str, Any]) -> "PrefetchedRollout":
         prefetch = PrefetchedRollout(state["prompts"], state["step"])
         prefetch.seconds = state["seconds"]
         prefetch.set_result([Completion(tokens, logps) for tokens, logps in state["rows"]])

@@ -12,8 +12,6 @@ Imports nothing that takes time, so that signals are handled from the first mome
 Does not save: log.py does, and all ranks agree there.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -11,8 +11,6 @@ temperature='0' is out of range: give a number above 0
 Does not check combinations of settings: rules.py and batch.py do.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -45,7 +43,7 @@ class Recipe(NamedTuple):
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
 
-    def sound(self) -> Recipe:
+    def sound(self) -> "Recipe":
         """Return the recipe. Raises its first problem."""
         if self.problems:
             raise self.problems[0]

@@ -6,8 +6,6 @@ table of docs/models.md. About half an hour; names of families as arguments run 
 Does not load weights: what only a trained checkpoint of a family has (another layer, a longer window) is not seen.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Writes grpo_math/planner/measured.json: the shapes of the models of shapes.json,
 settings, and what the shipped recipes ask for. Ten minutes on a core; the cache folder holds what is done.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from itertools import product

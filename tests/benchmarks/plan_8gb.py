@@ -3,8 +3,6 @@
 Nothing is measured here: these are the figures of `grpo-math plan`.
 """
 
-from __future__ import annotations
-
 from grpo_math.planner import plan
 from grpo_math.run.machine import GB
 

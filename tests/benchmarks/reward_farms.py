@@ -10,8 +10,6 @@ format, "or" within one, the gold outside of it.
 Does not train: what a policy can farm, it has to find first.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

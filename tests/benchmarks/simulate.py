@@ -5,8 +5,6 @@ small recipe for one model of each family of FAMILIES, with a LoRA and with a Lo
 `--only NAME` makes the rows of one recipe or family. Nothing is measured on a GPU. plans.md has the results.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -9,8 +9,6 @@ held-out sums are answered greedily, and a JSON line says the accuracy. The cloc
 process without those evaluations. The target is reached at the first evaluation that has it, if the next has it too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A SLURM cluster for the tests of this folder, and jobs on it that train a tiny model."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

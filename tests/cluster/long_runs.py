@@ -3,8 +3,6 @@
 pytest does not collect this file by itself. docs/clusters.md says what the last run showed.
 """
 
-from __future__ import annotations
-
 import pytest
 from slurm_cluster import wait_for
 from vllm_process import CPU, VLLM

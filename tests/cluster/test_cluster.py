@@ -4,8 +4,6 @@ A fault comes after the second step. The weights at the end are those of a run o
 nothing interrupts.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -4,8 +4,6 @@ Does not run without a CUDA device. Some of it can be rehearsed on the pretended
 models; its figures then say nothing.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

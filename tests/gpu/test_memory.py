@@ -3,8 +3,6 @@
 The pretended GPU counts no memory: a rehearsal shows that the test runs. gpu_like/test_simulation.py checks the plan.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

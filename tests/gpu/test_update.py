@@ -1,7 +1,5 @@
 """On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run resumes from a checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from benchmarks.update_phase import SHAPES, Shape, bench_update

@@ -1,7 +1,5 @@
 """On a real GPU: a run samples from vLLM, in its own process and from a server, with the adapter that it has."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 

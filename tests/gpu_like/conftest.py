@@ -1,7 +1,5 @@
 """Which tests need the pretended device, and which start them: a process collects either kind."""
 
-from __future__ import annotations
-
 import os
 
 from gpu_like import device

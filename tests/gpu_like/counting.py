@@ -6,8 +6,6 @@ runs in a thread of autograd's own: what it does has no line.
 Does not weigh: a wait is one of those at which ``torch.cuda.set_sync_debug_mode`` warns.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

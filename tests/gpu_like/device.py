@@ -29,8 +29,6 @@ Does not pretend time, kernels of Triton (TRL's paths around them are taken, the
 rounding: CUDA's kernels add up in other orders.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

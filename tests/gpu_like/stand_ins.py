@@ -3,8 +3,6 @@
 Does not answer truly: memory is always free, a stream is always done, and a generator's state is empty.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +24,7 @@ class Stream:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         return self
 
     def __exit__(self, *error: Any) -> None: ...

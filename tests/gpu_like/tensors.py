@@ -6,8 +6,6 @@ counts, and computes on the tensors within.
 Does not support operators that change a tensor's shape in place.
 """
 
-from __future__ import annotations
-
 from functools import partial, partialmethod
 from typing import Any
 
@@ -35,7 +33,7 @@ class Cuda(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, device: torch.device = DEVICE) -> Cuda:
+    def __new__(cls, inner: torch.Tensor, device: torch.device = DEVICE) -> "Cuda":
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -53,7 +51,7 @@ class Cuda(torch.Tensor):
         return ["inner"], self.device
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any) -> Cuda:
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any) -> "Cuda":
         return Cuda(inner["inner"], device)
 
     @classmethod

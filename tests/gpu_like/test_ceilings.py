@@ -3,8 +3,6 @@
 A wait costs the CPU the lead that it has over the GPU. Lower a ceiling when the number falls.
 """
 
-from __future__ import annotations
-
 import pytest
 from gpu_like.counting import counting, of
 from peft import LoraConfig

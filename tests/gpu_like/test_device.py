@@ -1,7 +1,5 @@
 """The pretended device does what a CUDA device does, where it claims to: these are tests of test equipment."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu_like.counting import counting

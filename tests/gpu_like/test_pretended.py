@@ -3,8 +3,6 @@
 A rehearsal shows that these tests run. What they measure there says nothing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The model of torch's caching allocator, and the figures of a simulated run, on what can be worked out on paper."""
 
-from __future__ import annotations
-
 import pytest
 from gpu_like.simulation.allocator import MB, Allocator
 from gpu_like.simulation.record import GENERATION, LOADING, TRAINING, Record

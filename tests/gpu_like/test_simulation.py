@@ -1,7 +1,5 @@
 """The plan against simulated runs of small models. Each simulation is a process of its own and takes ten seconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

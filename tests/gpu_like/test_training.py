@@ -5,8 +5,6 @@ repeated for query heads, TRL's head leaves out what is not scored, and the larg
 bfloat16 they are near: CUDA's autocast rounds in other places than a CPU's.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
