@@ -15,6 +15,7 @@ FORMULAS = {
 PLAIN = [
     "He pays $5 and she pays $10.",
     "It costs $5 a day and $ 6 at night, so $11$0",
+    "One is $5 for two,$6 for three.",
     "Betty has only 100 / 2 = $<<100/2=50>>50. Her grandfather gave her 15 * 2 = $30.",
     r"$\frac{1}{2",
     r"$\begin{tabular}{c}x$\end{tabular}",

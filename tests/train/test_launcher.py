@@ -445,10 +445,12 @@ def test_serve_takes_every_gpu_until_it_is_ended_and_gives_the_key_to_no_command
         os.kill(os.getpid(), number)
 
     os.environ["VLLM_API_KEY"] = "secret"
-    assert machine.run("--host", "0.0.0.0", command="serve", then=stop) == code
+    port = str(serve.free_port())
+    assert machine.run("--host", "0.0.0.0", "--port", port, command="serve", then=stop) == code
     (served,) = machine.started("server")
     assert (served["CUDA_VISIBLE_DEVICES"], served["VLLM_API_KEY"]) == ("0,1", "secret")
-    assert [option(served["argv"], name) for name in ("--data-parallel-size", "--host")] == ["2", "0.0.0.0"]
+    stated = [option(served["argv"], name) for name in ("--data-parallel-size", "--host", "--port")]
+    assert stated == ["2", "0.0.0.0", port]
     assert "secret" not in " ".join(served["argv"])
 
 
