@@ -7,8 +7,7 @@ from pathlib import Path
 
 from grpo_math.report import hub, terminal
 from grpo_math.report.card import base_of, model_card
-from grpo_math.report.page import report
-from grpo_math.report.reported import print_notes
+from grpo_math.report.page import print_notes, report
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
