@@ -83,7 +83,7 @@ COMMANDS = {
         ("grpo-math grade answers.jsonl", "grpo-math grade answers.jsonl --format boxed --jsonl"),
     ),
     "report": Command(
-        "report.reported",
+        "report.page",
         "Write the report page and plots of a run, or compare several runs.",
         "RUN_DIR [RUN_DIR ...] [options]",
         ("grpo-math report runs/demo", "grpo-math report runs/a runs/b --output comparison.html"),

@@ -29,7 +29,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "trainer.from_recipe"),
-    *("evaluation.ask", "evaluation.backends", "evaluation.engine", "evaluation.of_trainer", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.results"),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     "generation.cache",

@@ -10,7 +10,8 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 
-from grpo_math.checks import Finding, prompts
+from grpo_math.checks import Finding
+from grpo_math.checks.model import show
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Print each finding at once, and answer with all of them."""
     argv = ["--config", args.config, *args.fields]
     if args.show is not None:
-        return prompts.show(argv, args.show)
+        return show(argv, args.show)
     findings = []
     for finding in doctor(argv, args.accelerate_config):
         findings.append(finding)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from grpo_math import planner
 from grpo_math.checks import Finding
-from grpo_math.checks.prompts import lengths_of
+from grpo_math.checks.model import lengths_of
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import memory

@@ -1,16 +1,28 @@
-"""Checks of the model, in its folder or on the Hub, and of its adapter.
+"""Checks of the model, in its folder or on the Hub: its adapter, its chat template, and the length of the prompts.
 
-Does not load weights or a tokenizer. A request to the Hub waits a few seconds at most.
+Does not load weights or, except for ``--show``, the tokenizer. A request to the Hub waits a few seconds at most.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from jinja2 import TemplateError
+
+from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, escaped, one_of
 from grpo_math.generation.models import config_file
 from grpo_math.planner.model import wanted_modules
-from grpo_math.reading import read_json
+from grpo_math.problems.problem import Problem
+from grpo_math.reading import read_json, read_object
+from grpo_math.run.streams import Answer
+from grpo_math.settings.recipe import read
+
+PROMPTS = 256  # prompts that are tokenized
+ANSWER = "ANSWER"  # the text of the assistant in the rendered turn
+QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 
 def model(setup: Setup) -> None:
@@ -51,3 +63,149 @@ def check_targets(paths: Sequence[str], modules: Sequence[str] | str | None, lin
         if not any(re.fullmatch(expression, path) for path in paths):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
+
+
+# The tokenizer
+
+
+def chat_template(setup: Setup) -> None:
+    """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
+    tokenizer, chat, name = setup.tokenizer, _is_chat(setup), setup.problems.template.name
+    if chat and not tokenizer.chat_template:
+        reason = "is a chat, and the tokenizer of this model has no chat template"
+        remedy = "use r1_zero, a module:function that returns text, or an instruct model"
+        raise ConfigError("prompt_template", name, reason, remedy)
+    extra = setup.settings["chat_template_kwargs"] or {}
+    for variable in extra:
+        # Jinja ignores an unknown variable.
+        if variable not in str(tokenizer.chat_template):
+            reason = "is not a variable of this model's chat template"
+            raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
+    # Before the prompt is rendered, because the prompt may contain a call.
+    if setup.settings["tools"]:
+        _conversation(setup)
+    if chat:
+        try:
+            rendered(setup, setup.problems.rows[:1])
+            turn_end(tokenizer)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
+            model = setup.settings["model_name_or_path"]
+            raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
+
+
+def end_of_turn(setup: Setup) -> Iterator[Finding]:
+    """The token that ends an assistant's turn in the chat template is one at which generation stops.
+
+    TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
+    """
+    tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
+    add = "add {} to eos_token_id in generation_config.json"
+    configured = _configured_eos(tokenizer)
+    if configured and eos not in configured:
+        message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
+        yield Finding("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
+    if not _is_chat(setup) or not tokenizer.chat_template:
+        return
+    # Without a stop at the end of a turn, generation continues to the length limit and is cut off.
+    end, stops = turn_end(tokenizer), {eos, *configured}
+    if end is not None and end not in stops:
+        token = tokenizer.convert_ids_to_tokens(end)
+        message = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
+        yield Finding("error", f"{message}: no completion would end by itself", add.format(end))
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """Return the first special token after the assistant's text, in the rendered chat template."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ANSWER}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
+    return next((token for token in after if token in special), None)
+
+
+def _configured_eos(tokenizer: Any) -> set[int]:
+    """Return eos_token_id of generation_config.json or, without that file, of config.json."""
+    folder = Path(str(tokenizer.name_or_path))
+    config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
+    ids = config.get("eos_token_id")
+    return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
+
+
+def prompt_lengths(setup: Setup) -> Iterator[Finding]:
+    """Prompts and completions together fit the model's context, and vLLM's if vLLM generates."""
+    s, lengths = setup.settings, lengths_of(setup)
+    at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
+    words = ", ".join(f"{name} {length}" for name, length in at.items())
+    yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    # vLLM may be limited to a shorter context than the model's, to save memory.
+    limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
+    if s["use_vllm"]:
+        limits["vllm_max_model_length"] = s["vllm_max_model_length"]
+    longest = s["max_completion_length"] or 0
+    for name, limit in limits.items():
+        if limit is not None and (over := sum(length + longest > limit for length in lengths)):
+            message = (
+                f"{over} of {len(lengths)} prompts and max_completion_length={longest} come to more "
+                f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
+            )
+            yield Finding("error", message, "shorten max_completion_length, or leave out long problems")
+
+
+def lengths_of(setup: Setup) -> list[int]:
+    """Return the lengths in tokens of a sample of the prompts, in rising order."""
+    return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
+
+
+def prompt_ids(setup: Setup, rows: Sequence[Problem]) -> list[list[int]]:
+    """Return the tokens of these prompts, as in TRL: a chat template writes the special tokens itself."""
+    return setup.tokenizer(rendered(setup, rows), add_special_tokens=not _is_chat(setup))["input_ids"]
+
+
+def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
+    """Return the prompts of these rows as text."""
+    if not _is_chat(setup):
+        return [str(row["prompt"]) for row in rows]
+    options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    if setup.settings["tools"]:
+        conversation = _conversation(setup)
+        options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
+    return [setup.tokenizer.apply_chat_template(row["prompt"], **options) for row in rows]
+
+
+def _conversation(setup: Setup) -> Any:
+    """Return the recipe's tools with a chat template that renders their calls. Raises `ConfigError` without one."""
+    from grpo_math.evaluation.toolbox import toolbox
+
+    tools = toolbox(setup.settings["tools"], setup.settings["python"])
+    return tools.conversation(setup.tokenizer) if tools else None
+
+
+def _is_chat(setup: Setup) -> bool:
+    return not isinstance(setup.problems.rows[0]["prompt"], str)
+
+
+def show(argv: Sequence[str], n: int) -> Answer:
+    """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
+    from grpo_math.generation.models import load_tokenizer, model_path
+
+    if n < 1:
+        raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
+    recipe = read(argv).sound()
+    setup = Setup(recipe.values, recipe.given)
+    rows = setup.problems.rows[:n]
+    setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
+    chat_template(setup)  # refuses a prompt that the chat template cannot render
+    shown, lines = [], []
+    for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):
+        text = setup.tokenizer.decode(ids, skip_special_tokens=False)
+        shown.append({"id": row["id"], "answer": row["answer"], "ids": ids, "text": text})
+        visible = escaped(text, keep="\n")
+        lines += [
+            f"--- {row['id']}: {len(ids)} tokens, gold answer {row['answer']!r}",
+            f"{visible}[the completion starts here]",
+            f"ids: {' '.join(map(str, ids))}",
+        ]
+    answer_format = setup.problems.template.answer_format
+    text = "\n".join([*lines, f"answer format: {answer_format}"])
+    return Answer({"answer_format": answer_format, "prompts": shown}, text)

@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from grpo_math.checks import Finding, machine, model, prompts, rewards, services
+from grpo_math.checks import Finding, machine, model, rewards, services
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
@@ -81,9 +81,9 @@ CHECKS: dict[str, Check] = {
 AFTER_ALL = ("settings", "adapter", "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
-    "chat_template": prompts.chat_template,
-    "end_of_turn": prompts.end_of_turn,
-    "prompt_lengths": prompts.prompt_lengths,
+    "chat_template": model.chat_template,
+    "end_of_turn": model.end_of_turn,
+    "prompt_lengths": model.prompt_lengths,
     "memory": machine.memory_plan,
 }
 

@@ -1,21 +1,22 @@
-"""Two results files of the same problems -> the paired difference, and the problems that changed.
+"""Two results files of the same problems -> the paired difference, the problems that changed, and a table of both.
 
 A row is right if its answer is, in any form; with ``right=IN_FORMAT``, only if it is also in the format. Problems are
 paired: the score of a problem with several samples is their mean. Results over different problems, prompts, graders or
 sampling settings (`SAME`) are refused, because their difference does not measure the training.
 
-Does not evaluate, and does not draw: `evaluate` writes the results, and report/ shows the comparison.
+Does not evaluate, and does not draw: `evaluate` writes the results, and report/ has the page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
+from grpo_math.evaluation.suite import aligned
 from grpo_math.reading import read_json
-from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, IN_FORMAT, RIGHT
+from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
 Row = dict[str, Any]
@@ -96,6 +97,38 @@ def comparison(before: Results, after: Results, examples: int | None = 3) -> dic
         "improvements": changed(before, after, examples),
         "regressions": changed(before, after, examples, lost=True),
     }
+
+
+def terminal_table(comparison: Mapping[str, Any]) -> str:
+    """Return the table that ends a run: before, after, and the difference with its 95% paired interval."""
+    return f"{aligned(table(comparison))}\n{moved(comparison)}"
+
+
+def table(comparison: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of `terminal_table`, the header first."""
+    before, after = comparison["before"], comparison["after"]
+    lines = [["", "before", "after", "difference", "95% paired interval"]]
+    for label, name, suffix in (
+        ("accuracy", "accuracy", ""),
+        ("accuracy in format", "accuracy_in_format", "_in_format"),
+    ):
+        low, high = comparison[f"ci95{suffix}"]
+        difference = f"{100 * comparison[f'difference{suffix}']:+.1f} points"
+        interval = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+        lines.append([label, f"{before[name]:.1%}", f"{after[name]:.1%}", difference, interval])
+    for category, old in before["categories"].items():
+        new = after["categories"][category]
+        if old or new:
+            lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
+    return lines
+
+
+def moved(comparison: Mapping[str, Any]) -> str:
+    """Return a sentence with the numbers of problems gained and lost, and the significance test."""
+    several = comparison["test"] == "sign"
+    words = "are correct more often, {} less often" if several else "went from wrong to correct, {} back"
+    test = f"{'sign test' if several else 'McNemar, exact'}: p = {comparison['p']:.2g}"
+    return f"{comparison['n']} problems: {comparison['gained']} {words.format(comparison['lost'])} ({test})"
 
 
 def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:

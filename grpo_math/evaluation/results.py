@@ -9,15 +9,15 @@ Does not compute the metrics of the records (figures.py) or compare two results 
 """
 
 import json
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import journal
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
@@ -27,8 +27,9 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
 from grpo_math.grading import GRADER, Grade, grade_batch
+from grpo_math.reading import reading
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import write_json
+from grpo_math.run.files import replace_text, write_json
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
@@ -148,7 +149,7 @@ def _answer(
             grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
             new = [_record(*jobs[i], c, grade) for i, c, grade in zip(batch, completions, grades, strict=True)]
             if journal_file is not None:
-                journal.append(journal_file, new)
+                store(journal_file, new)
             records.update((_key(record), record) for record in new)
             right = sum(record["category"] in RIGHT for record in records.values())
             bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
@@ -170,13 +171,60 @@ def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
     model.check(rows[0]["prompt"])
 
 
+# The file of the answers
+
+
 def answers_file(output: str | Path) -> Path:
-    """Return the file that stores the answers during the evaluation: one line per completion.
+    """Return the file that stores the answers during the evaluation, so that an interrupted evaluation continues.
+
+    The first line states the settings, and each other line is the record of one completion.
 
     >>> answers_file("runs/base.json").as_posix()
     'runs/base.answers.jsonl'
     """
     return Path(output).with_suffix(".answers.jsonl")
+
+
+def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
+    """Return the complete records, and remove a last line that was cut off. A new file gets its first line.
+
+    Raises `Unreadable` if the file has no such first line, and `ConfigError` if its settings are other ones, so that
+    results are never mixed.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps({"measured": dict(settings)}, ensure_ascii=False) + "\n")
+        return []
+    # Bytes, because a write may have ended within a character.
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    with reading(path):
+        first, *records = [json.loads(line) for line in whole.splitlines()]
+        measured = {**first["measured"]}
+    # Only the settings of this version are compared: an older file may state more.
+    for name in settings:
+        if measured.get(name) != settings[name]:
+            was = f"was measured with {name}={measured.get(name)!r}, not {settings[name]!r}"
+            raise ConfigError("output", str(path), was, "name another file, or change the setting back")
+    # Only here: a file that is refused above stays as it was.
+    os.truncate(path, len(whole))
+    return records
+
+
+def store(path: Path, records: Iterable[Record]) -> None:
+    """Add the records in one write, so that a killed process can cut only the last line."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def _known(file: Path, settings: dict[str, Any]) -> Records:
+    """Return the records of an earlier call."""
+    if file.exists() and not answers_file(file).exists():
+        raise ConfigError("output", str(file), "holds results without their answers", "name another file")
+    return {_key(line): line for line in stored(answers_file(file), settings)}
+
+
+# One record
 
 
 def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float) -> list[Grade]:
@@ -187,13 +235,6 @@ def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: flo
         timeout=timeout,
     )
     return [as_published(grade, row["answer"], row) for grade, row in zip(grades, rows, strict=True)]
-
-
-def _known(file: Path, settings: dict[str, Any]) -> Records:
-    """Return the records of an earlier call."""
-    if file.exists() and not answers_file(file).exists():
-        raise ConfigError("output", str(file), "holds results without their answers", "name another file")
-    return {_key(line): line for line in journal.resume(answers_file(file), settings, "output")}
 
 
 def _key(record: Record) -> tuple[str, int]:

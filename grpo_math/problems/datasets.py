@@ -22,19 +22,19 @@ of math500: it has 4,500 rows (one of them, in the published data, is also a tra
 >>> sorted(rows[0]), rows[0]["problem"], rows[0]["answer"]
 (['answer', 'answer_format', 'id', 'level', 'problem', 'prompt'], 'What is 4 + 13?', '17')
 
-Does not shuffle, tokenize or cut prompts: TRL does.
+Does not run code of a repository, and does not shuffle, tokenize or cut prompts: TRL does.
 """
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_math.errors import ConfigError, DataError, first_line, one_of
+from grpo_math.errors import ConfigError, DataError, UserError, first_line, one_of
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, hub
+from grpo_math.problems import generated
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
@@ -44,6 +44,7 @@ from grpo_math.reading import home, is_table, read_table
 logger = logging.getLogger(__name__)
 
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
+SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
 Opened = tuple[str, str, Iterable[tuple[int, Any]]]  # the start of each id, the name for messages, the numbered rows
 
@@ -78,7 +79,7 @@ def load_problems(
     errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":
-        rows = _generated(levels, hub.split_of(split, generated.SPLITS), limit, seed)
+        rows = _generated(levels, split_of(split, generated.SPLITS), limit, seed)
     else:
         rows, errors = _read(dataset, split, columns)
     skips = skip_bad_rows or source_of(dataset) is not None
@@ -136,7 +137,7 @@ def _open(dataset: str, split: str, accepted: which.Columns) -> Opened:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
         one_of("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
-    rows = hub.rows(address, split, accepted, dataset, remedy)
+    rows = _rows_of_hub(address, split, accepted, dataset, remedy)
     return address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows
 
 
@@ -144,7 +145,7 @@ def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Open
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], place_of(dataset)
     base, bracket, cut = split.partition("[")
-    base = hub.split_of(base, tuple(source.splits))
+    base = split_of(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
@@ -154,10 +155,10 @@ def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Open
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
     address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
     remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {file_name or name}, or pass --dataset generated"
-    rows = hub.rows(address, theirs, accepted, name if copied else dataset, remedy, known=True)
+    rows = _rows_of_hub(address, theirs, accepted, name if copied else dataset, remedy, known=True)
     if other := source.without.get(base):
         left_out = {
-            row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
+            row["problem"] for _, row in _rows_of_hub(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
         }
         # Here and not later, so that the numbers in the ids stay those of the published data.
         rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
@@ -178,6 +179,68 @@ def _table(path: Path, split: str) -> list[tuple[int, Any]]:
         remedy = "write train[200:], train[:200] or train[:10%]"
         raise ConfigError("split", split, f"is not cut as a split can be ({error})", remedy) from None
     return rows[part.from_ : part.to]
+
+
+def _rows_of_hub(
+    address: Place, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Return the rows of a split of a set on the Hub, or of a local folder of the same layout, numbered from 1.
+
+    ``split`` may be cut, as in ``train[:500]``. ``known``: ``split`` is the data set's own name, and is not looked up.
+
+    Raises `ConfigError` for ``name`` if the data set cannot be loaded, or has no such split, configuration or column.
+    """
+    import datasets
+
+    folder = home(address.path)
+    local = folder.is_dir()
+    path = str(folder) if local else address.path
+    try:
+        if not known:
+            split = split_of(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
+        cache = {"cache_dir": _cache_of(folder)} if local else {}
+        table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
+    except UserError:
+        raise
+    except Exception as error:
+        # `datasets` and the Hub raise many kinds of errors. `datasets` wraps the reason in "An error occurred".
+        while isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        message = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
+        if local:
+            reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
+        raise ConfigError("dataset", name, reason, remedy) from None
+    for field in ("problem", "answer"):
+        if not which.used(table.column_names, {field: accepted[field]}):
+            remedy = which.remedy_of(table.column_names, field, accepted[field])
+            raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
+    # The other columns of a set on the Hub may be gigabytes.
+    if known or not local:
+        table = table.select_columns(which.used(table.column_names, accepted))
+    return enumerate(table, 1)
+
+
+def _cache_of(folder: Path) -> str:
+    """Return a cache folder for these versions of the files."""
+    import datasets
+
+    # If README.md lists the files, `datasets` returns the cached rows of a file that has changed since.
+    stats = sorted((str(path), path.stat().st_mtime_ns) for path in folder.resolve().rglob("*") if path.is_file())
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / f"grpo_math-{sha256(repr(stats).encode()).hexdigest()[:12]}")
+
+
+def split_of(split: str, names: Collection[str]) -> str:
+    """Return the data set's name for a split. Raises `ConfigError`, which lists its names, for an unknown split.
+
+    >>> split_of("test[:5]", ["train", "heldout"])
+    'heldout[:5]'
+    """
+    base, bracket, cut = split.partition("[")
+    if base not in names and SAME.get(base) in names:
+        base = SAME[base]
+    one_of("split", base, tuple(names))
+    return base + bracket + cut
 
 
 def _generated(levels: str, split: str, limit: int | None, seed: int) -> list[Row]:

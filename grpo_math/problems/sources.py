@@ -8,7 +8,7 @@ then, the error lists them.
 >>> source_of("openai/gsm8k"), source_of("openr1:extended@v1"), source_of("mine.jsonl")
 ('gsm8k', 'openr1', None)
 
-Does not read data: datasets.py and hub.py do.
+Does not read data: datasets.py does.
 """
 
 import re

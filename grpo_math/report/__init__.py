@@ -1,7 +1,7 @@
 """A run directory -> plots and one self-contained HTML page; several runs -> one page; a finished run -> the Hub.
 
-`run_dir` reads a run, `plots` draws its history, `viewer` prepares its completions, and `page` (`several` for more than
-one run) fills in page.html. `card` fills in card.md, which `hub` pushes. `render` has the templates.
+`run_dir` reads a run, `plots` draws its history, `viewer` prepares its completions, and `page` fills in page.html.
+`card` fills in card.md, which `hub` pushes. `render` has the templates.
 
 Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
 """

@@ -10,6 +10,7 @@ from typing import Any
 
 from yaml import YAMLError
 
+from grpo_math.evaluation.compare import moved, table
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
@@ -17,7 +18,6 @@ from grpo_math.problems.sources import SOURCES, hub_id, source_of
 from grpo_math.reading import home
 from grpo_math.report.render import render
 from grpo_math.report.run_dir import Run, hub_name
-from grpo_math.report.terminal import moved, table
 
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
 RECIPE = (

@@ -17,7 +17,6 @@ from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_of, listed
-from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
@@ -66,7 +65,7 @@ def run(args: Namespace) -> Answer | int:
     if args.compare:
         before, after = map(compare.read_results, args.compare)
         comparison = compare.comparison(before, after)
-        return Answer(comparison, terminal.terminal_table(comparison))
+        return Answer(comparison, compare.terminal_table(comparison))
     args.model, args.adapter = with_base(args.model, args.adapter)
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
@@ -161,7 +160,7 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
     paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
     several = len(names) > 1
-    text = suite.table_of_pairs(compared, before, after) if several else terminal.terminal_table(_first(compared))
+    text = suite.table_of_pairs(compared, before, after) if several else compare.terminal_table(_first(compared))
     return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
 
 

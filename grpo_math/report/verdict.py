@@ -5,10 +5,10 @@ Does not evaluate.
 
 from pathlib import Path
 
-from grpo_math.report import hub, terminal
+from grpo_math.evaluation.compare import terminal_table
+from grpo_math.report import hub
 from grpo_math.report.card import base_of, model_card
-from grpo_math.report.page import report
-from grpo_math.report.reported import print_notes
+from grpo_math.report.page import print_notes, report
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
@@ -34,7 +34,7 @@ def print_verdict(run: Run, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
     files = report(run.directory)
     if run.comparison:
-        print(terminal.terminal_table(run.comparison))
+        print(terminal_table(run.comparison))
     print_notes(files.notes)
     for finding in files.findings:
         if finding.level != "info":

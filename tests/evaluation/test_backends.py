@@ -14,7 +14,7 @@ from small_vllm import SmallVLLM
 
 from grpo_math import MathGRPOConfig, evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, engine
+from grpo_math.evaluation import backends, of_trainer
 from grpo_math.evaluation.backends import Model
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
@@ -183,12 +183,12 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     ]
     for size, tools, ours in ((2, ["python"], False), (1, ["python"], True), (2, None, True)):
         vllm.tensor_parallel_size = size
-        with engine.engine_of(trainer, tools) as model:
-            assert isinstance(model, engine.Engine) == ours, "turns of several processes may differ"
+        with of_trainer.engine_of(trainer, tools) as model:
+            assert isinstance(model, of_trainer.Engine) == ours, "turns of several processes may differ"
 
 
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(engine, "on_main", lambda call: call())
+    monkeypatch.setattr(of_trainer, "on_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
     vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
@@ -205,13 +205,13 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
 def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):
     vllm = trainer.vllm_generation = Mock(spec=["mode", "vllm_client"], mode="server")
     vllm.vllm_client.base_url = server.url
-    generate = engine.Engine(trainer).generator(backends.Sampling(max_new_tokens=12))
+    generate = of_trainer.Engine(trainer).generator(backends.Sampling(max_new_tokens=12))
     (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
     assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
     assert server.bodies[0]["model"] == small
 
 
 def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):
-    monkeypatch.setattr(engine, "split_by", lambda accelerator: "ZeRO-3")
+    monkeypatch.setattr(of_trainer, "split_by", lambda accelerator: "ZeRO-3")
     with pytest.raises(ConfigError, match=r"trainer='MathGRPOTrainer' has its weights split .*\(ZeRO-3\)"):
         evaluate(trainer, ROWS)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_math.evaluation import journal
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.results import store, stored
 from grpo_math.problems.datasets import load_problems
 from grpo_math.reading import Unreadable
 
@@ -16,15 +16,15 @@ LINES = [{"id": i, "text": "½ of a line\n" * i} for i in range(3)]
 
 def test_a_file_that_was_cut_at_any_byte_goes_on(tmp_path):
     path = tmp_path / "made" / "a.jsonl"
-    assert journal.resume(path, ABOUT, "output") == []
-    journal.append(path, LINES)
+    assert stored(path, ABOUT) == []
+    store(path, LINES)
     whole = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(ends[0], len(whole) + 1):  # the first line is written whole
         path.write_bytes(whole[:cut])
         kept = max(0, sum(end <= cut for end in ends) - 1)
-        assert journal.resume(path, ABOUT, "output") == LINES[:kept]
-        journal.append(path, LINES[kept:])
+        assert stored(path, ABOUT) == LINES[:kept]
+        store(path, LINES[kept:])
         assert path.read_bytes() == whole
 
 
@@ -32,7 +32,7 @@ def test_a_file_that_was_cut_at_any_byte_goes_on(tmp_path):
 def test_something_else_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "a").write_text(text)
     with pytest.raises(Unreadable, match="a cannot be read"):
-        journal.resume(tmp_path / "a", ABOUT, "output")
+        stored(tmp_path / "a", ABOUT)
     assert (tmp_path / "a").read_text() == text
 
 

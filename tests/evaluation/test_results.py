@@ -133,17 +133,17 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
 KILLED = """
 import os, signal, sys
 from grpo_math.cli import main
-from grpo_math.evaluation import journal
-plain, calls = journal.append, []
+from grpo_math.evaluation import results
+plain, calls = results.store, []
 
-def append(path, lines):
-    plain(path, lines)
+def store(path, records):
+    plain(path, records)
     calls.append(path)
     if len(calls) == 3:
         os.truncate(path, os.path.getsize(path) - 20)
         os.kill(os.getpid(), signal.SIGKILL)
 
-journal.append = append
+results.store = store
 main(sys.argv[1:])
 """
 

@@ -1,4 +1,4 @@
-"""sources.py, columns.py, hub.py: data by name, from local folders of the same layout and columns as on the Hub."""
+"""Data by name, from local folders with the layout and columns of the Hub: sources.py, columns.py, datasets.py."""
 
 import json
 

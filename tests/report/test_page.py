@@ -14,11 +14,10 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.compare import comparison
+from grpo_math.evaluation.compare import comparison, terminal_table
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS
 from grpo_math.report.run_dir import read_run
-from grpo_math.report.terminal import terminal_table
 from grpo_math.report.viewer import sources
 
 
