@@ -5,14 +5,13 @@ import json
 import os
 import resource
 import subprocess
-import time
 from pathlib import Path
 
 import launching
 import psutil
 import pytest
+import waiting
 from launching import ROOT, accelerate, variables
-from waiting import descendants
 
 from grpo_math.run.metrics import METRICS, reward_key, verdict_key
 
@@ -54,11 +53,13 @@ def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen
 
 
 def until(true, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 400
-    while not true():
+    """`waiting.until`, unless the process ends before."""
+
+    def came() -> bool:
         assert process.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
+        return true()
+
+    waiting.until(came, 400, pause=0.05)
 
 
 def steps_done(run_dir: Path, n: int) -> bool:
@@ -84,7 +85,7 @@ def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:
 
 def rank(launcher: subprocess.Popen, number: int) -> psutil.Process | None:
     """Return the process of a rank below ``launcher``, or None if it has not started."""
-    for process in descendants(launcher.pid):  # a process that the rank forked comes after the rank
+    for process in waiting.descendants(launcher.pid):  # a process that the rank forked comes after the rank
         with contextlib.suppress(psutil.Error):  # it has ended
             words = process.cmdline()
             trains = "-m" in words and words[words.index("-m") + 1] == "grpo_math.train"

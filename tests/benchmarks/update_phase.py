@@ -34,14 +34,12 @@ import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, TrainerCallback
+from transformers import AutoModelForCausalLM, PrinterCallback, Qwen2Config, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.generation.models import fast_dtype, model_path
+from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -159,9 +157,6 @@ class Contestant(TrainerCallback):
     tokens = 0
 
     def __init__(self, kind: Any, config: Any, shape: Shape, model: Any, lora_r: int, folder: str) -> None:
-        # The smallest tokenizer that a trainer takes: no text is read here.
-        words = Tokenizer(WordLevel({"<pad>": 0, "x": 1}, unk_token="x"))
-        ends = {"pad_token": "<pad>", "eos_token": "<pad>", "padding_side": "left"}
         adapter = LoraConfig(r=lora_r or 1, lora_alpha=2 * lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
         cpu = not torch.cuda.is_available()  # a GPU would else compute float32 weights in bfloat16, as TRL's default
         model.register_forward_pre_hook(self._count, with_kwargs=True)
@@ -186,7 +181,7 @@ class Contestant(TrainerCallback):
                 logging_strategy="no",
             ),
             train_dataset=Dataset.from_list([{"prompt": "x"}] * shape.groups),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, **ends),
+            processing_class=load_tokenizer(model_path("embedded")),  # a trainer takes one; no text is read here
             peft_config=adapter if lora_r else None,
         )
         self.trainer.remove_callback(PrinterCallback)
