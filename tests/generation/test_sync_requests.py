@@ -31,13 +31,6 @@ CANARY = [CONNECT[-1], *ASK]
 
 
 @pytest.fixture
-def small(folder):
-    small = SmallVLLM(folder)
-    yield small
-    small.stop()
-
-
-@pytest.fixture
 def policy():
     return adapted(small_model())
 

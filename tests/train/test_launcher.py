@@ -113,9 +113,8 @@ class Machine:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
         (folder / "stand_in_training.py").write_text(TRAINING)
-        os.environ["STAND_IN"] = str(folder / "says.json")
-        os.environ["PATH"] = f"{self.bin}:/usr/bin:/bin"
-        os.environ["PYTHONPATH"] = f"{folder}:{ROOT}"
+        stand_in = str(folder / "says.json")
+        os.environ.update(STAND_IN=stand_in, PATH=f"{self.bin}:/usr/bin:/bin", PYTHONPATH=f"{folder}:{ROOT}")
         for name in ("CUDA_VISIBLE_DEVICES", "GRPO_MATH_VLLM", "VLLM_API_KEY"):
             os.environ.pop(name, None)
         monkeypatch.chdir(folder)
@@ -242,7 +241,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
         (
             lambda machine: (machine.bin / "vllm").unlink(),
-            *([], {}, "vllm is not installed, and a vLLM server is to be started"),
+            *([], {}, "vllm is not installed, and a vLLM server is to be started: make an environment for it: export "),
         ),
         (
             lambda machine: os.environ.update(GRPO_MATH_VLLM="/nowhere/vllm"),

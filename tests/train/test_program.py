@@ -1,4 +1,4 @@
-"""The training program: what a run prints and leaves, its best checkpoint, and what the other commands do with it."""
+"""The training program: what a run prints and leaves, its best checkpoint, and what is refused."""
 
 import json
 import os
@@ -9,12 +9,10 @@ import launching
 import pytest
 import torch
 import yaml
-from peft import PeftModel
 from safetensors.torch import load_file
 from small_runs import history, promised
-from transformers import AutoModelForCausalLM, TrainerControl
+from transformers import TrainerControl
 
-from grpo_math.cli import main as command
 from grpo_math.evaluation import results
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
@@ -88,17 +86,6 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
     assert "against the last weights, on 128 problems that did not choose it" in lines
     assert (run_dir / "model/model.safetensors").exists()
     assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
-
-
-@pytest.mark.slow
-def test_the_best_checkpoint_is_exported_by_its_name(train, small, tmp_path):
-    run_dir, merged = tmp_path / "run", tmp_path / "merged"
-    train(*LORA)
-    assert command(["export", str(run_dir), "--merge", str(merged), "--checkpoint", "best"]) == 0
-    base = AutoModelForCausalLM.from_pretrained(small, dtype="bfloat16")
-    expected = PeftModel.from_pretrained(base, str(run_dir / "checkpoint-1")).merge_and_unload().state_dict()
-    exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
-    assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
 
 def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():

@@ -292,6 +292,11 @@ def edit(run_dir, old="", new=""):
             "NO): name a new folder, or give the settings that it had",
         ),
         (
+            edit,
+            {"resume": "force", "lora_r": 8},
+            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new",
+        ),
+        (
             lambda run_dir: edit(run_dir, "num_processes: 1", "num_processes: 2"),
             {},
             "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step, "
