@@ -7,19 +7,18 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
-from datasets import Dataset
 from small_model import byte_tokenizer
 from small_runs import write_adapter_run
+from small_trainers import make
 from small_vllm import SmallVLLM
 
-from grpo_math import MathGRPOConfig, evaluate
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, engine
 from grpo_math.evaluation.backends import Model
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.problems.datasets import load_problems
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 TOKENIZER = byte_tokenizer()
 STOPS = [TOKENIZER.eos_token_id]
@@ -116,8 +115,7 @@ def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch)
 
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
-    state = SimpleNamespace(process_index=rank, num_processes=ranks)
-    monkeypatch.setattr(backends, "PartialState", lambda: state)
+    monkeypatch.setattr(backends, "PartialState", lambda: SimpleNamespace(process_index=rank, num_processes=ranks))
     monkeypatch.setattr(backends, "gather_object", lambda own: own)
     model = Model("any")
     model.together = together
@@ -130,9 +128,7 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
 
 @pytest.fixture
 def trainer(small, tmp_path):
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
-    config = MathGRPOConfig(str(tmp_path), num_generations=2, max_completion_length=12, **settings)
-    return MathGRPOTrainer(small, "accuracy", config, Dataset.from_list(ROWS), processing_class=byte_tokenizer())
+    return make(MathGRPOTrainer, MathGRPOConfig, small, byte_tokenizer(), tmp_path, "accuracy", ROWS)
 
 
 def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeypatch, tmp_path):

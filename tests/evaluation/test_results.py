@@ -88,12 +88,10 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
     for complete, batches in ((24, []), (19, [5, 4]), (11, [5, 5, 4]), (0, [5, 5, 5, 5, 4])):
         part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
         answers_file(tmp_path / f"{complete}.json").write_bytes(part)
-        again = evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)
-        assert again["rows"] == whole["rows"]
+        assert evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)["rows"] == whole["rows"]
         assert asked == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
-        stored = answers_file(tmp_path / f"{complete}.json").read_bytes()
-        assert stored.startswith(b"".join(lines[: complete + 1]))
+        assert answers_file(tmp_path / f"{complete}.json").read_bytes().startswith(b"".join(lines[: complete + 1]))
         asked.clear()
 
 

@@ -183,8 +183,7 @@ def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, small, t
     ends = f"'out of memory', its log, {log}, ends as above" if logged else "its output is above"
     with pytest.raises(UserError) as error:
         process.wait(20)
-    message = f"the vLLM server ended with exit code 1: {ends}; correct what it names and start again"
-    assert str(error.value) == message
+    assert str(error.value) == f"the vLLM server ended with exit code 1: {ends}; correct what it names and start again"
     shown = "".join(f"  | {line}\n" for line in [*range(6, 20), "out of memory"])
     assert capfd.readouterr().err.endswith(shown if logged else "out of memory\n")
 

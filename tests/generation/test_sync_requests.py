@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from small_generation import small_model
 from small_runs import ends, history, settings, start, two
-from small_vllm import SmallVLLM, adapted, generation_of
+from small_vllm import adapted, generation_of
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
@@ -242,13 +242,11 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, syn
         ({}, {"use_dora": True}, {}, "use_dora=True cannot be synced"),
     ],
 )
-def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, folder, tmp_path):
-    small = SmallVLLM(folder, **settings)
-    try:
-        with pytest.raises((ConfigError, ServerError), match=message):
-            generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
-    finally:
-        small.stop()
+def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, small, tmp_path):
+    small.version = settings.get("version", small.version)
+    small.settings |= settings
+    with pytest.raises((ConfigError, ServerError), match=message):
+        generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float32", 0.02), ("torch.bfloat16", 0.2)])

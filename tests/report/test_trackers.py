@@ -99,7 +99,6 @@ def test_trackio_holds_every_figure_of_the_history_and_the_completions(run):
         step = line.pop("step")
         of_step = [row for row in told if row.get("train/global_step") == step]
         for name, value in line.items():
-            logged = next(row[told_as(name)] for row in of_step if told_as(name) in row)
-            assert logged == pytest.approx(value), name
+            assert next(row[told_as(name)] for row in of_step if told_as(name) in row) == pytest.approx(value), name
     assert {len(row["completions"]["_value"]) for row in told if "completions" in row} == {4}
     assert (config["dataset"], config["learning_rate"]) == ("generated:sums", 1e-3)

@@ -90,8 +90,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
     given = read(["--config", str(path), *settings.split()]).sound().stated()
-    config = accelerate_config(accelerate)
-    assert planner.plan(given, {"": config}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
+    assert planner.plan(given, {"": accelerate_config(accelerate)}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 
 @pytest.mark.full(keep=["gsm8k_8gb"])

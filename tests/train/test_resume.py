@@ -161,8 +161,7 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6, "per_device_train_batch_size": 2}
     command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
     for name, position in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
-        job = {"arguments": arguments(tiny(), tmp_path / name, settings), **position}
-        done = program_of([job], tmp_path, *command)
+        done = program_of([{"arguments": arguments(tiny(), tmp_path / name, settings), **position}], tmp_path, *command)
         assert (done.returncode == 0) == (not position), done.stderr[-3000:]
     assert "Going on from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
