@@ -10,10 +10,9 @@ from trl.generation import vllm_client
 from waiting import until
 
 from grpo_math.errors import UserError
-from grpo_math.generation import server
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.server import BESIDE, Server
+from grpo_math.generation.server import BESIDE, Server, environment, key, make_key
 from grpo_math.generation.sync import KeyedClient
 from grpo_math.generation.vllm_process import ServerProcess, executable
 from grpo_math.run.http import ServerError
@@ -22,12 +21,12 @@ from grpo_math.run.http import ServerError
 def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "")
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-    assert server.environment() == variables
-    server.make_key()
-    secret = server.key()
-    server.make_key()
+    assert environment() == variables
+    make_key()
+    secret = key()
+    make_key()
     monkeypatch.setenv("PYTHONPATH", "/more")
-    assert server.environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": f"{BESIDE}:/more"}
+    assert environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": f"{BESIDE}:/more"}
 
 
 @pytest.mark.parametrize(
@@ -61,12 +60,12 @@ def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, 
     assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])
 
 
-@pytest.mark.parametrize("key", ["secret", ""])
-def test_trls_own_client_sends_the_key_too(key, small, monkeypatch):
+@pytest.mark.parametrize("secret", ["secret", ""])
+def test_trls_own_client_sends_the_key_too(secret, small, monkeypatch):
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
-    monkeypatch.setenv("VLLM_API_KEY", key)
+    monkeypatch.setenv("VLLM_API_KEY", secret)
     assert KeyedClient(base_url=small.url).model == "base"
-    assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
+    assert small.headers[-1].get("Authorization") == (f"Bearer {secret}" if secret else None)
 
 
 def asked(**request):

@@ -18,7 +18,6 @@ from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation import sync
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
 from grpo_math.run.http import ServerError
@@ -110,7 +109,7 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(small, synced):
 
 
 def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeypatch):
-    monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
+    monkeypatch.setattr("grpo_math.generation.sync.AT_ONCE", 2)  # some have not been sent when the first one fails
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
@@ -261,7 +260,7 @@ def test_the_canary_is_strict_only_in_float32(dtype, tolerance, small, policy, t
 )
 def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, adapter, kind, policy, monkeypatch):
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
-    monkeypatch.setattr(sync, "AdapterGeneration", lambda args, model: "ours")
+    monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, model: "ours")
     trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
     args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
     model = policy if adapter else policy.get_base_model()

@@ -20,8 +20,7 @@ from small_runs import history, rank, settings, start, steps_done, two, until
 from waiting import alive
 from waiting import until as wait_until
 
-from grpo_math.run import failures
-from grpo_math.run.failures import LostRank, failure
+from grpo_math.run.failures import LostRank, failure, limit_waiting
 
 NUMBERS = torch.rand(1_000_000)
 WRITERS = {
@@ -68,9 +67,11 @@ def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path
 @pytest.mark.parametrize(("processes", "backend", "limits"), [(2, "gloo", [7]), (2, "nccl", []), (1, "gloo", [])])
 def test_ddp_timeout_counts_for_gloo_too(processes, backend, limits, monkeypatch):
     changed = []
-    monkeypatch.setattr(failures, "PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend))
-    monkeypatch.setattr(failures.distributed_c10d, "_set_pg_timeout", changed.append)
-    failures.limit_waiting(7)
+    monkeypatch.setattr(
+        "grpo_math.run.failures.PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend)
+    )
+    monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
+    limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]
 
 

@@ -29,7 +29,6 @@ from waiting import adopting, alive, kill, until
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.generation import server
-from grpo_math.generation.server import SUPPORTED
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
 from grpo_math.run.gpus import Gpu
@@ -525,8 +524,8 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
     for name in ("env", "fails"):
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
-    assert commands[-1][-2:] == ["install", f"vllm{SUPPORTED}"]
-    assert f'"vllm{SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
+    assert commands[-1][-2:] == ["install", f"vllm{server.SUPPORTED}"]
+    assert f'"vllm{server.SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()
