@@ -91,7 +91,6 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
         assert evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)["rows"] == whole["rows"]
         assert asked == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
-        assert answers_file(tmp_path / f"{complete}.json").read_bytes().startswith(b"".join(lines[: complete + 1]))
         asked.clear()
 
 
@@ -148,8 +147,10 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
-    words = ["evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"]
-    words += ["--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"]
+    words = [
+        *("evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"),
+        *("--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"),
+    ]
     cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
     killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
     assert killed.returncode == -signal.SIGKILL

@@ -118,15 +118,20 @@ def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smo
 def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, monkeypatch):
     url, secret = process.server.url, os.environ["VLLM_API_KEY"]
     body = {"lora_name": "x", "lora_path": "/tmp", "method": "list_loras", "prompt": "a", "model": process.model}
-    posts = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"]
-    posts += ["/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"]  # open in vLLM itself
+    posts = [
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"),
+        *("/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"),  # open in vLLM itself
+    ]
     for path, sent in [*((path, body) for path in posts), ("/server_info", None), ("/v1/models", None)]:
         with pytest.raises(ServerError) as error:
             Server(url, api_key=f"{secret}x").http.ask(path, sent)
         assert error.value.status == 401, path
     assert Server(url, api_key="wrong").healthy()
-    shown = [json.dumps(process.server.settings()), (process.folder / "server.log").read_text()]
-    shown += [Path(f"/proc/{pid}/cmdline").read_text() for pid in of_session(process.process.pid)]
+    shown = [
+        json.dumps(process.server.settings()),
+        (process.folder / "server.log").read_text(),
+        *(Path(f"/proc/{pid}/cmdline").read_text() for pid in of_session(process.process.pid)),
+    ]
     assert secret not in "".join(shown)
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
     assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 16

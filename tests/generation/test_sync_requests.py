@@ -87,9 +87,18 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, s
     small.sampling = bodies.append
     for rollout, (generation.min_p, min_p) in enumerate([(0.05, 0.05), (None, 0.0)]):
         prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
-        body = {**SAMPLING, "min_p": min_p, "n": 2, "max_tokens": 8, "model": generation.folder.name}
-        body |= {"return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stop": ["</answer>"]}
-        body |= {"structured_outputs": {"regex": "[0-9]+"}}
+        body = {
+            **SAMPLING,
+            "min_p": min_p,
+            "n": 2,
+            "max_tokens": 8,
+            "model": generation.folder.name,
+            "return_token_ids": True,
+            "logprobs": 0,
+            "return_tokens_as_token_ids": True,
+            "stop": ["</answer>"],
+            "structured_outputs": {"regex": "[0-9]+"},
+        }
         seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
         expected = [{**body, "prompt": [ids], "seed": seed} for ids, seed in zip(PROMPTS, seeds, strict=True)]
         assert sorted(bodies[-3:], key=lambda body: seeds.index(body["seed"])) == expected

@@ -97,8 +97,10 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
     loads, weights = [], backends.load_weights
     monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
-    asked = ["evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"]
-    asked += ["--n", "2", "--max_completion_length", "4", "--batch_size", "4"]
+    asked = [
+        *("evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"),
+        *("--n", "2", "--max_completion_length", "4", "--batch_size", "4"),
+    ]
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]

@@ -226,9 +226,11 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
 ):
     monkeypatch.delenv("HF_TOKEN")
     run_dir = tmp_path / "sums"
-    arguments = ["train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"]
-    arguments += ["--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"]
-    arguments += ["--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN]
+    arguments = [
+        *("train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"),
+        *("--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"),
+        *("--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN),
+    ]
     hub.repositories["ada/sums"] = Repository(private=False)
     assert main(arguments) == 1
     assert f": grpo-math push {run_dir} --repo_id ada/sums --private\n" in capsys.readouterr().err

@@ -67,8 +67,13 @@ def run(tiny, tmp_path_factory):
         *("--model_name_or_path", tiny(), "--output_dir", str(folder / "run")),
     ]
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
-    own = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
-    env = {**bare, **own, "GRPO_MATH_CACHE": str(cache_dir())}
+    env = {
+        **bare,
+        "NETRC": str(folder / "netrc"),
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "HOME": str(folder),
+        "GRPO_MATH_CACHE": str(cache_dir()),
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return folder

@@ -93,8 +93,8 @@ ctypes.CDLL(None).sleep(600)
 def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny, tmp_path):
     pytest.importorskip("deepspeed")
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    command = [*two(tmp_path, "grpo_math.train.ranks", "zero2"), *settings(tiny, run_dir), "--max_steps=20"]
-    command += ["--save_strategy=steps", "--save_steps=2", "--ddp_backend=gloo"]
+    saving = ("--max_steps=20", "--save_strategy=steps", "--save_steps=2", "--ddp_backend=gloo")
+    command = [*two(tmp_path, "grpo_math.train.ranks", "zero2"), *settings(tiny, run_dir, *saving)]
     process = start(command, log)
     until(lambda: steps_done(run_dir, 3), process, log)
     rank(process, 1).kill()

@@ -161,8 +161,10 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
         {"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]},
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"]
-    words += ["--rewards", "mine:reward", "trl.rewards:accuracy_reward"]
+    words = [
+        *("--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"),
+        *("--rewards", "mine:reward", "trl.rewards:accuracy_reward"),
+    ]
     code, lines = train(*words, reward=by_column)
     assert (code, [line for line in lines if line.startswith("best ")]) == (0, [])
     assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
