@@ -34,14 +34,20 @@ def part(*values: float) -> dict:
 
 def test_all_figures_of_several_samples_a_problem():
     each = interval(1, 0.5, 0.5, 0)
-    counts = {"correct": 3, "correct_answer_bad_format": 1, "wrong_answer": 1, "bad_format": 2, "truncated": 1}
     assert summary(ROWS, samples=2) == {
         "n": 4,
         "accuracy": 0.5,
         "ci95": each,
         "accuracy_in_format": 3 / 8,
         "mean@n": {"n": 2, "mean": 0.5, "ci95": each},
-        "categories": {**counts, "ungradable": 0},
+        "categories": {
+            "correct": 3,
+            "correct_answer_bad_format": 1,
+            "wrong_answer": 1,
+            "bad_format": 2,
+            "truncated": 1,
+            "ungradable": 0,
+        },
         "pass@k": {"1": 0.5, "2": 0.75},
         "pass@k_ci95": {"1": each, "2": interval(1, 1, 1, 0)},
         # Of two votes, 7 against 8 is a tie, and 7 against no answer is won.

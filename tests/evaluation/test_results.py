@@ -37,22 +37,33 @@ def test_the_results_by_hand(small, script, capsys):
     assert all(words in progress for words in ("evaluating: 100%", " 2/2 [", "accuracy 75.0%]"))
     a = {"id": "a", "problem": "2 + 2?", "gold": "4", "level": 1, "in_format": True, "tokens": 7, "truncated": False}
     b = {"id": "b", "problem": "What is 3 + 4?", "gold": "7", "level": 2, "tolerance": 0.5}
-    late = {"completion": "#### 7.25", "answer": "7.25", "in_format": True, "tokens": 10, "truncated": False}
     rows = [
         a | {"sample": 0, "completion": "#### 4", "verdict": "correct", "answer": "4", "category": "correct"},
         a | {"sample": 1, "completion": "#### 5", "verdict": "wrong", "answer": "5", "category": "wrong_answer"},
         b
         | {"sample": 0, "completion": "It is 7.", "verdict": "correct", "answer": "7", "in_format": False}
         | {"category": "correct_answer_bad_format", "tokens": 9, "truncated": False},
-        b | late | {"sample": 1, "verdict": "correct", "category": "correct"},  # within the tolerance
+        b
+        | {"sample": 1, "completion": "#### 7.25", "verdict": "correct", "answer": "7.25", "in_format": True}
+        | {"category": "correct", "tokens": 10, "truncated": False},  # within the tolerance
     ]
     assert answer["rows"] == rows
     for name in ("versions", "prompt_hash", "problems_hash"):
         assert answer.pop(name)
     assert 0 <= answer.pop("seconds") < 60
-    settings = {"model": small, "adapter": None, "backend": "hf", "template": "gsm8k", "grader": GRADER, "data": "sums"}
-    expected = {"format": 1, **settings, **asked, **summary(rows, 2), "prompt_of_first_row": "2 + 2?\n", "rows": rows}
-    assert answer == expected
+    assert answer == {
+        "format": 1,
+        "grader": GRADER,
+        "model": small,
+        "adapter": None,
+        "backend": "hf",
+        "data": "sums",
+        "template": "gsm8k",
+        **asked,
+        **summary(rows, 2),
+        "prompt_of_first_row": "2 + 2?\n",
+        "rows": rows,
+    }
 
 
 # Going on where it was cut: 6 problems x 4 completions in 5 batches

@@ -31,8 +31,9 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     of_checkpoint = of_run.read(str(run), checkpoint="checkpoint-7")
     assert of_checkpoint == of_run.OfRun(models, as_template("boxed"), 6, run / "evaluation-checkpoint-7", {})
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
-    settings = {"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools}
-    (run / "config.yaml").write_text(json.dumps(settings))
+    (run / "config.yaml").write_text(
+        json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})
+    )
     (run / "adapter").rename(run / "model")
     (run / "model/adapter_config.json").rename(run / "model/config.json")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, revision: f"/cache/{name}/{revision}")

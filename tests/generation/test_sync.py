@@ -54,8 +54,7 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     killed, log = process.process.pid, tmp_path / "run.log"
     with log.open("wb") as file:
         command = [*start, str(PROGRAM), smollm, str(tmp_path), process.server.url, str(killed)]
-        streams = {"stdout": file, "stderr": file}
-        run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, **streams)
+        run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, stdout=file, stderr=file)
     try:
         until(lambda: not process.alive() or run.poll() is not None, seconds=700, pause=0.2)
         assert run.poll() is None, log.read_text()[-4000:]
@@ -72,8 +71,12 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     answers, lines = record.pop("answers"), record.pop("history")
     before, after = record.pop("base")
     assert before == after
-    facts = {"distributed_type": "DistributedType.DEEPSPEED", "processes": 2, "canaries": 2, "folders": 1}
-    assert record == facts  # one folder: no older adapter is left
+    assert record == {
+        "distributed_type": "DistributedType.DEEPSPEED",
+        "processes": 2,
+        "canaries": 2,
+        "folders": 1,  # no older adapter is left
+    }
     assert not [*tmp_path.glob("run/vllm_adapters*")]
     assert len(answers) == 4
     for answer in answers:

@@ -294,9 +294,11 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
 
     small.sampling = lose_it
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
-    lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
-    command = [*two(tmp_path, "grpo_math.train.ranks"), *settings(lambda: folder, run_dir, *server, *lora)]
+    command = [
+        *two(tmp_path, "grpo_math.train.ranks"),
+        *settings(lambda: folder, run_dir, "--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"),
+        *("--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"),
+    ]
     output = ends(start(command, log), log, 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error:")]
     assert f"no vLLM server answers at {small.url} after 2 seconds" in line

@@ -106,8 +106,11 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
     assert loads == [(small, None)]
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
-    drawn = [("boxed", 32, 0.6), ("gsm8k", 1, 0.0), ("boxed", 1, 0.0)]
-    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == drawn
+    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == [
+        ("boxed", 32, 0.6),
+        ("gsm8k", 1, 0.0),
+        ("boxed", 1, 0.0),
+    ]
     assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
     assert main(asked) == 0

@@ -35,8 +35,13 @@ def test_settings_are_written_without_secrets_at_any_depth_and_an_old_report_goe
     (tmp_path / "plots").mkdir()
     for old in ("report.html", "plots/training.png"):
         (tmp_path / old).touch()
-    command = ["a b.py", "--hub_token", "s3cr3t", "--judge-key=s3cr3t", "--lr=1", '{"token": "s3cr3t"}']
-    write_config(tmp_path / "config.yaml", settings, command, "NO", 2)
+    write_config(
+        tmp_path / "config.yaml",
+        settings,
+        ["a b.py", "--hub_token", "s3cr3t", "--judge-key=s3cr3t", "--lr=1", '{"token": "s3cr3t"}'],
+        "NO",
+        2,
+    )
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.yaml"]
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written.pop("hardware")["cpus"] == os.cpu_count()
