@@ -43,8 +43,11 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
     asked = Asked(str(run), only="trained")
     for question in ("Hello", "And now?", None, "Hello"):
         _ = list(asked.answers(question)["trained"]) if question else asked.forget()
-    roles = [" ".join(message["role"] for message in prompt) for prompt in prompts]
-    assert roles == ["system user", "system user assistant user", "system user"]
+    assert [[message["role"] for message in prompt] for prompt in prompts] == [
+        ["system", "user"],
+        ["system", "user", "assistant", "user"],
+        ["system", "user"],
+    ]
     assert prompts[1][-1] == {"role": "user", "content": "And now?"}
 
 

@@ -38,8 +38,11 @@ def test_results_hold_the_turns_and_what_became_of_the_calls(small, rows, script
     assert other["turns"][1]["content"].endswith("ZeroDivisionError: division by zero")
     assert other["category"] == "wrong_answer"
     assert results["tools"]["names"] == ["python"]
-    seeds = [batch_seed(0, 0), *(batch_seed(batch_seed(0, 0), turn) for turn in (1, 2))]
-    assert [seed for _, seed in batches] == seeds
+    assert [seed for _, seed in batches] == [
+        batch_seed(0, 0),
+        batch_seed(batch_seed(0, 0), 1),
+        batch_seed(batch_seed(0, 0), 2),
+    ]
     limited = evaluate(small, rows, tools=toolbox(["python"], rounds=1), max_new_tokens=240, progress=False)
     assert limited["tools"]["max_tool_calling_iterations"] == 1
     assert max(row["calls"] for row in limited["rows"]) == 1

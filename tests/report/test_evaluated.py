@@ -55,12 +55,14 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
     (trained / "adapter").rename(trained / "checkpoint-7")
     words = ["--data", "generated:sums,generated:long_products", "--split", "heldout", "--n", "2"]
     assert main(["evaluate", "--run", str(trained), *words, "--checkpoint", "checkpoint-7"]) == 0
-    names = [f"generated_{name}/{side}.json" for side in ("base", "trained") for name in ("sums", "long_products")]
     assert capsys.readouterr().out.splitlines() == [
         "                         n  mean@  base  trained   difference  95% paired interval",
         "generated:sums           2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
         "generated:long_products  2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
-        *(f"results   {trained}/evaluation-checkpoint-7/{name}" for name in names),
+        f"results   {trained}/evaluation-checkpoint-7/generated_sums/base.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_long_products/base.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_sums/trained.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_long_products/trained.json",
     ]
 
 

@@ -59,8 +59,10 @@ def test_each_metric_of_a_plot_is_a_curve(plot, lines, expected):
 def test_the_pointer_shows_the_step_and_the_value_of_a_point():
     lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
     figure = svg(ACCURACY, curves(lines, ACCURACY))
-    shown = [(label, step, value) for _, _, label, step, value in figure["points"]]
-    assert shown == [*(("training completions", s, s / 10) for s in range(1, 6)), ("held-out problems", 3, 0.5)]
+    assert [(label, step, value) for _, _, label, step, value in figure["points"]] == [
+        *(("training completions", s, s / 10) for s in range(1, 6)),
+        ("held-out problems", 3, 0.5),
+    ]
     drawn = re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"', figure["inside"])
     places = [(float(x), float(y)) for x, y in drawn]
     for x, y, *_ in figure["points"]:  # above the marker of matplotlib

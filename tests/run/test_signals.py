@@ -109,8 +109,9 @@ def test_os_exit_0_of_this_process_is_an_error_and_of_a_fork_or_with_another_cod
             os._exit(code + in_a_fork(lambda: 0))
 
     assert [in_a_fork(lambda code=code: leave(code)) for code in (0, 5)] == [1, 5]
-    line = "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
-    assert capfd.readouterr().err == line
+    assert capfd.readouterr().err == (
+        "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
+    )
 
 
 def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():

