@@ -7,19 +7,17 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
-from datasets import Dataset
 from small_model import byte_tokenizer
 from small_runs import write_adapter_run
+from small_trainers import make
 from small_vllm import SmallVLLM
 
-from grpo_math import MathGRPOConfig, evaluate
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, of_trainer
-from grpo_math.evaluation.backends import Model
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.problems.datasets import load_problems
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 TOKENIZER = byte_tokenizer()
 STOPS = [TOKENIZER.eos_token_id]
@@ -105,7 +103,7 @@ def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
 
 def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch):
     with pytest.raises(ConfigError, match=r"model='other' is not what the server has, '.*small': give --model "):
-        Model("other", backend=backends.Backend("vllm-server", server.url)).served  # noqa: B018
+        backends.Model("other", backend=backends.Backend("vllm-server", server.url)).served  # noqa: B018
     (adapter / "adapter_model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match=r"adapter='.*/adapter' has no weights for .*small that can be loaded"):
         evaluate(small, SUMS, adapter=str(adapter), progress=False)
@@ -116,10 +114,9 @@ def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch)
 
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
-    state = SimpleNamespace(process_index=rank, num_processes=ranks)
-    monkeypatch.setattr(backends, "PartialState", lambda: state)
+    monkeypatch.setattr(backends, "PartialState", lambda: SimpleNamespace(process_index=rank, num_processes=ranks))
     monkeypatch.setattr(backends, "gather_object", lambda own: own)
-    model = Model("any")
+    model = backends.Model("any")
     model.together = together
     assert model.on_ranks(range(5), list) == [local]
     assert model.on_ranks([7], list) == [[7]], "a rank without rows would not take part"
@@ -130,15 +127,15 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
 
 @pytest.fixture
 def trainer(small, tmp_path):
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
-    config = MathGRPOConfig(str(tmp_path), num_generations=2, max_completion_length=12, **settings)
-    return MathGRPOTrainer(small, "accuracy", config, Dataset.from_list(ROWS), processing_class=byte_tokenizer())
+    return make(MathGRPOTrainer, MathGRPOConfig, small, byte_tokenizer(), tmp_path, "accuracy", ROWS)
 
 
 def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeypatch, tmp_path):
     script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
     trainer.callback_handler.callbacks.append(noted := SimpleNamespace(evaluated=set()))
-    monkeypatch.setattr(Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1]) for i in range(6)])
+    monkeypatch.setattr(
+        backends.Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1]) for i in range(6)]
+    )
     before = evaluate(trainer, ROWS, extra={"split": "mine"}, progress=False)
     assert [row["id"] for row in before["rows"]] == [f"row/{i}" for i in range(5)]
     assert (before["n"], before["accuracy"], before["max_new_tokens"], before["split"]) == (5, 0.6, 12, "mine")

@@ -28,9 +28,20 @@ def results(*right: str, **changes) -> dict:
         for i, letters in enumerate(right)
         for sample, letter in enumerate(letters)
     ]
-    settings = {"template": "gsm8k", "prompt_hash": "ab", "grader": GRADER, "max_new_tokens": 8, "model": "m"}
-    settings |= {"format": 1, "samples": len(right[0]), "temperature": 0.0, "backend": "vllm"}
-    return {**settings, **summary(rows, len(right[0])), "rows": rows, **changes}
+    return {
+        "format": 1,
+        "grader": GRADER,
+        "model": "m",
+        "backend": "vllm",
+        "template": "gsm8k",
+        "prompt_hash": "ab",
+        "samples": len(right[0]),
+        "temperature": 0.0,
+        "max_new_tokens": 8,
+        **summary(rows, len(right[0])),
+        "rows": rows,
+        **changes,
+    }
 
 
 def with_second(**changes) -> dict:

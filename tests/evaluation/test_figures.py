@@ -34,14 +34,20 @@ def part(*values: float) -> dict:
 
 def test_all_figures_of_several_samples_a_problem():
     each = interval(1, 0.5, 0.5, 0)
-    counts = {"correct": 3, "correct_answer_bad_format": 1, "wrong_answer": 1, "bad_format": 2, "truncated": 1}
     assert summary(ROWS, samples=2) == {
         "n": 4,
         "accuracy": 0.5,
         "ci95": each,
         "accuracy_in_format": 3 / 8,
         "mean@n": {"n": 2, "mean": 0.5, "ci95": each},
-        "categories": {**counts, "ungradable": 0},
+        "categories": {
+            "correct": 3,
+            "correct_answer_bad_format": 1,
+            "wrong_answer": 1,
+            "bad_format": 2,
+            "truncated": 1,
+            "ungradable": 0,
+        },
         "pass@k": {"1": 0.5, "2": 0.75},
         "pass@k_ci95": {"1": each, "2": interval(1, 1, 1, 0)},
         # Of two votes, 7 against 8 is a tie, and 7 against no answer is won.
@@ -57,8 +63,7 @@ def test_all_figures_of_several_samples_a_problem():
 
 
 def test_the_table_of_several_samples():
-    text = text_of({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)})
-    assert text.splitlines() == [
+    assert text_of({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)}).splitlines() == [
         "accuracy             50.0%  95% interval 18.8% to 81.2%; 4 problems, 2 samples each at temperature 0.7",
         "accuracy in format   37.5%",
         "pass@2               75.0%  95% interval 30.1% to 95.4%",
@@ -88,6 +93,5 @@ def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_
     evaluated = summary([{"category": category(g, truncated=False), "answer": g.answer} for g in grades])
     columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
     for name, reward in (("accuracy", accuracy), ("accuracy_in_format", gsm8k)):
-        paid = fmean(reward(TEXTS, TEXTS, **columns))
-        assert trained[name] == pytest.approx(evaluated[name]) == pytest.approx(paid)
+        assert trained[name] == pytest.approx(evaluated[name]) == pytest.approx(fmean(reward(TEXTS, TEXTS, **columns)))
     assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0

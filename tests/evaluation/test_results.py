@@ -37,22 +37,33 @@ def test_the_results_by_hand(small, script, capsys):
     assert all(words in progress for words in ("evaluating: 100%", " 2/2 [", "accuracy 75.0%]"))
     a = {"id": "a", "problem": "2 + 2?", "gold": "4", "level": 1, "in_format": True, "tokens": 7, "truncated": False}
     b = {"id": "b", "problem": "What is 3 + 4?", "gold": "7", "level": 2, "tolerance": 0.5}
-    late = {"completion": "#### 7.25", "answer": "7.25", "in_format": True, "tokens": 10, "truncated": False}
     rows = [
         a | {"sample": 0, "completion": "#### 4", "verdict": "correct", "answer": "4", "category": "correct"},
         a | {"sample": 1, "completion": "#### 5", "verdict": "wrong", "answer": "5", "category": "wrong_answer"},
         b
         | {"sample": 0, "completion": "It is 7.", "verdict": "correct", "answer": "7", "in_format": False}
         | {"category": "correct_answer_bad_format", "tokens": 9, "truncated": False},
-        b | late | {"sample": 1, "verdict": "correct", "category": "correct"},  # within the tolerance
+        b
+        | {"sample": 1, "completion": "#### 7.25", "verdict": "correct", "answer": "7.25", "in_format": True}
+        | {"category": "correct", "tokens": 10, "truncated": False},  # within the tolerance
     ]
     assert answer["rows"] == rows
     for name in ("versions", "prompt_hash", "problems_hash"):
         assert answer.pop(name)
     assert 0 <= answer.pop("seconds") < 60
-    settings = {"model": small, "adapter": None, "backend": "hf", "template": "gsm8k", "grader": GRADER, "data": "sums"}
-    expected = {"format": 1, **settings, **asked, **summary(rows, 2), "prompt_of_first_row": "2 + 2?\n", "rows": rows}
-    assert answer == expected
+    assert answer == {
+        "format": 1,
+        "grader": GRADER,
+        "model": small,
+        "adapter": None,
+        "backend": "hf",
+        "data": "sums",
+        "template": "gsm8k",
+        **asked,
+        **summary(rows, 2),
+        "prompt_of_first_row": "2 + 2?\n",
+        "rows": rows,
+    }
 
 
 # Going on where it was cut: 6 problems x 4 completions in 5 batches
@@ -88,12 +99,9 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
     for complete, batches in ((24, []), (19, [5, 4]), (11, [5, 5, 4]), (0, [5, 5, 5, 5, 4])):
         part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
         answers_file(tmp_path / f"{complete}.json").write_bytes(part)
-        again = evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)
-        assert again["rows"] == whole["rows"]
+        assert evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)["rows"] == whole["rows"]
         assert asked == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
-        stored = answers_file(tmp_path / f"{complete}.json").read_bytes()
-        assert stored.startswith(b"".join(lines[: complete + 1]))
         asked.clear()
 
 
@@ -150,8 +158,10 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
-    words = ["evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"]
-    words += ["--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"]
+    words = [
+        *("evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"),
+        *("--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"),
+    ]
     cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
     killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
     assert killed.returncode == -signal.SIGKILL

@@ -7,7 +7,6 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run, suite
 from grpo_math.evaluation.figures import as_published
-from grpo_math.evaluation.of_run import OfRun
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template
 
@@ -27,18 +26,21 @@ def run(tmp_path):
 
 def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatch):
     models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
-    assert of_run.read(str(run)) == OfRun(models, as_template("boxed"), 6, run / "evaluation", {})
+    assert of_run.read(str(run)) == of_run.OfRun(models, as_template("boxed"), 6, run / "evaluation", {})
     models["trained"] = ("base", str(run / "checkpoint-7"))
     of_checkpoint = of_run.read(str(run), checkpoint="checkpoint-7")
-    assert of_checkpoint == OfRun(models, as_template("boxed"), 6, run / "evaluation-checkpoint-7", {})
+    assert of_checkpoint == of_run.OfRun(models, as_template("boxed"), 6, run / "evaluation-checkpoint-7", {})
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
-    settings = {"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools}
-    (run / "config.yaml").write_text(json.dumps(settings))
+    (run / "config.yaml").write_text(
+        json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})
+    )
     (run / "adapter").rename(run / "model")
     (run / "model/adapter_config.json").rename(run / "model/config.json")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, revision: f"/cache/{name}/{revision}")
     models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
-    assert of_run.read(str(run), str(run / "mine")) == OfRun(models, as_template("boxed"), 512, run / "mine", tools)
+    assert of_run.read(str(run), str(run / "mine")) == of_run.OfRun(
+        models, as_template("boxed"), 512, run / "mine", tools
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """An evaluation with tools: the turns are those of training, results name the tools, and are compared with the same."""
 
 import pytest
-from datasets import Dataset
 from small_model import byte_tokenizer
+from small_trainers import make
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import UserError
@@ -38,8 +38,11 @@ def test_results_hold_the_turns_and_what_became_of_the_calls(small, rows, script
     assert other["turns"][1]["content"].endswith("ZeroDivisionError: division by zero")
     assert other["category"] == "wrong_answer"
     assert results["tools"]["names"] == ["python"]
-    seeds = [batch_seed(0, 0), *(batch_seed(batch_seed(0, 0), turn) for turn in (1, 2))]
-    assert [seed for _, seed in batches] == seeds
+    assert [seed for _, seed in batches] == [
+        batch_seed(0, 0),
+        batch_seed(batch_seed(0, 0), 1),
+        batch_seed(batch_seed(0, 0), 2),
+    ]
     limited = evaluate(small, rows, tools=toolbox(["python"], rounds=1), max_new_tokens=240, progress=False)
     assert limited["tools"]["max_tool_calling_iterations"] == 1
     assert max(row["calls"] for row in limited["rows"]) == 1
@@ -54,22 +57,14 @@ def test_tools_that_cannot_be_sandboxed_are_refused_before_weights_load(rows, mo
 def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, script, tmp_path):
     script(TURNS)
     box = toolbox(["python"])
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
-    trainer = MathGRPOTrainer(
-        small,
-        "accuracy",
-        MathGRPOConfig(str(tmp_path), num_generations=2, **settings),
-        Dataset.from_list(rows),
-        processing_class=byte_tokenizer(),
-        tools=list(box.functions),
-    )
+    tokenizer, tools = byte_tokenizer(), list(box.functions)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, "accuracy", rows, tools=tools)
     results = evaluate(trainer, rows, max_new_tokens=240, progress=False)
     assert results["tools"] == toolbox_of(trainer).stated == box.stated
     assert box.stated["python"]["wall_seconds"] == box.functions[0]._limits.wall_seconds
     assert sum(row["calls"] for row in results["rows"]) > 0
-    prompts = [row["prompt"] for row in Dataset.from_list(rows)]
-    ids = token_ids(trainer.processing_class, [row["prompt"] for row in rows], trainer.turns.conversation)
-    assert trainer._tokenize_prompts(prompts)[0] == ids
+    ids = token_ids(tokenizer, [row["prompt"] for row in rows], trainer.turns.conversation)
+    assert trainer._tokenize_prompts(list(trainer.train_dataset["prompt"]))[0] == ids
     trainer.turns.conversation.most = 3
     assert toolbox_of(trainer).rounds == 3
     trainer.turns, trainer.environment_factories = None, [object]

@@ -1,8 +1,9 @@
-"""A tiny model of bytes, in memory and in a folder: a test with it takes a fraction of a second."""
+"""A tiny model of bytes, in memory, in a folder and on a server: a test with it takes a fraction of a second."""
 
 import pytest
 from small_generation import small_model
 from small_model import byte_tokenizer
+from small_vllm import SmallVLLM
 
 
 @pytest.fixture
@@ -22,3 +23,11 @@ def folder(tmp_path_factory, byte_ids):
     small_model().save_pretrained(path)
     byte_ids.save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture
+def small(folder):
+    """A stand-in for a vLLM server of that model."""
+    small = SmallVLLM(folder)
+    yield small
+    small.stop()

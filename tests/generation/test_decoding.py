@@ -190,8 +190,7 @@ def test_logits_without_a_distribution_are_an_error_as_in_multinomial(value, mod
 
 
 def test_prompts_are_the_ids_that_trl_trains_on(byte_ids):
-    prompts = ["plain", [{"role": "user", "content": "chat"}]]
-    plain, chat = completions.token_ids(byte_ids, prompts)
+    plain, chat = completions.token_ids(byte_ids, ["plain", [{"role": "user", "content": "chat"}]])
     assert byte_ids.decode(plain) == "plain"
     assert byte_ids.decode(chat).endswith(f"<|im_start|>user\nchat{END}\n<|im_start|>assistant\n")
 

@@ -54,8 +54,7 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     killed, log = process.process.pid, tmp_path / "run.log"
     with log.open("wb") as file:
         command = [*start, str(PROGRAM), smollm, str(tmp_path), process.server.url, str(killed)]
-        streams = {"stdout": file, "stderr": file}
-        run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, **streams)
+        run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, stdout=file, stderr=file)
     try:
         until(lambda: not process.alive() or run.poll() is not None, seconds=700, pause=0.2)
         assert run.poll() is None, log.read_text()[-4000:]
@@ -72,8 +71,12 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     answers, lines = record.pop("answers"), record.pop("history")
     before, after = record.pop("base")
     assert before == after
-    facts = {"distributed_type": "DistributedType.DEEPSPEED", "processes": 2, "canaries": 2, "folders": 1}
-    assert record == facts  # one folder: no older adapter is left
+    assert record == {
+        "distributed_type": "DistributedType.DEEPSPEED",
+        "processes": 2,
+        "canaries": 2,
+        "folders": 1,  # no older adapter is left
+    }
     assert not [*tmp_path.glob("run/vllm_adapters*")]
     assert len(answers) == 4
     for answer in answers:
@@ -118,15 +121,20 @@ def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smo
 def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, monkeypatch):
     url, secret = process.server.url, os.environ["VLLM_API_KEY"]
     body = {"lora_name": "x", "lora_path": "/tmp", "method": "list_loras", "prompt": "a", "model": process.model}
-    posts = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"]
-    posts += ["/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"]  # open in vLLM itself
+    posts = [
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"),
+        *("/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"),  # open in vLLM itself
+    ]
     for path, sent in [*((path, body) for path in posts), ("/server_info", None), ("/v1/models", None)]:
         with pytest.raises(ServerError) as error:
             Server(url, api_key=f"{secret}x").http.ask(path, sent)
         assert error.value.status == 401, path
     assert Server(url, api_key="wrong").healthy()
-    shown = [json.dumps(process.server.settings()), (process.folder / "server.log").read_text()]
-    shown += [Path(f"/proc/{pid}/cmdline").read_text() for pid in of_session(process.process.pid)]
+    shown = [
+        json.dumps(process.server.settings()),
+        (process.folder / "server.log").read_text(),
+        *(Path(f"/proc/{pid}/cmdline").read_text() for pid in of_session(process.process.pid)),
+    ]
     assert secret not in "".join(shown)
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
     assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 16

@@ -13,12 +13,11 @@ import torch
 from peft import PeftModel
 from small_generation import small_model
 from small_runs import ends, history, settings, start, two
-from small_vllm import SmallVLLM, adapted, generation_of
+from small_vllm import adapted, generation_of
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation import sync
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
 from grpo_math.run.http import ServerError
@@ -28,13 +27,6 @@ SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repet
 CONNECT = ["/health", "/health", "/version", "/server_info?config_format=json"]
 LOAD, UNLOAD, ASK = ["/v1/models", "/v1/load_lora_adapter"], ["/v1/unload_lora_adapter"], ["/v1/completions"]
 CANARY = [CONNECT[-1], *ASK]
-
-
-@pytest.fixture
-def small(folder):
-    small = SmallVLLM(folder)
-    yield small
-    small.stop()
 
 
 @pytest.fixture
@@ -95,9 +87,18 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, s
     small.sampling = bodies.append
     for rollout, (generation.min_p, min_p) in enumerate([(0.05, 0.05), (None, 0.0)]):
         prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
-        body = {**SAMPLING, "min_p": min_p, "n": 2, "max_tokens": 8, "model": generation.folder.name}
-        body |= {"return_token_ids": True, "logprobs": 0, "return_tokens_as_token_ids": True, "stop": ["</answer>"]}
-        body |= {"structured_outputs": {"regex": "[0-9]+"}}
+        body = {
+            **SAMPLING,
+            "min_p": min_p,
+            "n": 2,
+            "max_tokens": 8,
+            "model": generation.folder.name,
+            "return_token_ids": True,
+            "logprobs": 0,
+            "return_tokens_as_token_ids": True,
+            "stop": ["</answer>"],
+            "structured_outputs": {"regex": "[0-9]+"},
+        }
         seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
         expected = [{**body, "prompt": [ids], "seed": seed} for ids, seed in zip(PROMPTS, seeds, strict=True)]
         assert sorted(bodies[-3:], key=lambda body: seeds.index(body["seed"])) == expected
@@ -117,7 +118,7 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(small, synced):
 
 
 def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeypatch):
-    monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
+    monkeypatch.setattr("grpo_math.generation.sync.AT_ONCE", 2)  # some have not been sent when the first one fails
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
@@ -249,13 +250,11 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, syn
         ({}, {"use_dora": True}, {}, "use_dora=True cannot be synced"),
     ],
 )
-def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, folder, tmp_path):
-    small = SmallVLLM(folder, **settings)
-    try:
-        with pytest.raises((ConfigError, ServerError), match=message):
-            generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
-    finally:
-        small.stop()
+def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, small, tmp_path):
+    small.version = settings.get("version", small.version)
+    small.settings |= settings
+    with pytest.raises((ConfigError, ServerError), match=message):
+        generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float32", 0.02), ("torch.bfloat16", 0.2)])
@@ -270,7 +269,7 @@ def test_the_canary_is_strict_only_in_float32(dtype, tolerance, small, policy, t
 )
 def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, adapter, kind, policy, monkeypatch):
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
-    monkeypatch.setattr(sync, "AdapterGeneration", lambda args, model: "ours")
+    monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, model: "ours")
     trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
     args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
     model = policy if adapter else policy.get_base_model()
@@ -295,9 +294,11 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
 
     small.sampling = lose_it
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
-    lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
-    command = [*two(tmp_path, "grpo_math.train.ranks"), *settings(lambda: folder, run_dir, *server, *lora)]
+    command = [
+        *two(tmp_path, "grpo_math.train.ranks"),
+        *settings(lambda: folder, run_dir, "--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"),
+        *("--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"),
+    ]
     output = ends(start(command, log), log, 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error:")]
     assert f"no vLLM server answers at {small.url} after 2 seconds" in line

@@ -38,8 +38,7 @@ def conversation(own_tokenizer):
 
 def test_the_worked_example_reads_as_what_the_model_is_to_write(conversation, own_tokenizer):
     prompt = conversation.prompt(as_template("python").prompt("1 + 1?"))
-    example = f"assistant\n```python\nprint(3 + 4)\n```{END}\n<|im_start|>tool\n7{END}"
-    assert example in own_tokenizer.decode(prompt)
+    assert f"assistant\n```python\nprint(3 + 4)\n```{END}\n<|im_start|>tool\n7{END}" in own_tokenizer.decode(prompt)
     (call,) = conversation.message(own_tokenizer.encode(block("print(3 + 4)")), prompt)["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     for output in (f"#### 7{END}", f"``` python\nx```{END}", "`python`", END):
@@ -128,8 +127,12 @@ def test_results_are_masked_and_counted_and_failures_are_answers(conversation, o
         assert own_tokenizer.decode([token for token, kept in zip(row.tokens, row.mask, strict=True) if kept]) == text
         assert row.written == len(own_tokenizer.encode(text))
         assert not row.truncated
-    counts = [(row.calls, row.failures, row.timeouts) for row in played.rows]
-    assert counts == [(1, 0, 0), (0, 0, 0), (2, 1, 0), (1, 1, 1)]
+    assert [(row.calls, row.failures, row.timeouts) for row in played.rows] == [
+        (1, 0, 0),
+        (0, 0, 0),
+        (2, 1, 0),
+        (1, 1, 1),
+    ]
     assert [len(row.messages) for row in played.rows] == [3, 1, 5, 3]
     first = [block("6 * 7") + result("42"), block("1 / 0") + zero, block("slow") + slow]
     assert played.asked == [(first, 4), ([whole[2].removesuffix(f"#### 2{END}")], 3), ([], 1)]

@@ -28,8 +28,13 @@ DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 300}
 
 @pytest.fixture
 def run(tmp_path):
-    history = [{"step": 1, "reward": 0.5}, {"step": 40, "reward": 0.75}]
-    return Run(tmp_path, dict(CONFIG), history, results({0, 1}, **DETAILS), results({0, *range(2, 8)}, **DETAILS))
+    return Run(
+        tmp_path,
+        dict(CONFIG),
+        history=[{"step": 1, "reward": 0.5}, {"step": 40, "reward": 0.75}],
+        before=results({0, 1}, **DETAILS),
+        after=results({0, *range(2, 8)}, **DETAILS),
+    )
 
 
 def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:

@@ -26,8 +26,11 @@ def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
     assert capsys.readouterr().out == "base:\n2 + 2?0.53\ntrained:\n7\n"
     assert main([*words, "--json", "--only", "base", "--template", "plain", "--max_completion_length", "9"]) == 0
     ask.Asked.assert_called_with("run", "base", "plain", 9)
-    answers = {"base": "2 + 2?0.53", "trained": "7"}
-    assert json.loads(capsys.readouterr().out) == {"question": "2 + 2?", "template": "boxed", "answers": answers}
+    assert json.loads(capsys.readouterr().out) == {
+        "question": "2 + 2?",
+        "template": "boxed",
+        "answers": {"base": "2 + 2?0.53", "trained": "7"},
+    }
     assert main(["ask", "run", "--json"]) == 2
     assert "--json answers one question" in capsys.readouterr().err
 

@@ -55,12 +55,14 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
     (trained / "adapter").rename(trained / "checkpoint-7")
     words = ["--data", "generated:sums,generated:long_products", "--split", "heldout", "--n", "2"]
     assert main(["evaluate", "--run", str(trained), *words, "--checkpoint", "checkpoint-7"]) == 0
-    names = [f"generated_{name}/{side}.json" for side in ("base", "trained") for name in ("sums", "long_products")]
     assert capsys.readouterr().out.splitlines() == [
         "                         n  mean@  base  trained   difference  95% paired interval",
         "generated:sums           2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
         "generated:long_products  2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
-        *(f"results   {trained}/evaluation-checkpoint-7/{name}" for name in names),
+        f"results   {trained}/evaluation-checkpoint-7/generated_sums/base.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_long_products/base.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_sums/trained.json",
+        f"results   {trained}/evaluation-checkpoint-7/generated_long_products/trained.json",
     ]
 
 
@@ -97,15 +99,20 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
     loads, weights = [], backends.load_weights
     monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
-    asked = ["evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"]
-    asked += ["--n", "2", "--max_completion_length", "4", "--batch_size", "4"]
+    asked = [
+        *("evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"),
+        *("--n", "2", "--max_completion_length", "4", "--batch_size", "4"),
+    ]
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
     assert loads == [(small, None)]
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
-    drawn = [("boxed", 32, 0.6), ("gsm8k", 1, 0.0), ("boxed", 1, 0.0)]
-    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == drawn
+    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == [
+        ("boxed", 32, 0.6),
+        ("gsm8k", 1, 0.0),
+        ("boxed", 1, 0.0),
+    ]
     assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
     assert main(asked) == 0

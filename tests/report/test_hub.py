@@ -76,13 +76,13 @@ def adapter_run(tmp_path_factory, small):
     lines = [{"step": step, "loss": 0.0, "reward": step / 4, "accuracy": step / 4} for step in (1, 2)]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(folder / FINISHED, {"step": 2, "weights": "adapter"})
-    settings = {
-        "model_name_or_path": small,
-        "dataset": "generated:sums",
-        "prompt_template": "gsm8k",
-        "hub_token": TOKEN,
-    }
-    write_config(folder / "config.yaml", settings, ["grpo_math.train", "--seed", "1"], "NO", 1)
+    write_config(
+        folder / "config.yaml",
+        {"model_name_or_path": small, "dataset": "generated:sums", "prompt_template": "gsm8k", "hub_token": TOKEN},
+        ["grpo_math.train", "--seed", "1"],
+        "NO",
+        1,
+    )
     return folder
 
 
@@ -183,13 +183,17 @@ def test_what_cannot_be_pushed_is_one_line(
 
 def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, adapter_run, model_run):
     push(adapter_run, "--repo_id", "lovelace/sums")  # an organisation of ada's
-    refused = {
-        "'lovelace/sums' is a public repository already: make it private": (adapter_run, "lovelace/sums", "--private"),
-        "contains adapter_config.json, which would be loaded with what is pushed": (model_run, "lovelace/sums"),
-        "babbage/sums is not pushed (403 Forbidden": (adapter_run, "babbage/sums"),  # another's
-    }
-    for message, (run, *words) in refused.items():
-        assert message in push(run, "--repo_id", *words, code=1 if "babbage" in message else 2)[1][-1]
+    for run, code, words, message in (
+        (
+            adapter_run,
+            2,
+            ["lovelace/sums", "--private"],
+            "'lovelace/sums' is a public repository already: make it private",
+        ),
+        (model_run, 2, ["lovelace/sums"], "contains adapter_config.json, which would be loaded with what is pushed"),
+        (adapter_run, 1, ["babbage/sums"], "babbage/sums is not pushed (403 Forbidden"),  # another's
+    ):
+        assert message in push(run, "--repo_id", *words, code=code)[1][-1]
     assert len(hub.repositories["lovelace/sums"].commits) == 1
 
 
@@ -226,9 +230,11 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
 ):
     monkeypatch.delenv("HF_TOKEN")
     run_dir = tmp_path / "sums"
-    arguments = ["train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"]
-    arguments += ["--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"]
-    arguments += ["--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN]
+    arguments = [
+        *("train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir), *TINY, "--use_peft"),
+        *("--max_steps=2", "--save_steps=1", "--eval_n=4", "--eval_split=heldout", "--report_to=none"),
+        *("--push_to_hub", "--hub_private_repo=true", "--hub_model_id=ada/sums", "--hub_token", TOKEN),
+    ]
     hub.repositories["ada/sums"] = Repository(private=False)
     assert main(arguments) == 1
     assert f": grpo-math push {run_dir} --repo_id ada/sums --private\n" in capsys.readouterr().err

@@ -33,32 +33,38 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     both = logps(PeftModel.from_pretrained(base, run / "adapter"), [0], list(range(1, 40)))
     apart, moved = (after - both).abs().mean(), (before - both).abs().mean()
     assert apart < moved / 4  # the weights were rounded to bfloat16
-    (run / "adapter/tokenizer_config.json").unlink()  # a script may not have saved it
-    assert main(["export", str(run), "--merge", str(tmp_path / "second")]) == 0
-    assert capsys.readouterr().out == f"merged   {tmp_path / 'second'}\n"
-    assert load_tokenizer(str(tmp_path / "second")).chat_template == byte_tokenizer().chat_template
+    best, second = (run / "adapter").rename(run / "checkpoint-1"), tmp_path / "second"
+    (run / "best.json").write_text('{"path": "checkpoint-1"}')
+    (best / "tokenizer_config.json").unlink()  # a script may not have saved it
+    assert main(["export", str(run), "--merge", str(second), "--checkpoint", "best"]) == 0
+    assert capsys.readouterr().out == f"merged   {second}\n"
+    assert load_tokenizer(str(second)).chat_template == byte_tokenizer().chat_template
+    assert (second / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("change", "target", "message"),
+    ("settings", "weights", "quantised", "target", "message"),
     [
-        ("", "run", "exists: name a new folder"),
-        ("full", "new", "has nothing to merge: all weights were trained"),
-        ("unfinished", "new", "so it has not finished"),
-        ("quantised", "new", "is stored quantised"),
-        ("no base", "new", "model_name_or_path='nowhere/nothing' has no weights that can be loaded"),
+        ({}, "adapter", False, "run", "exists: name a new folder"),
+        ({}, "model", False, "new", "has nothing to merge: all weights were trained"),
+        ({}, "checkpoint-1", False, "new", "so it has not finished"),
+        ({}, "adapter", True, "new", "is stored quantised"),
+        (
+            {"model_name_or_path": "nowhere/nothing"},
+            "adapter",
+            False,
+            "new",
+            "model_name_or_path='nowhere/nothing' has no weights that can be loaded",
+        ),
     ],
 )
-def test_what_cannot_be_merged_is_one_line(change, target, message, run, capsys, monkeypatch):
+def test_what_cannot_be_merged_is_one_line(
+    settings, weights, quantised, target, message, small, run, capsys, monkeypatch
+):
     monkeypatch.chdir(run.parent)
-    if change == "full":
-        (run / "adapter").rename(run / "model")
-        (run / "model/config.json").write_text("{}")
-    elif change == "unfinished":
-        (run / "adapter").rename(run / "checkpoint-1")
-    elif change == "quantised":
-        monkeypatch.setattr("transformers.PreTrainedModel.is_quantized", True, raising=False)
-    elif change == "no base":
-        (run / "config.yaml").write_text(json.dumps({"model_name_or_path": "nowhere/nothing"}))
+    (run / "config.yaml").write_text(json.dumps({"model_name_or_path": small, **settings}))
+    (run / "adapter/config.json").write_text("{}")
+    (run / "adapter").rename(run / weights)
+    monkeypatch.setattr("transformers.PreTrainedModel.is_quantized", quantised, raising=False)
     assert main(["export", "run", "--merge", target]) == 2
     assert message in capsys.readouterr().err

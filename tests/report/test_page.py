@@ -17,8 +17,6 @@ from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import comparison, terminal_table
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS
-from grpo_math.report.run_dir import read_run
-from grpo_math.report.viewer import sources
 
 
 def page_of(run):
@@ -251,7 +249,7 @@ def test_training_completions_come_as_chats_or_as_text(run):
     folder = run / "completions"
     (folder / "completions_00002.parquet").rename(folder / "completions_00003.parquet")
     shutil.copy(folder / "completions_00001.parquet", folder / "completions_00002.parquet")
-    rows = sources(read_run(run))[1].rows
+    rows = viewer.sources(run_dir.read_run(run))[1].rows
     assert [len(row["completions"]) for row in rows] == [8, 8]  # a problem's completions are one row
     assert [row["completions"][0]["turns"] for row in rows] == [
         [("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)
@@ -263,10 +261,10 @@ def test_training_completions_come_as_chats_or_as_text(run):
 def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run, monkeypatch):
     monkeypatch.setattr(run_dir, "MOST_COMPLETION_FILES", 3)
     monkeypatch.setattr(viewer, "MOST_TEXT", 1000)
-    read = read_run(run)
+    read = run_dir.read_run(run)
     # 8 files, every 3rd from the newest: 20, 50, 80.
     assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
-    _heldout, training = sources(read)
+    _heldout, training = viewer.sources(read)
     # 3 steps of 32 completions with 23 or 24 characters: 2,238, so that every third of the 12 groups is shown.
     assert len(training.rows) == 4
     steps, _, rows = read.notes

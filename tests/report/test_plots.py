@@ -6,8 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from grpo_math.evaluation.stats import wilson
-from grpo_math.report import plots
-from grpo_math.report.plots import PLOTS, Curve, curves, png, svg
+from grpo_math.report.plots import PLOTS, Curve, curves, png, smoothed, svg
 from grpo_math.report.progress import Progress, progress
 from grpo_math.report.run_dir import Run
 
@@ -60,8 +59,10 @@ def test_each_metric_of_a_plot_is_a_curve(plot, lines, expected):
 def test_the_pointer_shows_the_step_and_the_value_of_a_point():
     lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
     figure = svg(ACCURACY, curves(lines, ACCURACY))
-    shown = [(label, step, value) for _, _, label, step, value in figure["points"]]
-    assert shown == [*(("training completions", s, s / 10) for s in range(1, 6)), ("held-out problems", 3, 0.5)]
+    assert [(label, step, value) for _, _, label, step, value in figure["points"]] == [
+        *(("training completions", s, s / 10) for s in range(1, 6)),
+        ("held-out problems", 3, 0.5),
+    ]
     drawn = re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"', figure["inside"])
     places = [(float(x), float(y)) for x, y in drawn]
     for x, y, *_ in figure["points"]:  # above the marker of matplotlib
@@ -72,37 +73,31 @@ def test_the_pointer_shows_the_step_and_the_value_of_a_point():
     assert len(svg(REWARD, [Curve("reward", steps, steps, [])])["points"]) == 167  # a sixth
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Draw plots, and return the axes of each."""
+def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(monkeypatch):
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *given, **more: figures.append(figure) or save(figure, *given)
     )
 
-    def draw(*plots_and_curves):
+    def axes_of(*plots_and_curves):
         assert png(plots_and_curves).startswith(b"\x89PNG")
         return figures[-1].axes
 
-    return draw
-
-
-def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(drawn):
     few, many = [1, 2, 3], list(range(40))
-    [axes] = drawn((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])]))
+    [axes] = axes_of((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])]))
     *intervals, line = axes.lines
     assert [tuple(one.get_ydata()) for one in intervals] == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
     assert (line.get_marker(), list(line.get_ydata())) == ("o", [0.5, 0.25, 1.0])
     assert (axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel()) == ((0, 1.02), "optimizer step", "share")
     assert axes.yaxis.get_major_formatter()(0.125, 0) == "12.5%"
-    [axes, row, other] = drawn(
+    [axes, row, other] = axes_of(
         (REWARD, [Curve("reward", many, [i % 2 for i in many], [])]),
         (REWARD, [Curve("reward", range(41), range(41), [1] * 41)]),
         (ACCURACY, [Curve("a", few, [0.01] * 3, [])]),
     )
     raw, line = axes.lines
     assert (list(raw.get_ydata())[:2], line.get_marker()) == ([0, 1], "")
-    assert list(line.get_ydata())[:4] == plots.smoothed([i % 2 for i in many])[:4] == [1 / 3, 0.5, 0.4, 0.6]
+    assert list(line.get_ydata())[:4] == smoothed([i % 2 for i in many])[:4] == [1 / 3, 0.5, 0.4, 0.6]
     assert axes.get_xlabel() == "optimizer step; thick: moving average"
     assert axes.get_ylim()[0] <= 0 < axes.get_ylim()[1] < 1.1
     assert other.get_ylim() == (0, 0.05)

@@ -24,8 +24,9 @@ def a_run(folder, after, **config):
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
     (folder / "before.json").write_text(json.dumps(right(10)))
     (folder / "after.json").write_text(json.dumps(after))
-    settings = {"seed": 1, "max_steps": 30, "hub_token": "hf_secret", "output_dir": str(folder)}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **config}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"seed": 1, "max_steps": 30, "hub_token": "hf_secret", "output_dir": str(folder), **config})
+    )
     return folder
 
 

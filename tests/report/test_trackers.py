@@ -67,8 +67,13 @@ def run(tiny, tmp_path_factory):
         *("--model_name_or_path", tiny(), "--output_dir", str(folder / "run")),
     ]
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
-    own = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
-    env = {**bare, **own, "GRPO_MATH_CACHE": str(cache_dir())}
+    env = {
+        **bare,
+        "NETRC": str(folder / "netrc"),
+        "TRACKIO_DIR": str(folder / "trackio"),
+        "HOME": str(folder),
+        "GRPO_MATH_CACHE": str(cache_dir()),
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return folder
@@ -99,7 +104,6 @@ def test_trackio_holds_every_figure_of_the_history_and_the_completions(run):
         step = line.pop("step")
         of_step = [row for row in told if row.get("train/global_step") == step]
         for name, value in line.items():
-            logged = next(row[told_as(name)] for row in of_step if told_as(name) in row)
-            assert logged == pytest.approx(value), name
+            assert next(row[told_as(name)] for row in of_step if told_as(name) in row) == pytest.approx(value), name
     assert {len(row["completions"]["_value"]) for row in told if "completions" in row} == {4}
     assert (config["dataset"], config["learning_rate"]) == ("generated:sums", 1e-3)

@@ -9,8 +9,18 @@ ROW = {"step": 4, "group": 2, "problem_id": "sum-1", "gold": "17", "prompt": "Wh
 
 
 def row(text, verdict, reward, **more):
-    extra = {"completion": text, "verdict": verdict, "reward": reward, "gsm8k": reward - 0.5, "advantage": 0.0}
-    return {**ROW, **extra, "in_format": "####" in text, "tokens": len(text), "truncated": False, **more}
+    return {
+        **ROW,
+        "completion": text,
+        "verdict": verdict,
+        "reward": reward,
+        "gsm8k": reward - 0.5,
+        "advantage": 0.0,
+        "in_format": "####" in text,
+        "tokens": len(text),
+        "truncated": False,
+        **more,
+    }
 
 
 TABLE = [
@@ -27,8 +37,16 @@ def test_a_group_is_a_row_that_says_what_came_of_each_completion():
     [shown] = sources(Run(Path("run"), completions=TABLE))[0].rows
     assert shown["title"] == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [one["badge"] for one in shown["completions"]][:4] == ["correct", "correct", "wrong", "no_answer"]
-    details = {"answer_length": 0.5, "reward": 0.5, "gsm8k": 0.0, "advantage": 0.0, "extracted": "17"}
-    assert shown["completions"][1]["facts"] == {**details, "in_format": False, "tokens": 9, "truncated": False}
+    assert shown["completions"][1]["facts"] == {
+        "answer_length": 0.5,
+        "reward": 0.5,
+        "gsm8k": 0.0,
+        "advantage": 0.0,
+        "extracted": "17",
+        "in_format": False,
+        "tokens": 9,
+        "truncated": False,
+    }
     assert [one["note"] for one in shown["completions"]] == [
         "",
         "correct, but outside the format",

@@ -143,17 +143,11 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     assert resume.source(run_dir, str(mine)) == (mine, run_dir)
 
 
-def test_other_settings_are_listed_and_refused_and_force_changes_no_weights(tmp_path):
+def test_other_settings_are_listed():
     kept = resume.stated({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
     defaults = {"seed": 42, "beta": 0.0, "lora_r": 16, "rewards": ("accuracy",)}
     now = {"seed": 1, "hub_token": "hf_y", "save_steps": 9, "lora_r": 8, "rewards": ["accuracy"]}
-    lines = resume.changed({"stated": kept}, now, set(now), defaults)
-    assert lines == ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
-    resume.refuse_changed(tmp_path, lines[:1], "force")
-    with pytest.raises(ConfigError, match=r"other settings \(beta: 0.1 -> 0.0\): name a new folder, .* --resume force"):
-        resume.refuse_changed(tmp_path, lines[:1], "auto")
-    with pytest.raises(ConfigError, match=r"checkpoints do not fit these settings \(lora_r: 16 -> 8\): name a new"):
-        resume.refuse_changed(tmp_path, lines, "force")
+    assert resume.changed({"stated": kept}, now, set(now), defaults) == ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
 
 
 def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_path):

@@ -20,8 +20,7 @@ from small_runs import history, rank, settings, start, steps_done, two, until
 from waiting import alive
 from waiting import until as wait_until
 
-from grpo_math.run import failures
-from grpo_math.run.failures import LostRank, failure
+from grpo_math.run.failures import LostRank, failure, limit_waiting
 
 NUMBERS = torch.rand(1_000_000)
 WRITERS = {
@@ -68,9 +67,11 @@ def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path
 @pytest.mark.parametrize(("processes", "backend", "limits"), [(2, "gloo", [7]), (2, "nccl", []), (1, "gloo", [])])
 def test_ddp_timeout_counts_for_gloo_too(processes, backend, limits, monkeypatch):
     changed = []
-    monkeypatch.setattr(failures, "PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend))
-    monkeypatch.setattr(failures.distributed_c10d, "_set_pg_timeout", changed.append)
-    failures.limit_waiting(7)
+    monkeypatch.setattr(
+        "grpo_math.run.failures.PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend)
+    )
+    monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
+    limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]
 
 
@@ -92,8 +93,8 @@ ctypes.CDLL(None).sleep(600)
 def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny, tmp_path):
     pytest.importorskip("deepspeed")
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    command = [*two(tmp_path, "grpo_math.train.ranks", "zero2"), *settings(tiny, run_dir), "--max_steps=20"]
-    command += ["--save_strategy=steps", "--save_steps=2", "--ddp_backend=gloo"]
+    saving = ("--max_steps=20", "--save_strategy=steps", "--save_steps=2", "--ddp_backend=gloo")
+    command = [*two(tmp_path, "grpo_math.train.ranks", "zero2"), *settings(tiny, run_dir, *saving)]
     process = start(command, log)
     until(lambda: steps_done(run_dir, 3), process, log)
     rank(process, 1).kill()
@@ -112,8 +113,9 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny
 def test_a_rank_that_waits_outside_of_python_is_ended_within_ten_seconds(tmp_path):
     (tmp_path / "waits.py").write_text(RANKS.format(killed=tmp_path / "killed"))
     command = [*two(tmp_path, "grpo_math.train.ranks")[:-2], "-m", "waits"]
-    environment = variables(PYTHONPATH=f"{ROOT}:{tmp_path}")
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=variables(PYTHONPATH=f"{ROOT}:{tmp_path}"), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert time.time() - float((tmp_path / "killed").read_text()) < 10
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert re.match(r"error: rank 1 \(process \d+\) was ended by SIGKILL ", line)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from launching import TINY, accelerate, run
-from small_runs import PATH, RUN, history, promised, start, until
+from launching import TINY, run
+from small_runs import PATH, RUN, history, promised, start, two, until
 from small_trainers import make
 from tqdm import tqdm
 from transformers import AutoTokenizer
@@ -35,8 +35,13 @@ def test_settings_are_written_without_secrets_at_any_depth_and_an_old_report_goe
     (tmp_path / "plots").mkdir()
     for old in ("report.html", "plots/training.png"):
         (tmp_path / old).touch()
-    command = ["a b.py", "--hub_token", "s3cr3t", "--judge-key=s3cr3t", "--lr=1", '{"token": "s3cr3t"}']
-    write_config(tmp_path / "config.yaml", settings, command, "NO", 2)
+    write_config(
+        tmp_path / "config.yaml",
+        settings,
+        ["a b.py", "--hub_token", "s3cr3t", "--judge-key=s3cr3t", "--lr=1", '{"token": "s3cr3t"}'],
+        "NO",
+        2,
+    )
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.yaml"]
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written.pop("hardware")["cpus"] == os.cpu_count()
@@ -175,9 +180,11 @@ def test_a_stall_is_told_once_and_the_next_one_again(capfd):
 @pytest.mark.full
 def test_both_ranks_print_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
     go, output = tmp_path / "go", tmp_path / "log"
-    command = [*accelerate("multi_gpu", tmp_path, "--num_processes", "2"), "-m", "grpo_math.train"]
-    command += ["--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run"), *RUN]
-    command += ["--rewards", "faulty:hangs_on_one_rank", "--watchdog_minutes=0.1"]
+    command = [
+        *(*two(tmp_path, "accelerate.commands.launch"), *RUN, "--watchdog_minutes=0.1"),
+        *("--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")),
+        *("--rewards", "faulty:hangs_on_one_rank"),
+    ]
     process = start(command, output, PYTHONPATH=PATH, GO=str(go), HANGS="1")
     until(lambda: output.read_text().count("Timeout (0:00:06)!") == 2, process, output)
     until(lambda: output.read_text().count("in training_step") >= 2, process, output)
@@ -206,9 +213,12 @@ def held(completions, trainer_state, **columns):
 @pytest.mark.full
 def test_a_run_holds_no_more_files_threads_or_processes_at_its_end_than_in_its_middle(tiny, tmp_path):
     (tmp_path / "leaks.py").write_text(REWARD)
-    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", "run", *TINY]
-    command += ["--rewards", "accuracy", "leaks:held", "--max_steps=120", "--save_steps=20", "--save_total_limit=2"]
-    run([*command, "--max_completion_length=4", "--eval_n=0", "--report_to=none"], cwd=tmp_path)
+    command = [
+        *(sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", "run", *TINY),
+        *("--rewards", "accuracy", "leaks:held", "--max_steps=120", "--save_steps=20", "--save_total_limit=2"),
+        *("--max_completion_length=4", "--eval_n=0", "--report_to=none"),
+    ]
+    run(command, cwd=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "held.jsonl").read_text().splitlines()]
     for name in ("files", "threads", "children"):
         last = [line[name] for line in lines[-25:]]  # a thread of a moment is not a leak

@@ -18,7 +18,6 @@ from torch.distributed import HashStore, distributed_c10d
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import lock, machine, main_process
-from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import tried
 
 MINE = """
@@ -76,9 +75,9 @@ def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, mes
 
 @pytest.mark.parametrize("error", [UserError("this cannot be"), KeyError("x")])
 def test_one_process_gets_its_own_result_and_its_own_error(error):
-    assert on_main(lambda: [1]) == [1]
+    assert main_process.on_main(lambda: [1]) == [1]
     with pytest.raises(type(error)) as raised:
-        on_main(Mock(side_effect=error))
+        main_process.on_main(Mock(side_effect=error))
     assert raised.value is error
 
 

@@ -13,10 +13,19 @@ from small_trainers import letters
 from transformers import TrainerControl
 from waiting import alive
 
-from grpo_math.run import signals
 from grpo_math.run.checkpoints import step_of
 from grpo_math.run.log import StopOnSignal
-from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, Stopped, stopping
+from grpo_math.run.signals import (
+    AGAIN,
+    INTERRUPTED,
+    STOPPING,
+    Stop,
+    Stopped,
+    ended_by_signals,
+    leave_lost_terminal,
+    no_silent_exit,
+    stopping,
+)
 
 
 def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
@@ -73,7 +82,7 @@ def test_what_was_started_is_stopped_undisturbed_when_a_signal_ends_the_block():
     stack = contextlib.ExitStack()
     stack.callback(stopped.append, "all")
     stack.callback(signal.raise_signal, signal.SIGUSR1)
-    with pytest.raises(SystemExit) as ended, signals.ended_by_signals(3), stack:
+    with pytest.raises(SystemExit) as ended, ended_by_signals(3), stack:
         signal.raise_signal(signal.SIGTERM)
     assert (ended.value.code, stopped) == (3, ["all"])
     assert [signal.getsignal(number) for number in STOPPING] == before
@@ -84,10 +93,10 @@ def test_output_to_a_terminal_that_hung_up_goes_nowhere_and_any_other_stays(tmp_
         terminal, theirs = os.openpty()
         os.dup2(theirs, 1)
         os.dup2(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), 2)
-        signals.leave_lost_terminal()
+        leave_lost_terminal()
         stays = os.isatty(1)
         os.close(terminal)
-        signals.leave_lost_terminal()
+        leave_lost_terminal()
         names = [os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)]
         return 7 if stays and names == [os.devnull, str(tmp_path / "log")] else 1
 
@@ -96,16 +105,17 @@ def test_output_to_a_terminal_that_hung_up_goes_nowhere_and_any_other_stays(tmp_
 
 def test_os_exit_0_of_this_process_is_an_error_and_of_a_fork_or_with_another_code_is_not(capfd):
     def leave(code):
-        with signals.no_silent_exit():
+        with no_silent_exit():
             os._exit(code + in_a_fork(lambda: 0))
 
     assert [in_a_fork(lambda code=code: leave(code)) for code in (0, 5)] == [1, 5]
-    line = "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
-    assert capfd.readouterr().err == line
+    assert capfd.readouterr().err == (
+        "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
+    )
 
 
 def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
-    args, control, stop = SimpleNamespace(world_size=1), TrainerControl(), signals.Stop()
+    args, control, stop = SimpleNamespace(world_size=1), TrainerControl(), Stop()
     callback = StopOnSignal(stop)
     callback.on_step_end(args, None, control)
     assert not control.should_training_stop

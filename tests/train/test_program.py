@@ -1,4 +1,4 @@
-"""The training program: what a run prints and leaves, its best checkpoint, and what the other commands do with it."""
+"""The training program: what a run prints and leaves, its best checkpoint, and what is refused."""
 
 import json
 import os
@@ -9,12 +9,10 @@ import launching
 import pytest
 import torch
 import yaml
-from peft import PeftModel
 from safetensors.torch import load_file
 from small_runs import history, promised
-from transformers import AutoModelForCausalLM, TrainerControl
+from transformers import TrainerControl
 
-from grpo_math.cli import main as command
 from grpo_math.evaluation import results
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
@@ -43,18 +41,21 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
     assert os.environ["HF_TOKEN"] == "hf_secret"
     assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
-    output = (
-        "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not"
-    )
-    assert f"{output} choose it: they differ" in lines
-    stages = ["1 of 3: evaluating before training", "2 of 3: training", "3 of 3: evaluating after training"]
-    assert [line for line in lines if " of 3: " in line] == stages
+    assert (
+        "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not "
+        "choose it: they differ"
+    ) in lines
+    assert [line for line in lines if " of 3: " in line] == [
+        "1 of 3: evaluating before training",
+        "2 of 3: training",
+        "3 of 3: evaluating after training",
+    ]
 
-    names = (
-        ".lock adapter after.json before.json best.json checkpoint-1 checkpoint-3 completions config.yaml "
-        "finished.json history.jsonl plots problems.txt report.html training_history.json"
-    )
-    assert {path.name for path in run_dir.iterdir()} == set(names.split())
+    assert sorted(path.name for path in run_dir.iterdir()) == [
+        *(".lock", "adapter", "after.json", "before.json", "best.json", "checkpoint-1", "checkpoint-3", "completions"),
+        *("config.yaml", "finished.json", "history.jsonl", "plots", "problems.txt", "report.html"),
+        "training_history.json",
+    ]
     read = {path.stem: json.loads(path.read_text()) for path in run_dir.glob("*.json")}
     assert read["best"] == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
     assert read["finished"] == {"step": 3, "weights": "adapter"}
@@ -77,8 +78,10 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
 
 def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(train, tmp_path):
     run_dir, lines = tmp_path / "run", "\n".join(train(*BEST, "--max_steps=3")[1])
-    output = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
-    assert re.search(output, lines)
+    assert re.search(
+        r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0",
+        lines,
+    )
     assert len(json.loads((run_dir / "before.json").read_text())["rows"]) == 128
     line = next(line for line in history(run_dir) if metrics.LOSS in line)
     assert set(line) == promised({"rollout", "graded", "clip"}, ["letters"], map(str, Verdict))
@@ -88,17 +91,6 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
     assert "against the last weights, on 128 problems that did not choose it" in lines
     assert (run_dir / "model/model.safetensors").exists()
     assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
-
-
-@pytest.mark.slow
-def test_the_best_checkpoint_is_exported_by_its_name(train, small, tmp_path):
-    run_dir, merged = tmp_path / "run", tmp_path / "merged"
-    train(*LORA)
-    assert command(["export", str(run_dir), "--merge", str(merged), "--checkpoint", "best"]) == 0
-    base = AutoModelForCausalLM.from_pretrained(small, dtype="bfloat16")
-    expected = PeftModel.from_pretrained(base, str(run_dir / "checkpoint-1")).merge_and_unload().state_dict()
-    exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
-    assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
 
 def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
@@ -174,8 +166,10 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
         {"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]},
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"]
-    words += ["--rewards", "mine:reward", "trl.rewards:accuracy_reward"]
+    words = [
+        *("--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"),
+        *("--rewards", "mine:reward", "trl.rewards:accuracy_reward"),
+    ]
     code, lines = train(*words, reward=by_column)
     assert (code, [line for line in lines if line.startswith("best ")]) == (0, [])
     assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
@@ -188,9 +182,11 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
 
 @pytest.mark.full
 def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
-    command = [*launching.accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--config", "gsm8k_smoke_cpu"]
-    settings = ["--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"]
-    launching.run([*command, *settings])
+    command = [
+        *(*launching.accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--config", "gsm8k_smoke_cpu"),
+        *("--output_dir", str(tmp_path / "run"), "--model_name_or_path", tiny(), "--max_completion_length", "24"),
+    ]
+    launching.run(command)
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
     assert [line["step"] for line in history(tmp_path / "run") if metrics.LOSS in line] == [1, 2]

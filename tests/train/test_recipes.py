@@ -90,8 +90,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
     given = read(["--config", str(path), *settings.split()]).sound().stated()
-    config = accelerate_config(accelerate)
-    assert planner.plan(given, {"": config}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
+    assert planner.plan(given, {"": accelerate_config(accelerate)}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 
 @pytest.mark.full(keep=["gsm8k_8gb"])
@@ -101,9 +100,9 @@ def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path)
     problems = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(32)]
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     shipped = yaml.safe_load(path.read_text())
-    recipe = {name: value for name, value in shipped.items() if not name.startswith("vllm_")}
-    recipe |= {
-        "model_name_or_path": tiny("wide" if recipe.get("load_in_4bit") else "llama"),
+    recipe = {
+        **{name: value for name, value in shipped.items() if not name.startswith("vllm_")},
+        "model_name_or_path": tiny("wide" if shipped.get("load_in_4bit") else "llama"),
         "dataset": str(tmp_path / "problems.jsonl"),
         "output_dir": str(tmp_path / "run"),
         "max_steps": 1,

@@ -23,8 +23,15 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.train import program, resuming
 
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
-TIMES = {metrics.SECONDS_STEP, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND, metrics.MEMORY_RESIDENT}
-TIMES |= {*metrics.PHASES, *metrics.OF_SERVERS, metrics.SYNC_SHARE}
+TIMES = {
+    *metrics.PHASES,
+    *metrics.OF_SERVERS,
+    metrics.SECONDS_STEP,
+    metrics.SECONDS_UPDATE,
+    metrics.SYNC_SHARE,
+    metrics.TOKENS_PER_SECOND,
+    metrics.MEMORY_RESIDENT,
+}
 
 # Two prompts of four completions a step, and eight problems: an epoch has four steps, and the run one and a half.
 BASE = {
@@ -161,8 +168,7 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6, "per_device_train_batch_size": 2}
     command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
     for name, position in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
-        job = {"arguments": arguments(tiny(), tmp_path / name, settings), **position}
-        done = program_of([job], tmp_path, *command)
+        done = program_of([{"arguments": arguments(tiny(), tmp_path / name, settings), **position}], tmp_path, *command)
         assert (done.returncode == 0) == (not position), done.stderr[-3000:]
     assert "Going on from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
@@ -177,8 +183,17 @@ def test_two_processes_under_zero3_keep_their_best_checkpoint_and_its_metrics(ti
     """Evaluated by a stand-in for vLLM, and killed as the best checkpoint is named."""
     asked = []
     server.sampling = lambda body: asked.append(body) if "seed" in body and body["n"] == 1 else None
-    settings = {**SERVED, "vllm_server_base_url": server.url, "per_device_train_batch_size": 2, "eval_n": 4}
-    settings |= {"heldout_every": 1, "keep_best": True, "save_steps": 3, "save_total_limit": 1, "max_steps": 4}
+    settings = {
+        **SERVED,
+        "vllm_server_base_url": server.url,
+        "per_device_train_batch_size": 2,
+        "max_steps": 4,
+        "eval_n": 4,
+        "heldout_every": 1,
+        "keep_best": True,
+        "save_steps": 3,
+        "save_total_limit": 1,
+    }
     command = launching.accelerate("zero3", tmp_path, "--num_processes", "2")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for run_dir, place in ((whole, {}), (killed, {"place": "best.json", "time": 2}), (killed, {})):
@@ -292,6 +307,11 @@ def edit(run_dir, old="", new=""):
             "NO): name a new folder, or give the settings that it had",
         ),
         (
+            edit,
+            {"resume": "force", "lora_r": 8},
+            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new",
+        ),
+        (
             lambda run_dir: edit(run_dir, "num_processes: 1", "num_processes: 2"),
             {},
             "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step, "
@@ -364,8 +384,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(change, settin
 
 
 # A step of 8 completions, which 2 processes wrote.
-HELD = {"num_generations": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 1}
-HELD |= {"generation_batch_size": 8, "num_processes": 2, "stated": {"prompts_per_step": 2}}
+HELD = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 1,
+    "generation_batch_size": 8,
+    "num_processes": 2,
+    "stated": {"prompts_per_step": 2},
+}
 
 
 @pytest.mark.parametrize(
