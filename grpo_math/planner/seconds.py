@@ -30,8 +30,8 @@ DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3,
 def card_of(text: str) -> Card:
     """Return a card by its name, or from its three numbers.
 
-    >>> card_of("l4"), card_of("16,65,320") == card_of("t4")
-    (Card(gb=24, tflops=121, bandwidth=300), True)
+    >>> card_of("l4"), card_of("16,65,320") == card_of("t4"), card_of("1,65,320").gb
+    (Card(gb=24, tflops=121, bandwidth=300), True, 1.0)
     """
     cards = stored("cards.json")
     if text.lower() in cards:

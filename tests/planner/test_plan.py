@@ -153,6 +153,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
         ({"attn_implementation": "eager"}, [*ONE, "24"], "attn_implementation='eager'"),
         ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
         ({}, [*ONE, "24", "--card", "h1"], "card='h1'"),
+        ({}, [*ONE, "24", "--card", "0,65,320"], "card='0,65,320'"),
         (WAYS["server"], [*ONE, "24"], "needs 1 separate GPU"),
         (WAYS["server"] | {"vllm_tensor_parallel_size": 5}, FOUR, "vllm_tensor_parallel_size"),  # of 12 heads
         (WAYS["server"] | {"vllm_tensor_parallel_size": 6}, FOUR, "vllm_tensor_parallel_size"),  # on 4 GPUs
