@@ -4,6 +4,7 @@ import json
 import os
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import launching
 import pytest
@@ -18,7 +19,7 @@ from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.train.heldout import StopAt
-from grpo_math.train.program import _lay_out_memory
+from grpo_math.train.program import Run, _lay_out_memory
 
 PRODUCTS = "eval_generated_products_accuracy"
 BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_limit=1", "--heldout_every=1"]
@@ -100,6 +101,17 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
         state.log_history += [{"step": step, "loss": 0.0}, {"step": step, PRODUCTS: value}]
         StopAt(PRODUCTS, 0.9).on_evaluate(None, state, control)
     assert (control.should_training_stop, control.should_save) == (True, True)
+
+
+@pytest.mark.parametrize("eval_n", [0, 1])
+def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
+    rows = [{"problem": "1 + 1?"}]
+    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, held_out=rows[:eval_n])
+    state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
+    Run.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
+    assert capsys.readouterr().out == (
+        "best     checkpoint-2, not compared: no held-out problem is left that did not choose it\n"
+    )
 
 
 @pytest.mark.parametrize(
