@@ -78,7 +78,7 @@ def test_a_path_is_not_looked_up_on_the_hub(name, error, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     with pytest.raises(ConfigError, match=error) if error else nullcontext():
         models.refuse_missing_folder("model", name)
-    with pytest.raises(ConfigError, match="'./her' is not a folder"):
+    with pytest.raises(ConfigError, match=r"'\./her' is not a folder"):
         models.config_file("./her")
 
 
