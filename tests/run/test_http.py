@@ -1,4 +1,4 @@
-"""One client for every server: proxies, an offline Hub, redirects, retries, and the key that nobody sees."""
+"""One client for every server: proxies, an offline Hub, retries, and the key that nobody sees."""
 
 import logging
 

@@ -240,7 +240,12 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
         (
             lambda machine: (machine.bin / "vllm").unlink(),
-            *([], {}, "vllm is not installed, and a vLLM server is to be started: make an environment for it: export "),
+            *(
+                [],
+                {},
+                "vllm is not installed, and a vLLM server is to be started: make an environment for it: "
+                "export GRPO_MATH_VLLM=$(grpo-math serve --make_env)",
+            ),
         ),
         (
             lambda machine: os.environ.update(GRPO_MATH_VLLM="/nowhere/vllm"),
