@@ -43,8 +43,7 @@ CHANGES = {
          '    Rule("beta", lambda s: s["beta"] > 1, "is above 1", "lower it", "warning"),\n'),
     ],
     "data set": [
-        ("problems/sources.py", '    "numina_tir": Source(',
-         '    "halves": Source("me/halves", files={"train": "halves.jsonl"}),\n'),
+        ("problems/sources.yaml", "numina_tir: {", "halves: {hub: me/halves, files: {train: halves.jsonl}}\n"),
     ],
     "setting": [
         ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),

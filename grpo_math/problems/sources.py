@@ -1,7 +1,4 @@
-r"""The built-in data sets: the source, the meaning of the columns, and the authors' way of scoring.
-
-The layouts come from public loaders of the sets, not from the Hub itself. If the columns of a set have changed since
-then, the error lists them.
+r"""The built-in data sets of sources.yaml: the source, the meaning of the columns, and the authors' way of scoring.
 
 >>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
 ({'test': 'train'}, 'final_answer')
@@ -13,15 +10,15 @@ Does not read data: datasets.py does.
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from grpo_math.reading import home, is_table
+from grpo_math.yaml_files import read_yaml
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-TEST: Mapping[str, str] = MappingProxyType({"test": "test"})
-BOTH: Mapping[str, str] = MappingProxyType({"train": "train", "test": "test"})
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -44,59 +41,8 @@ class Source(NamedTuple):
 
 
 OWN = Source("", template="gsm8k")  # any data set that is not built in: a user's set, or another set on the Hub
-
-
-DAPO_BEFORE = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
-    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
-)
-DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
-
-SOURCES = {
-    "gsm8k": Source(
-        "openai/gsm8k", "main", BOTH, {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}, template="gsm8k"
-    ),
-    "math": Source(
-        "DigitalLearningGmbH/MATH-lighteval",
-        columns={"subject": "type"},
-        splits=BOTH,
-        files={"train": "math/train.jsonl", "test": "math/test_outside_math500.jsonl"},
-        # One solution boxes everything but its answer, and one box contains half of a formula.
-        golds={
-            "Let $\\boxed{N}$ mean the number of whole number divisors": "6",
-            "What is the largest value of $x$, if $\\frac{x}{5} + \\frac{1}{5x} = \\frac{1}{2}$?": "2",
-        },
-        without={"test": "math500"},
-    ),
-    "math500": Source("HuggingFaceH4/MATH-500", splits=TEST, files={"test": "math500/test.jsonl"}),
-    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH),
-    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH),
-    "openr1": Source("open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}),
-    "dapo": Source("open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}),
-    "dapo_original": Source(
-        "BytedTsinghua-SIA/DAPO-Math-17k",
-        columns={"problem": "prompt", "answer": "reward_model.ground_truth"},
-        around=(DAPO_BEFORE, DAPO_AFTER),
-    ),
-    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset"),
-    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified"),
-    "deepmath": Source("zwhe99/DeepMath-103K", columns={"problem": "question", "answer": "final_answer"}),
-    "polaris": Source("POLARIS-Project/Polaris-Dataset-53K"),
-    "aime2024": Source("HuggingFaceH4/aime_2024", splits={"test": "train"}, samples=32, temperature=0.6),
-    "aime2025": Source("math-ai/aime25", splits=TEST, samples=32, temperature=0.6),
-    "aime2026": Source("MathArena/aime_2026", splits={"test": "train"}, samples=32, temperature=0.6),
-    "hmmt_feb_2025": Source("MathArena/hmmt_feb_2025", splits={"test": "train"}, samples=32, temperature=0.6),
-    "hmmt_feb_2026": Source("MathArena/hmmt_feb_2026", splits={"test": "train"}, samples=32, temperature=0.6),
-    "amc2023": Source("math-ai/amc23", splits=TEST, samples=32, temperature=0.6),
-    "olympiadbench": Source(
-        "Hothan/OlympiadBench",
-        "OE_TO_maths_en_COMP",
-        splits={"test": "train"},
-        columns={"problem": "context+question", "answer": "final_answer", "subject": "subfield", "tolerance": "error"},
-        absolute=1e-8,
-    ),
-    "minerva": Source("math-ai/minervamath", splits=TEST, relative=1e-5),
-}
+LISTED = read_yaml(Path(__file__).with_name("sources.yaml"))
+SOURCES = {name: Source(**entry) for name, entry in LISTED.items()}
 SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "aime2024", "aime2025")}
 
 

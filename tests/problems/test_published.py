@@ -8,9 +8,9 @@ import pytest
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id, place_of
+from grpo_math.problems.sources import SOURCES, SUITES, hub_id, place_of
 
-CHAT = [{"role": "user", "content": f"{DAPO_BEFORE}What is 3 + 4?{DAPO_AFTER}"}]
+CHAT = [{"role": "user", "content": "What is 3 + 4?".join(SOURCES["dapo_original"].around)}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
 PUBLISHED = {
     "numina_tir": (
