@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from grpo_math.settings.groups import GROUPS
+from grpo_math.settings.fields import TABLES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -61,10 +61,10 @@ def _yaml(value: object) -> str:
 def settings() -> str:
     """Return the text of settings.md. Each field belongs to one group; a new field has to be put into one."""
     fields = own_fields()
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(fields), f"put into a group of GROUPS, or take out: {set(grouped) ^ set(fields)}"
+    grouped = [name for names in TABLES["groups"].values() for name in names]
+    assert sorted(grouped) == sorted(fields), f"a group of fields.yaml needs, or has: {set(grouped) ^ set(fields)}"
     parts = [HEAD]
-    for title, names in GROUPS.items():
+    for title, names in TABLES["groups"].items():
         rows = [f"| `{name}` | {' | '.join(fields[name])} |" for name in names]
         parts.append("\n".join([f"## {title}\n", "| field | default | meaning |", "|---|---|---|", *rows, ""]))
     return "\n".join(parts)

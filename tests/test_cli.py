@@ -9,7 +9,7 @@ import pytest
 from grpo_math import __version__
 from grpo_math.cli import COMMANDS, main, parser_of
 from grpo_math.run.machine import versions
-from grpo_math.settings.groups import MOST_USED
+from grpo_math.settings.fields import TABLES
 
 
 def test_grade_prints_one_json_object_or_a_line_for_each_row(tmp_path, capsys):
@@ -44,7 +44,7 @@ def test_without_a_command_the_commands_are_listed(arguments, capsys):
 
 def test_the_help_of_train_has_the_twenty_most_used_fields():
     text = parser_of("train").format_help()
-    names = {name for meanings in MOST_USED.values() for name in meanings}
+    names = {name for meanings in TABLES["most_used"].values() for name in meanings}
     assert len(names) == 20
     assert all(f"  --{name} " in text for name in names)
 

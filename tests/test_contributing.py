@@ -19,7 +19,7 @@ CHANGES = {
         ("trainer/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
          "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
         ("trainer/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
-        ("settings/fields.py", '"group", "batch", "none")}', '"largest", '),
+        ("settings/fields.yaml", 'group, batch, "none"]', "largest, "),
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run.user_functions import is_user_function
+from grpo_math.yaml_files import read_yaml
 
 # package, file, class; a later class overrides the fields of an earlier class
 SOURCES = (
@@ -33,65 +34,10 @@ CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils
 # Defaults that the source computes. A test compares them.
 COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
-# Range and choices of the fields of TRL and transformers. Our own fields state them in `setting(default, help, ge=0)`.
-# Bounds are gt, ge, lt and le; ``also`` lists valid values outside the range, and ``why`` ends the remedy.
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "detail", "passive")
-CHOOSES = "with 1 a group's completions are alike"
-RANGES: list[tuple[dict[str, float], str]] = [
-    (
-        {"gt": 0},
-        "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta neftune_noise_alpha "
-        "epsilon epsilon_high sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_cap save_steps logging_steps eval_steps",
-    ),
-    (
-        {"ge": 1},
-        "max_completion_length lora_r lora_alpha num_iterations save_total_limit vllm_tensor_parallel_size "
-        "vllm_max_model_length ref_model_sync_steps per_device_train_batch_size gradient_accumulation_steps "
-        "ddp_timeout steps_per_generation generation_batch_size pad_to_multiple_of torch_empty_cache_steps "
-        "dataloader_prefetch_factor ddp_bucket_cap_mb",
-    ),
-    (
-        {"ge": 0},
-        "beta weight_decay max_grad_norm warmup_steps router_aux_loss_coef entropy_coef entropy_coef_min "
-        "entropy_coef_max entropy_coef_delta entropy_target off_policy_mask_threshold num_completions_to_print "
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_clip_min eval_delay",
-    ),
-    ({"gt": 0, "le": 1}, "learning_rate top_p vllm_gpu_memory_utilization"),
-    ({"ge": 0, "le": 1}, "top_entropy_quantile ref_model_mixup_alpha"),
-    ({"ge": 0, "lt": 1}, "lora_dropout adam_beta1 adam_beta2"),
-    ({"ge": 0, "lt": 2**32}, "seed data_seed"),
-    ({"ge": 1, "le": 65535}, "vllm_server_port vllm_group_port"),
-    ({"ge": 0, "le": 1024}, "dataloader_num_workers"),
-]
-THEIRS: dict[str, dict[str, Any]] = {
-    **{name: limits for limits, names in RANGES for name in names.split()},
-    "num_generations": {"ge": 2, "why": ", since a completion is compared with the others of its group"},
-    "max_steps": {"ge": 1, "also": (-1,), "why": ", or -1 for num_train_epochs to decide"},
-    "top_k": {"ge": 2, "also": (0,), "why": f", or 0 for all tokens: {CHOOSES}"},
-    "min_p": {"ge": 0, "lt": 1, "why": f": {CHOOSES}"},
-    "scale_rewards": {"choices": ("group", "batch", "none")},
-    "loss_type": {"choices": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")},
-    "importance_sampling_level": {"choices": ("token", "sequence")},
-    "multi_objective_aggregation": {"choices": ("sum_then_normalize", "normalize_then_sum")},
-    "vllm_mode": {"choices": ("colocate", "server")},
-    "vllm_model_impl": {"choices": ("vllm", "transformers", "auto")},
-    "vllm_importance_sampling_mode": {
-        "choices": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-    },
-    "log_level": {"choices": LOG_LEVELS},
-    "log_level_replica": {"choices": LOG_LEVELS},
-    "bnb_4bit_quant_storage": {"choices": ("uint8", "float16", "bfloat16", "float32")},
-    "lora_task_type": {"choices": ("CAUSAL_LM",)},
-    "torch_compile_backend": {  # of accelerate's DynamoBackend
-        "choices": (
-            *("no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi"),
-            *("fx2trt", "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm"),
-            *("hpu_backend", "neuron"),
-        )
-    },
-    "torch_compile_mode": {"choices": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")},
-}
+TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
+# Limits of the fields of TRL and transformers, by field. Without its ``fields``, an entry of ``ranges`` is the limits.
+THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
+THEIRS |= TABLES["limits"]
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
 OWN_FUNCTION = "module:function"  # the choice that accepts any user function
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
@@ -99,7 +45,7 @@ OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be 
 
 class Field(NamedTuple):
     """A field of a recipe. ``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a
-    list's items; ``limits``: as in `THEIRS`."""
+    list's items; ``limits``: as in fields.yaml."""
 
     name: str
     kinds: frozenset[str]
@@ -151,6 +97,19 @@ def fields() -> dict[str, Field]:
 def defaults() -> dict[str, Any]:
     """Return the default of every field, by name."""
     return {name: field.default for name, field in fields().items()}
+
+
+def most_used() -> str:
+    """Return the most used fields with their meanings, by group.
+
+    >>> most_used().splitlines()[1:3]
+    [' Model', "  --model_name_or_path      a folder, a Hub id, or 'embedded'"]
+    """
+    lines = ["the most used fields (docs/settings.md and --help-all have all of them):"]
+    for group, meanings in TABLES["most_used"].items():
+        lines.append(f" {group}")
+        lines += [f"  --{name:<23} {meaning}" for name, meaning in meanings.items()]
+    return "\n".join(lines)
 
 
 @functools.cache

@@ -37,7 +37,7 @@ from grpo_math.run.signals import (
 )
 from grpo_math.run.streams import say
 from grpo_math.settings import shipped
-from grpo_math.settings.groups import most_used
+from grpo_math.settings.fields import most_used
 from grpo_math.settings.recipe import Recipe, read
 from grpo_math.settings.vllm import sends_adapter, starts_server
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used

@@ -22,7 +22,7 @@ def browser():
 
 @pytest.fixture
 def tab(browser):
-    """An empty tab. Nothing went wrong in the page that a test opens in it, and the page asked for nothing but itself."""
+    """An empty tab. The page that a test opens in it causes no error, and asks for nothing but itself."""
     tab, requests, errors = browser.new_page(), [], []
     tab.on("request", lambda request: requests.append(request.url))
     for trouble in ("pageerror", "dialog", "console"):
