@@ -13,7 +13,11 @@ from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, grade_batch
 
 Completion = str | list[dict[str, Any]]
-Reward = Callable[..., list[float | None]]
+# The arguments and the result of a reward function: one of each for each completion.
+Prompts = Sequence[Any]
+Completions = Sequence[Completion]
+Rewards = list[float | None]
+Reward = Callable[..., Rewards]
 
 GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
 GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
@@ -34,7 +38,7 @@ def text_of(completion: Completion, role: str = "assistant") -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
+def grades_of(name: str, completions: Completions, columns: dict[str, Any]) -> list[Grade]:
     """Return the grades in ``columns``, or grade now. Error messages contain ``name``, the reward function."""
     if columns.get("grade") is not None:
         return list(columns["grade"])
@@ -66,7 +70,7 @@ def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
     return [gold_of(dict(zip(available, row, strict=True))) or "" for row in zip(*available.values(), strict=True)]
 
 
-def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[str | None]:
+def formats_of(completions: Completions, columns: dict[str, Any]) -> list[str | None]:
     """Return the format that each prompt asked for, or None if a row names no format."""
     formats = columns.get("answer_format")
     if formats is None or isinstance(formats, str):
@@ -74,7 +78,7 @@ def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> li
     return list(formats)
 
 
-def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, str]]:
+def in_formats(completions: Completions, columns: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the text of each completion and the format that it must keep to.
 
     >>> in_formats(["#### 7"], {"answer_format": ["gsm8k"]}), in_formats(["#### 7"], {})
@@ -84,7 +88,7 @@ def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> li
     return [(text_of(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)]
 
 
-def lengths_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:
+def lengths_of(completions: Completions, columns: dict[str, Any]) -> list[int]:
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
     rows = columns.get("completion_ids") or [text_of(completion).split() for completion in completions]
     return [len(row) for row in rows]

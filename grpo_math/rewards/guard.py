@@ -9,13 +9,13 @@ import numbers
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_math.errors import RewardError, UserError
-from grpo_math.rewards.columns import Completion, Reward
+from grpo_math.rewards.columns import Completions, Prompts, Reward, Rewards
 from grpo_math.run.signals import Stopped
 from grpo_math.run.user_functions import said_by
 
@@ -57,13 +57,13 @@ def checked(reward: Any, context: RewardContext | None = None) -> Reward:
     name = name_of(reward)
     more = context.columns if context else {}
 
-    async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+    async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
             values = await reward(prompts=prompts, completions=completions, **{**columns, **more})
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
-    def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+    def now(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, context, len(completions)) as rewards:
             values = reward(prompts=prompts, completions=completions, **{**columns, **more})
             # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
@@ -80,10 +80,10 @@ def checked(reward: Any, context: RewardContext | None = None) -> Reward:
 
 
 @contextmanager
-def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[list[float | None]]:
+def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[Rewards]:
     """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
     # After an error nothing uses these zeros: this rank meets the others in the gather of the rewards, then all end.
-    rewards: list[float | None] = [0.0] * count
+    rewards: Rewards = [0.0] * count
     try:
         with _watched(name):
             yield rewards
@@ -124,7 +124,7 @@ def _raised(name: str, error: BaseException) -> RewardError:
     return failure
 
 
-def _verified(name: str, values: Any, count: int) -> list[float | None]:
+def _verified(name: str, values: Any, count: int) -> Rewards:
     """Return one finite number or None for each completion; raise `RewardError` for anything else."""
     if isinstance(values, dict | set | str) or not hasattr(values, "__iter__"):
         raise _returned(name, type(values).__name__, "return a list with one number a completion")

@@ -16,14 +16,14 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.grading.where import gold_answer
-from grpo_math.rewards.columns import Completion, Reward, golds_of, grades_of, text_of
+from grpo_math.rewards.columns import Completions, Prompts, Reward, Rewards, golds_of, grades_of, text_of
 from grpo_math.run.http import Client, ServerError
 from grpo_math.run.redact import is_address
 
@@ -69,7 +69,7 @@ def make_llm_judge(
     times, with ``timeout`` seconds each. Equal questions are asked once.
     """
 
-    def llm_judge(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+    def llm_judge(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         url = base_url or os.environ.get("OPENAI_BASE_URL")
         name = model or os.environ.get("GRPO_MATH_JUDGE_MODEL")
         if not url or not is_address(url):

@@ -5,7 +5,6 @@ Each takes TRL's columns as keyword lists and returns one number per completion,
 Does not grade (grading/ does), and does not catch what a function raises (guard.py does).
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,8 +15,10 @@ from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.columns import (
     DEFAULT_LIMIT,
-    Completion,
+    Completions,
+    Prompts,
     Reward,
+    Rewards,
     formats_of,
     golds_of,
     grades_of,
@@ -35,7 +36,7 @@ def is_right(g: Grade) -> float | None:
     return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
-def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def accuracy(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded.
 
     >>> accuracy([""], ["anything"], answer=[""])
@@ -44,7 +45,7 @@ def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **column
     return [is_right(g) for g in grades_of("accuracy", completions, columns)]
 
 
-def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def r1_zero(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Return 1 for a correct answer inside ``</think> <answer>..</answer>``; other answers get 0.
 
     >>> r1_zero(["", ""], ["so </think> <answer>7</answer>", "so <answer>7</answer>"], answer=["7", "7"])
@@ -53,12 +54,12 @@ def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns
     return _within_format("r1_zero", completions, columns)
 
 
-def gsm8k(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def gsm8k(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Return 1 for the correct number after one closing ``####``; a correct answer without it gets 0."""
     return _within_format("gsm8k", completions, columns)
 
 
-def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
+def _within_format(name: str, completions: Completions, columns: dict[str, Any]) -> Rewards:
     """Return 1 for a correct answer in the format, else 0. A gold answer that cannot be graded gives None."""
     # Existing grades are of another format, so the answers are graded again.
     if any(f != name for f in formats_of(completions, columns)):
@@ -69,7 +70,7 @@ def _within_format(name: str, completions: Sequence[Completion], columns: dict[s
     ]
 
 
-def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def proximity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """1 for a right answer; a wrong number p for the gold g gets ``0.5 * (1 - |p - g| / max(|p|, |g|))``, at least 0.
 
     So a near miss gets at most one half. A wrong answer that is not a number gets 0.
@@ -77,7 +78,7 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     >>> proximity([""] * 3, ["#### 100", "#### 90", "#### -100"], answer=["100"] * 3)
     [1.0, 0.45, 0.0]
     """
-    rewards: list[float | None] = []
+    rewards: Rewards = []
     for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
         reward, p, q = is_right(g), value(g.answer or ""), value(gold_answer(gold))
         if reward == 0.0 and p is not None and q is not None and p != q:
@@ -93,7 +94,7 @@ def _nearness(p: Fraction, q: Fraction) -> float:
     return min(products) / max(products) if (p > 0) == (q > 0) else 0.0
 
 
-def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def number_match(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """3 for the right answer, 1 for another number, 0 for no number.
 
     >>> number_match([""] * 3, ["#### 5", "#### 6", "#### lots"], answer=["5"] * 3)
@@ -111,7 +112,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     The last part is ``short * max(0, 1 - length / max_length)``.
     """
 
-    def shaped(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+    def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         limit = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
         grades, texts = grades_of("shaped", completions, columns), in_formats(completions, columns)
         return [
@@ -127,7 +128,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
 # ------------------------------------------------------------------------------------------ does it keep the format?
 
 
-def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def format_strict(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """1 if the whole completion keeps to the requested format, else 0.
 
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
@@ -136,13 +137,13 @@ def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **c
     return [float(in_format(text, f)) for text, f in in_formats(completions, columns)]
 
 
-def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def format_soft(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """1 if all tags of the format occur in order, with any text around them, else 0.
 
     >>> format_soft([""], ["Well: <reasoning>1</reasoning> ok <answer>7</answer>."], answer_format=["xml"])
     [1.0]
     """
-    rewards: list[float | None] = []
+    rewards: Rewards = []
     for text, f in in_formats(completions, columns):
         for tag in FORMATS[f].tags:  # each after the previous tag
             _, match, text = text.partition(tag)
@@ -150,7 +151,7 @@ def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **col
     return rewards
 
 
-def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def xml_count(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Partial credit: 1/n for each of the format's n tags that occurs exactly once, minus 0.001 per trailing character.
 
     Never below 0.
@@ -158,7 +159,7 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     >>> xml_count(["", ""], ["<reasoning>a</reasoning><answer>7</answer>", "<answer>7</answer>0123456789"])
     [1.0, 0.49]
     """
-    rewards: list[float | None] = []
+    rewards: Rewards = []
     for text, f in in_formats(completions, columns):
         tags, closing = FORMATS[f].tags, FORMATS[f].tags[-1]
         credit = sum(text.count(tag) == 1 for tag in tags) / len(tags)
@@ -168,7 +169,7 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     return rewards
 
 
-def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+def integer_only(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """1 if the answer is an integer, right or wrong, else 0.
 
     >>> integer_only(["", ""], ["#### 1,200", "#### 7.5"], answer=["1", "1"])
@@ -185,7 +186,7 @@ def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Rew
     [0.0]
     """
 
-    def gated(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+    def gated(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         gates = on(prompts, completions, **columns)
         values = reward(prompts, completions, **columns)
         return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
@@ -210,7 +211,7 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     [0.0, -0.5, -1.0]
     """
 
-    def overlong(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
+    def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         most = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
@@ -231,8 +232,8 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
     if ngram < 1:
         raise ConfigError("ngram", ngram, "is not a length", "give the number of words, 1 or more")
 
-    def repetition(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        rewards: list[float | None] = []
+    def repetition(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+        rewards: Rewards = []
         for completion in completions:
             words = text_of(completion).lower().split()
             grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))

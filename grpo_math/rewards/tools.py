@@ -7,13 +7,13 @@ Does not run a call, and does not grade.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.equal.compare import value
-from grpo_math.rewards.columns import Completion, Reward, grades_of
+from grpo_math.rewards.columns import Completion, Completions, Prompts, Reward, Rewards, grades_of
 from grpo_math.rewards.rules import is_right
 
 # Python reads no integer of more than 4,300 digits.
@@ -76,8 +76,8 @@ def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
     if effect < 0 or failed < 0:
         raise ConfigError("effect" if effect < 0 else "failed", min(effect, failed), "is negative", "give 0 or more")
 
-    def tool_use(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        rewards: list[float | None] = []
+    def tool_use(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+        rewards: Rewards = []
         for grade, completion in zip(grades_of("tool_use", completions, columns), completions, strict=True):
             right, results = is_right(grade), results_of(completion)
             lost = failed * sum("status" in message for _, message in results)
