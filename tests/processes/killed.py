@@ -9,7 +9,6 @@ and each rank writes the metrics of its evaluations.
 In several processes (RANK is set) there is one job, and rank 0 dies.
 """
 
-import contextlib
 import itertools
 import json
 import math
@@ -117,13 +116,11 @@ def main(job: dict) -> int:
 def forked(job: dict) -> int:
     pid = os.fork()
     if pid == 0:
-        code = 99
-        with contextlib.suppress(SystemExit), open(job["output"], "a") as output:
+        with open(job["output"], "a") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            code = main(job)
+        code = main(job)
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
