@@ -54,16 +54,15 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
     assert kept.stop() == code
 
 
-@pytest.mark.parametrize("ended", ["owner", "supervisor"])
-def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(ended, family):
+@pytest.mark.parametrize(
+    ("level", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)], ids=["the owner", "the supervisor"]
+)
+def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(level, number, family):
     command, mark = family
     program = f"from grpo_math.run.keeper import Kept; Kept({command()!r}).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(mark)) == 4)
-    if ended == "owner":
-        owner.kill()
-    else:
-        descendants(owner.pid)[0].terminate()
+    [owner, *descendants(owner.pid)][level].send_signal(number)
     owner.wait()
     until(lambda: not alive(mark))
 

@@ -117,7 +117,7 @@ def machine(tmp_path, monkeypatch):
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # until a server answers
     says()
-    launching.program(tmp_path / "bin/vllm", launching.SHEBANG + VLLM.format(python=sys.executable))
+    launching.write_program(tmp_path / "bin/vllm", launching.SHEBANG + VLLM.format(python=sys.executable))
     gpus(2)
     with adopting():
         yield
