@@ -41,8 +41,10 @@ def test_a_power_failure_at_any_moment_leaves_an_unfinished_checkpoint_or_a_whol
             (folder / name).write_text(name)
         assert checkpoints.damage(folder) == "it was not written to its end"
         events.append("filled")
-    token, names = "..checkpoint-1.unfinished.part", ["a", "b", "c", ".files.json.part", "checkpoint-1"]
-    assert events == [token, "run", "all ranks", "filled", "all ranks", *names, "run", "all ranks"]
+    assert events == [
+        *("..checkpoint-1.unfinished.part", "run", "all ranks", "filled", "all ranks"),
+        *("a", "b", "c", ".files.json.part", "checkpoint-1", "run", "all ranks"),
+    ]
     assert json.loads((folder / checkpoints.FILES).read_text()) == {"a": 1, "b": 1, "more/c": 6}
 
 
