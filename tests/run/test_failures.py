@@ -65,10 +65,8 @@ def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path
 
 @pytest.mark.parametrize(("processes", "backend", "limits"), [(2, "gloo", [7]), (2, "nccl", []), (1, "gloo", [])])
 def test_ddp_timeout_counts_for_gloo_too(processes, backend, limits, monkeypatch):
-    changed = []
-    monkeypatch.setattr(
-        "grpo_math.run.failures.PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend)
-    )
+    changed, state = [], SimpleNamespace(num_processes=processes, backend=backend)
+    monkeypatch.setattr("grpo_math.run.failures.PartialState", lambda: state)
     monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
     limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]

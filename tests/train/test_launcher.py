@@ -114,6 +114,7 @@ def machine(tmp_path, monkeypatch):
         os.environ.pop(name, None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launcher, "TRAINING", "stand_in_training")
+    monkeypatch.setattr(layout, "versions", dict)  # no DeepSpeed
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # until a server answers
     says()
@@ -246,8 +247,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(change, words, recipe, line, machine, capfd, monkeypatch):
-    monkeypatch.setattr(layout, "versions", dict)
+def test_what_cannot_work_is_refused_before_training(change, words, recipe, line, machine, capfd):
     change()
     assert run(*words, recipe=recipe) == 2
     assert f"error: {line}" in re.sub(r"1:\d+ ", "1:PORT ", capfd.readouterr().err)
@@ -290,7 +290,6 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
 ):
     trained = Mock(return_value=3)
     monkeypatch.setattr(launcher, "_train_here", trained)
-    monkeypatch.setattr(layout, "versions", dict)
     gpus(count)
     assert run(*words, recipe={"use_vllm": False, **recipe}) == 3
     assert trained.call_args.args[0] == ["--config", "recipe.yaml"]
