@@ -18,7 +18,6 @@ from grpo_math.run.checkpoints import step_of
 from grpo_math.run.signals import GONE
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-
 # Reward functions
 
 
