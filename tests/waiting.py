@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import psutil
 
@@ -23,22 +23,22 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def adopting() -> Iterator[None]:
-    """Keep every process below this one there: one that loses its parent becomes a child of this process."""
+def adopting(mark: str) -> Iterator[None]:
+    """Keep every process below this one there: one that loses its parent becomes a child of this process.
+
+    Kill those that are `alive` with ``mark`` at the end.
+    """
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
+        left = alive(mark)
+        for process in descendants(os.getpid()):
+            if process.pid in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-def kill(pids: Collection[int]) -> None:
-    """Kill those of ``pids`` that are below this process."""
-    for process in descendants(os.getpid()):
-        if process.pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 def alive(mark: str) -> list[int]:
