@@ -1,6 +1,7 @@
 """A run that is asked to stop, on real processes: it saves after its step, says how it goes on, and with which code."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,12 +43,10 @@ def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
 
 def in_a_fork(code):
     """Run the code in a forked process, and return its exit code."""
-    if not (child := os.fork()):
-        status = 99
-        with contextlib.suppress(BaseException):
-            status = int(code() or 0)
-        os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    child = multiprocessing.get_context("fork").Process(target=code)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 @pytest.mark.parametrize("number", [*STOPPING, signal.SIGINT])

@@ -533,7 +533,9 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
-    extra = {
+    recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
+    settings = {
+        **RECIPE,
         "model_name_or_path": smollm,
         "vllm_max_model_length": 512,
         "max_steps": 2,
@@ -541,9 +543,9 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
         "per_device_train_batch_size": 4,
         "lora_dropout": 0.0,
         "save_strategy": "no",
+        "output_dir": str(run_dir),
     }
-    recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
-    recipe.write_text(yaml.safe_dump({**RECIPE, **extra, "output_dir": str(run_dir)}))
+    recipe.write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *launching.TINY]
     launching.run(command, **CPU, TEST_FOLDER=str(tmp_path))
     assert [line["step"] for line in history(run_dir)] == [1, 2]
