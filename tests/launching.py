@@ -37,6 +37,19 @@ TINY = [
 ]
 
 
+def write_program(path: Path, text: str) -> None:
+    """Write a program that stands in for another one."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0) -> None:
+    """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code."""
+    of_query = f"case $1 in *apps*) printf '{processes}';; *) printf '{gpus}';; esac"
+    write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
+
+
 def accelerate(name: str, folder: Path, *options: str) -> list[str]:
     """The command that launches accelerate_configs/``name``.yaml; a program or `-m MODULE` follows.
 

@@ -1,25 +1,21 @@
 """Small runs of the training program: their settings, how they are started and waited for, and what they leave."""
 
-import contextlib
 import json
 import os
 import resource
 import subprocess
 from pathlib import Path
 
-import launching
 import psutil
 import pytest
 import waiting
-from launching import ROOT, accelerate, variables
+from launching import ROOT, TINY, accelerate, variables
 
 from grpo_math.run.metrics import METRICS, reward_key, verdict_key
 
 # With the rewards of tests/processes/faulty.py, four steps.
 PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests/processes")))
-RUN = [*launching.TINY, "--report_to=none", "--max_steps=4"]
-# Without a checkpoint unless a run is stopped.
-TINY = [*launching.TINY, "--eval_split=heldout", "--save_strategy=no"]
+RUN = [*TINY, "--report_to=none", "--max_steps=4"]
 STEPS = 60
 
 
@@ -43,8 +39,10 @@ def promised(when: set[str], rewards=(), verdicts=()) -> set[str]:
 
 
 def settings(tiny, run_dir, *more) -> list[str]:
-    extra = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--use_peft=true", "--report_to=none"]
-    return [*extra, *TINY, "--lora_dropout=0", f"--max_steps={STEPS}", *map(str, more)]
+    """Without a checkpoint unless the run is stopped."""
+    extra = ["--use_peft=true", "--lora_dropout=0", "--report_to=none", "--eval_split=heldout", "--save_strategy=no"]
+    of_run = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), f"--max_steps={STEPS}"]
+    return [*TINY, *extra, *of_run, *more]
 
 
 def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen:
@@ -83,15 +81,10 @@ def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:
     return [*command, "-m", "grpo_math.train"]
 
 
-def rank(launcher: subprocess.Popen, number: int) -> psutil.Process | None:
-    """Return the process of a rank below ``launcher``, or None if it has not started."""
-    for process in waiting.descendants(launcher.pid):  # a process that the rank forked comes after the rank
-        with contextlib.suppress(psutil.Error):  # it has ended
-            words = process.cmdline()
-            trains = "-m" in words and words[words.index("-m") + 1] == "grpo_math.train"
-            if trains and process.environ().get("RANK") == str(number):
-                return process
-    return None
+def rank(launcher: subprocess.Popen, number: int) -> psutil.Process:
+    """Return the process of a rank, a child of ``launcher``. `descendants` lists what the ranks forked later."""
+    below = waiting.descendants(launcher.pid)
+    return next(process for process in below if process.environ().get("RANK") == str(number))
 
 
 def write_adapter_run(folder: Path, base: str, settings: str = "") -> Path:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launching import SHEBANG
+from launching import SHEBANG, write_program
 
 from grpo_math.cli import COMMANDS, parser_of
 from grpo_math.errors import UserError
@@ -90,10 +90,7 @@ def clone(tmp_path_factory, tiny):
     folder = tmp_path_factory.mktemp("readme") / "clone"
     for name in ("launch", "accelerate_configs", "deepspeed"):
         shutil.copytree(ROOT / name, folder / name)
-    command = folder / ".commands/grpo-math"
-    command.parent.mkdir()
-    command.write_text(SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
-    command.chmod(0o755)
+    write_program(folder / ".commands/grpo-math", SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
     run(PAGES[0], folder)
     return folder
 

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import psutil
 
@@ -23,34 +23,32 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def adopting() -> Iterator[None]:
-    """Keep every process below this one there: one that loses its parent becomes a child of this process."""
+def adopting(mark: str) -> Iterator[None]:
+    """Keep every process below this one there: one that loses its parent becomes a child of this process.
+
+    Kill those that are `alive` with ``mark`` at the end.
+    """
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
+        left = alive(mark)
+        for process in descendants(os.getpid()):
+            if process.pid in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def kill(pids: Collection[int]) -> None:
-    """Kill those of ``pids`` that are below this process."""
-    for process in descendants(os.getpid()):
-        if process.pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def alive(mark: str, file: str = "cmdline") -> list[int]:
-    """Return the processes that have ``mark`` among the words of their command, or in ``file="environ"``.
+def alive(mark: str) -> list[int]:
+    """Return the processes that have ``mark`` among the words of their command, or as a value of their environment.
 
     Only to see what is left, because a process that lost its parent is below nobody. No other program may have the
     mark: use a path in `tmp_path`. A supervisor has the mark of its command too.
     """
-    if file == "environ":
-        processes = psutil.process_iter(["environ"])
-        return [p.pid for p in processes if mark in (f"{name}={value}" for name, value in (p.info[file] or {}).items())]
-    return [process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+    processes = (process.info for process in psutil.process_iter(["pid", "cmdline", "environ"]))
+    return [p["pid"] for p in processes if mark in [*(p["cmdline"] or ()), *(p["environ"] or {}).values()]]
 
 
 def until(true, seconds: float = 120.0, message: str = "it never came", pause: float = 0.02) -> None:

@@ -19,8 +19,8 @@ from peft.helpers import rescale_adapter_scale
 from small_vllm import generation_of, trainer_of
 from transformers import AutoModelForCausalLM
 from trl.generation import vllm_client
-from vllm_process import VLLM, Process, of_session
-from waiting import until
+from vllm_process import VLLM, serving
+from waiting import descendants, until
 
 from grpo_math import evaluate
 from grpo_math.errors import UserError
@@ -43,28 +43,27 @@ pytestmark = [
 
 @pytest.fixture(scope="module")  # its key stands in this process's environment
 def process(smollm, tmp_path_factory):
-    process = Process(smollm, tmp_path_factory.mktemp("vllm"), copies=2)
-    yield process
-    process.stop()
+    on_cpu = ("--enforce-eager", "--max-num-seqs", "16")
+    with serving(smollm, tmp_path_factory.mktemp("vllm"), VLLM, copies=2, extra=on_cpu) as process:
+        yield process
 
 
 def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, smollm, tmp_path):
     """One rollout ahead, so that two adapters are in use."""
     start = accelerate("zero2_offload", tmp_path, "--num_processes", "2")
-    killed, log = process.process.pid, tmp_path / "run.log"
+    killed, log = descendants(process.kept.process.pid)[0].pid, tmp_path / "run.log"
     with log.open("wb") as file:
-        command = [*start, str(PROGRAM), smollm, str(tmp_path), process.server.url, str(killed)]
+        command = [*start, str(PROGRAM), smollm, str(tmp_path), process.url, str(killed)]
         run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, stdout=file, stderr=file)
     try:
-        until(lambda: not process.alive() or run.poll() is not None, seconds=700, pause=0.2)
+        until(lambda: not process.running or run.poll() is not None, seconds=700, pause=0.2)
         assert run.poll() is None, log.read_text()[-4000:]
-        until(lambda: not of_session(killed), message="a process of the killed server is left")
-        process.start()
+        process.restart()
         until(lambda: run.poll() is not None, seconds=700, pause=0.2)
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
-    server_log = (process.folder / "server.log").read_text()
+    server_log = process.log.read_text()
     assert run.returncode == 0, f"{server_log[-4000:]}\n{log.read_text()[-4000:]}"
 
     record = json.loads((tmp_path / "record.json").read_text())
@@ -94,7 +93,7 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
 def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
     rows = list(load_problems("generated:long_products", "heldout", template="python", limit=8))
     asked = {"tools": toolbox(["python"], {"wall_seconds": 30}), "max_new_tokens": 100}
-    results = evaluate(smollm, rows, backend="vllm-server", server=process.server.url, **asked)
+    results = evaluate(smollm, rows, backend="vllm-server", server=process.url, **asked)
     called = [row for row in results["rows"] if row["calls"]]
     assert called
     for row in called:
@@ -105,7 +104,7 @@ def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
 def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smollm, tokenizer, tmp_path):
     rows = load_problems("generated:sums", "heldout", limit=6)
     settings = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_completion_length": 12}
-    trainer = trainer_of(process.server.url, lambda: smollm, tokenizer, tmp_path, **settings)
+    trainer = trainer_of(process.url, lambda: smollm, tokenizer, tmp_path, **settings)
     model = trainer.accelerator.unwrap_model(trainer.model)
     first = evaluate(trainer, rows, progress=False)
     plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)
@@ -118,9 +117,9 @@ def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smo
     assert evaluate(trainer, rows, progress=False)["rows"] != first["rows"]
 
 
-def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, monkeypatch):
-    url, secret = process.server.url, os.environ["VLLM_API_KEY"]
-    body = {"lora_name": "x", "lora_path": "/tmp", "method": "list_loras", "prompt": "a", "model": process.model}
+def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, smollm, monkeypatch):
+    url, secret = process.url, os.environ["VLLM_API_KEY"]
+    body = {"lora_name": "x", "lora_path": "/tmp", "method": "list_loras", "prompt": "a", "model": smollm}
     posts = [
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"),
         *("/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"),  # open in vLLM itself
@@ -131,9 +130,9 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, m
         assert error.value.status == 401, path
     assert Server(url, api_key="wrong").healthy()
     shown = [
-        json.dumps(process.server.settings()),
-        (process.folder / "server.log").read_text(),
-        *(Path(f"/proc/{pid}/cmdline").read_text() for pid in of_session(process.process.pid)),
+        json.dumps(Server(url).settings()),
+        process.log.read_text(),
+        *(str(started.cmdline()) for started in descendants(process.kept.process.pid)),
     ]
     assert secret not in "".join(shown)
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
@@ -180,8 +179,8 @@ def syncs(kind, model, tokenizer, url, tmp_path):
     return generation, first
 
 
-def test_the_canary_agrees_on_every_copy_of_the_model(process, policy, tokenizer, tmp_path):
-    server = process.server
+def test_the_canary_agrees_on_every_copy_of_the_model(process, smollm, policy, tokenizer, tmp_path):
+    server = Server(process.url)
     assert server.replicas() == [0, 1]
     generation, (prompt_ids, token_ids, logprobs, _) = syncs(AdapterGeneration, policy, tokenizer, server.url, tmp_path)
     assert generation.canary.agreed == 2
@@ -192,7 +191,7 @@ def test_the_canary_agrees_on_every_copy_of_the_model(process, policy, tokenizer
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
     move(policy, 0.3)
     generation.sync_weights()
-    names = ((process.model, 0), (generation.folder.name, 0), (generation.folder.name, 1))
+    names = ((smollm, 0), (generation.folder.name, 0), (generation.folder.name, 1))
     greedy = {"prompt": prompt_ids[0], "max_tokens": 8, "temperature": 0.0}
     (base,), (one,), (other,) = (server.generate(model=model, replica=replica, **greedy) for model, replica in names)
     assert one.tokens == other.tokens != base.tokens
@@ -200,7 +199,7 @@ def test_the_canary_agrees_on_every_copy_of_the_model(process, policy, tokenizer
 
 def test_the_canary_stops_a_run_whose_sync_is_broken(process, policy, tokenizer, tmp_path):
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 2") as error:
-        syncs(SameFolder, policy, tokenizer, process.server.url, tmp_path)
+        syncs(SameFolder, policy, tokenizer, process.url, tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -209,4 +208,4 @@ def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, t
         for layer in policy.get_base_model().model.layers[3:6]:
             layer.mlp.down_proj.base_layer.weight.mul_(-1.0)
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
-        syncs(AdapterGeneration, policy, tokenizer, process.server.url, tmp_path)
+        syncs(AdapterGeneration, policy, tokenizer, process.url, tmp_path)

@@ -4,9 +4,9 @@ import importlib.util
 import shutil
 
 import pytest
-import vllm_process
 from peft import LoraConfig
 from small_trainers import make
+from vllm_process import VLLM, serving
 
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
@@ -45,14 +45,9 @@ def test_a_run_with_vllm_in_its_own_process(sleeps, model, tokenizer, tmp_path, 
     told(trained(model, tokenizer, tmp_path, vllm_mode="colocate", **vllm), figure)
 
 
-def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, figure, monkeypatch):
-    executable = vllm_process.VLLM or shutil.which("vllm")
+def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, figure):
+    executable = VLLM or shutil.which("vllm")
     if not executable:
         pytest.skip("there is no vllm: neither GRPO_MATH_VLLM nor PATH has one")
-    monkeypatch.setattr(vllm_process, "VLLM", executable)
-    monkeypatch.setattr(vllm_process.Process, "extra", ("--gpu-memory-utilization", str(SHARE)))
-    process = vllm_process.Process(model, tmp_path)
-    try:
-        told(trained(model, tokenizer, tmp_path, vllm_mode="server", vllm_server_base_url=process.server.url), figure)
-    finally:
-        process.stop()
+    with serving(model, tmp_path, executable, extra=("--gpu-memory-utilization", str(SHARE))) as process:
+        told(trained(model, tokenizer, tmp_path, vllm_mode="server", vllm_server_base_url=process.url), figure)

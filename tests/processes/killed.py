@@ -9,7 +9,6 @@ and each rank writes the metrics of its evaluations.
 In several processes (RANK is set) there is one job, and rank 0 dies.
 """
 
-import contextlib
 import itertools
 import json
 import math
@@ -35,12 +34,17 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 def noisy(completions, grade, **columns):
     """Draws from every generator that a reward function may use."""
-    right = [10 * (g.verdict == "correct") for g in grade]  # or doctor would refuse it
-    drawn = [float(torch.rand(())), random.random(), numpy.random.random()]
     if columns["trainer_state"].global_step >= float(os.environ.get("FAILS", math.inf)):
-        raise OSError(f"the judge is away ({drawn})")
-    numbers = [n + sum(map(ord, str(completion))) % 7 for n, completion in zip(right, completions, strict=True)]
-    return [n + random.random() + numpy.random.random() + float(torch.rand(())) for n in numbers]
+        raise OSError(f"the judge is away ({float(torch.rand(()))}, {random.random()}, {numpy.random.random()})")
+    # More for an answer that is right, or doctor would refuse the reward.
+    return [
+        10 * (g.verdict == "correct")
+        + sum(map(ord, str(completion))) % 7
+        + random.random()
+        + numpy.random.random()
+        + float(torch.rand(()))
+        for g, completion in zip(grade, completions, strict=True)
+    ]
 
 
 def dies(job: dict) -> None:
@@ -117,13 +121,11 @@ def main(job: dict) -> int:
 def forked(job: dict) -> int:
     pid = os.fork()
     if pid == 0:
-        code = 99
-        with contextlib.suppress(SystemExit), open(job["output"], "a") as output:
+        with open(job["output"], "a") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            code = main(job)
+        code = main(job)
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 from accelerate import PartialState
 
@@ -22,15 +22,10 @@ def slow() -> list[int]:
     return [1, 2]
 
 
-def fails(error: Exception) -> None:
-    raise error
+CALLS = (slow, Mock(side_effect=UserError("this cannot be")), Mock(side_effect=KeyError("nothing there")), lambda: "on")
 
-
-CALLS = (slow, partial(fails, UserError("this cannot be")), partial(fails, KeyError("nothing there")), lambda: "on")
-
-
-def main(folder: Path) -> None:
-    rank = int(os.environ["RANK"])
+if __name__ == "__main__":
+    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     (folder / f"{rank}.here").touch()
     while len(list(folder.glob("*.here"))) < 2:
         time.sleep(0.05)
@@ -43,7 +38,3 @@ def main(folder: Path) -> None:
             seen.append(f"{type(error).__name__}: {error}")
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     state.destroy_process_group()  # whose threads may otherwise outlive the interpreter
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 from datasets import Dataset
@@ -60,14 +60,10 @@ def poison(trainer, step):
     trainer._loss_of = lambda model, rows: loss_of(model, rows) * factors.get(trainer.state.global_step, 1.0)
 
 
-def unpackable(*args):
-    raise Unpackable("a layer that is not packed on this rank")
-
-
 # Reasons not to pack that the last rank alone may find.
 UNPACKED = {
     "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
-    "layer": (scoring.PackedScorer, "_count", unpackable),
+    "layer": (scoring.PackedScorer, "_count", Mock(side_effect=Unpackable("a layer that is not packed on this rank"))),
     "log-probs": (scoring, "MAX_LOGPROB_DIFF", -1.0),
 }
 
@@ -174,10 +170,6 @@ def train(kind, model, folder, name, given):
     trainer.accelerator.wait_for_everyone()
 
 
-def main(kind: str, model: str, folder: str, settings: str) -> None:
-    for name, given in json.loads(settings).items():
-        train(kind, model, Path(folder), name, given)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for run, of_run in json.loads(sys.argv[4]).items():
+        train(sys.argv[1], sys.argv[2], Path(sys.argv[3]), run, of_run)

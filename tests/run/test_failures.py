@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pandas
 import pytest
 import torch
+import waiting
 from launching import ROOT, TORCHRUN, run, variables
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from small_runs import history, rank, settings, start, steps_done, two, until
-from waiting import alive
-from waiting import until as wait_until
 
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 
@@ -66,10 +65,8 @@ def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path
 
 @pytest.mark.parametrize(("processes", "backend", "limits"), [(2, "gloo", [7]), (2, "nccl", []), (1, "gloo", [])])
 def test_ddp_timeout_counts_for_gloo_too(processes, backend, limits, monkeypatch):
-    changed = []
-    monkeypatch.setattr(
-        "grpo_math.run.failures.PartialState", lambda: SimpleNamespace(num_processes=processes, backend=backend)
-    )
+    changed, state = [], SimpleNamespace(num_processes=processes, backend=backend)
+    monkeypatch.setattr("grpo_math.run.failures.PartialState", lambda: state)
     monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
     limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]
@@ -103,7 +100,7 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny
     assert "error: another rank does not answer (" in output
     assert "error: rank 1 (process " in output
     assert "the same command continues from checkpoint-" in output
-    wait_until(lambda: not alive(str(run_dir)))
+    waiting.until(lambda: not waiting.alive(str(run_dir)))
     process = start(command, log)
     assert process.wait(300) == 0, log.read_text()[-4000:]
     assert [line["step"] for line in history(run_dir)] == list(range(1, 21))

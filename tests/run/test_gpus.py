@@ -1,5 +1,8 @@
 """GPUs as nvidia-smi lists them."""
 
+from functools import partial
+
+import launching
 import pytest
 
 from grpo_math.run.gpus import Gpu, count_and_gb, visible_gpus
@@ -7,18 +10,10 @@ from grpo_math.run.gpus import Gpu, count_and_gb, visible_gpus
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """A program of that name, alone in PATH but for the system's."""
+    """Makes a program of that name, alone in PATH but for the system's."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def says(gpus: str, processes: str = "", code: int = 0) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(
-            f"#!/bin/sh\ncase $1 in *apps*) printf '{processes}';; *) printf '{gpus}';; esac\nexit {code}\n"
-        )
-        program.chmod(0o755)
-
-    return says
+    return partial(launching.nvidia_smi, tmp_path)
 
 
 THREE = "0, GPU-aa, 24576, 3\\n1, GPU-ab, 24576, 9000\\n2, GPU-bb, 81920, 500\\n"

@@ -16,26 +16,21 @@ def server():
     server.stop()
 
 
-@pytest.fixture
-def proxy(monkeypatch):
-    """``proxy(url)`` makes it the proxy of the environment."""
-
-    def be(url):
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-            monkeypatch.setenv(name.lower(), "" if name == "NO_PROXY" else url)
-
-    return be
+def proxied(monkeypatch, url):
+    """Make ``url`` the proxy of the environment."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name.lower(), "" if name == "NO_PROXY" else url)
 
 
-def test_a_server_on_this_machine_is_asked_without_proxy_and_with_the_hub_offline(server, proxy, monkeypatch):
-    proxy("http://127.0.0.1:9")
+def test_a_server_on_this_machine_is_asked_without_proxy_and_with_the_hub_offline(server, monkeypatch):
+    proxied(monkeypatch, "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert Client(f"http://localhost:{server.port}", timeout=5).ask("/x") == {"fine": True}
 
 
-def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, proxy):
-    proxy(server.url)
+def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, monkeypatch):
+    proxied(monkeypatch, server.url)
     assert Client("http://judge.invalid", timeout=5).ask("/x") == {"fine": True}
     assert server.asked == [("http://judge.invalid/x", None)]
     with pytest.raises(ServerError, match=r"does not answer \(\[Errno"):

@@ -1,28 +1,25 @@
 """A tree of processes ends with its owner: stopped, crashed, or killed by SIGKILL; seen in the list of processes."""
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from waiting import adopting, alive, descendants, kill, until
+from waiting import adopting, alive, descendants, until
 
 from grpo_math.run.keeper import Kept, send
 
 # A program with a child in a session of its own, and a grandchild that was forked off twice, as a daemon is.
-# Each of the three names itself by the mark in its arguments.
 FAMILY = """
-import os, signal, subprocess, sys, time
-mark, stubborn = sys.argv[1:3]
-if stubborn == "stubborn":
+import signal, subprocess, sys, time
+kind, *generation = sys.argv[1:]
+if kind == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if len(sys.argv) == 3:
-    subprocess.Popen([sys.executable, __file__, mark, stubborn, "child"], start_new_session=True)
-elif sys.argv[3] == "child":
-    subprocess.Popen([sys.executable, __file__, mark, stubborn, "daemon"], start_new_session=True)
-    if stubborn == "orphan":
+if generation != ["daemon"]:
+    below = "daemon" if generation else "child"
+    subprocess.Popen([sys.executable, __file__, kind, below], start_new_session=True)
+    if generation and kind == "orphan":
         sys.exit()
 time.sleep(600)
 """
@@ -30,49 +27,40 @@ time.sleep(600)
 
 @pytest.fixture
 def family(tmp_path):
+    """The program, whose path is in the arguments of its three processes."""
     program = tmp_path / "family.py"
     program.write_text(FAMILY)
-    mark = f"mark-{os.getpid()}-{tmp_path.name}"
-
-    def command(kind="plain"):
-        return [sys.executable, str(program), mark, kind]
-
-    with adopting():
-        yield command, mark
-        kill(alive(mark))
+    with adopting(str(program)):
+        yield str(program)
 
 
 @pytest.mark.parametrize("kind", ["plain", "orphan", "stubborn"])
 def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
-    command, mark = family
-    kept = Kept(command(kind), grace=0.5 if kind == "stubborn" else 30)
-
-    until(lambda: set(alive(mark)) & set(alive("daemon")))
+    kept = Kept([sys.executable, family, kind], grace=0.5 if kind == "stubborn" else 30)
+    until(lambda: set(alive(family)) & set(alive("daemon")))
     code = kept.stop()
-    assert alive(mark) == []
+    assert alive(family) == []
     assert code == 128 + (signal.SIGKILL if kind == "stubborn" else signal.SIGTERM)
     assert kept.stop() == code
 
 
-@pytest.mark.parametrize("ended", ["owner", "supervisor"])
-def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(ended, family):
-    command, mark = family
-    program = f"from grpo_math.run.keeper import Kept; Kept({command()!r}).wait()"
+@pytest.mark.parametrize(
+    ("level", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)], ids=["the owner", "the supervisor"]
+)
+def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(level, number, family):
+    program = f"import sys; from grpo_math.run.keeper import Kept; Kept([sys.executable, {family!r}, 'plain']).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
-    until(lambda: len(alive(mark)) == 4)
-    if ended == "owner":
-        owner.kill()
-    else:
-        descendants(owner.pid)[0].terminate()
+    until(lambda: len(alive(family)) == 4)
+    [owner, *descendants(owner.pid)][level].send_signal(number)
     owner.wait()
-    until(lambda: not alive(mark))
+    until(lambda: not alive(family))
 
 
-def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tmp_path):
-    command, mark = family
-    program = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(0.3); raise SystemExit(7)"
+def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family):
+    started = f"subprocess.Popen([sys.executable, {family!r}, 'plain'])"
+    program = f"import subprocess, sys, time; {started}; time.sleep(0.3); raise SystemExit(7)"
     assert Kept([sys.executable, "-c", program]).wait() == 7
-    assert alive(mark) == []
+    assert alive(family) == []
 
 
 def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypatch):

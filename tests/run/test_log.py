@@ -9,15 +9,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from launching import TINY, run
-from small_runs import PATH, RUN, history, promised, start, two, until
-from small_trainers import make
+from small_runs import PATH, RUN, start, two, until
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
-from grpo_math.run import bar, metrics
+from grpo_math.run import bar
 from grpo_math.run.log import History, Progress, Watchdog, write_config
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def state(step, main=True, **more):
@@ -88,37 +84,6 @@ def test_a_line_is_a_step_or_an_evaluation_of_the_main_process_and_steps_after_t
         assert file.lines() == kept
         assert (tmp_path / "training_history.json").exists() == main
     assert json.loads((tmp_path / "training_history.json").read_text()) == kept
-
-
-# A line of a real run holds what metrics.py promises, and its phases add up to the step
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "when"),
-    [
-        ({}, {"clip"}),
-        ({"surrogate": "reinforce", "beta": 0.1, "num_iterations": 2}, {"clip", "kl"}),
-        ({"loss_type": "sapo"}, set()),
-        ({"pack_updates": False}, {"clip"}),
-        ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 4}, {"clip"}),
-    ],
-    ids=lambda value: ",".join(sorted(value)),
-)
-def test_a_line_holds_exactly_what_the_table_promises(settings, when, small, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(small, padding_side="left")
-    settings = {"max_steps": 2, "max_completion_length": 8, "logging_steps": 1, **settings}
-    make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, **settings).train()
-    reused = "num_iterations" in settings or "steps_per_generation" in settings
-    for i, line in enumerate(history(tmp_path)):
-        fresh = not (reused and i)
-        assert line["step"] == i + 1
-        assert set(line) == promised(when | ({"rollout"} if fresh else set()), rewards=["letters"] if fresh else [])
-        assert (line[metrics.SECONDS_GENERATE] > 0) == fresh
-        assert line[metrics.TOKENS_PER_SECOND] > 0
-        seconds = [line[phase] for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE) if phase in line]
-        assert sum(seconds) == pytest.approx(line[metrics.SECONDS_STEP], abs=1e-9)
-        assert min(seconds) >= 0
 
 
 # The bar

@@ -18,12 +18,6 @@ from grpo_math.run.checkpoints import step_of
 from grpo_math.run.signals import GONE
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-
-def only(lines, word):
-    (line,) = [line for line in lines if word in line]
-    return line
-
-
 # Reward functions
 
 
@@ -44,7 +38,7 @@ def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_ch
 
     code, lines = train("--save_strategy=no", reward=judge)
     assert code == 2
-    line = only(lines, "error: ")
+    (line,) = (line for line in lines if "error: " in line)
     assert line.startswith(f"error: reward function judge {output}")
     assert "(checkpoint-2 is saved: " in line
     assert not any("Traceback" in line for line in lines)
@@ -94,7 +88,8 @@ def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line,
     monkeypatch.setattr(MathGRPOTrainer, "_loss_of", Mock(side_effect=error))
     ended, lines = train()
     assert ended == code
-    assert only(lines, "error: ").startswith(f"error: {line}")
+    (printed,) = (printed for printed in lines if "error: " in printed)
+    assert printed.startswith(f"error: {line}")
     assert not (tmp_path / "run/finished.json").exists()
 
 
@@ -125,7 +120,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
     code, lines = train("--save_steps=1", "--save_total_limit=2", reward=reward)
     size_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert code == 2
-    line = only(lines, "error: ")
+    (line,) = (line for line in lines if "error: " in line)
     assert line.startswith(f"error: a file in {run_dir} could not be written (")
     assert "File too large" in line
     assert line.endswith(" GB free); the same command continues from checkpoint-2")

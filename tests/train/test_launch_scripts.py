@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ROOT, variables
+from launching import ROOT, variables, write_program
 from waiting import until
 
 SRUN = """#!/usr/bin/env bash
@@ -46,20 +46,21 @@ UNTIL_SERVED = 'until [ -e "$CALLS.server" ]; do sleep 0.1; done\n'  # training 
 @pytest.fixture
 def cluster(tmp_path):
     """The variables of a job whose two nodes, with a GPU each, are this machine; its commands are stand-ins."""
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    python = f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n'
-    program = f'#!/usr/bin/env bash\nexec "{sys.executable}" -m grpo_math.cli "$@"\n'
-    (tmp_path / "served").mkdir()  # in a folder of its own: the launcher asks a python beside it for the version
-    stand_ins = {"srun": SRUN, "scontrol": SCONTROL, "../served/vllm": SERVER, "python": python, "grpo-math": program}
+    stand_ins = {
+        "commands/srun": SRUN,
+        "commands/scontrol": SCONTROL,
+        "commands/python": f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n',
+        "commands/grpo-math": f'#!/usr/bin/env bash\nexec "{sys.executable}" -m grpo_math.cli "$@"\n',
+        # In a folder of its own: the launcher asks a python beside it for the version.
+        "served/vllm": SERVER,
+    }
     for name, text in stand_ins.items():
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
+        write_program(tmp_path / name, text)
     # The job's number decides its port; the scripts go to the folder where sbatch was called.
     for name in ("accelerate_configs", "deepspeed", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
     return variables(
-        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
+        PATH=f"{tmp_path}/commands{os.pathsep}{os.environ['PATH']}",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
         GRPO_MATH_VLLM=str(tmp_path / "served/vllm"),
         CALLS=str(tmp_path / "calls"),

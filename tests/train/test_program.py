@@ -173,20 +173,15 @@ def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(
         return [float(len(str(text)) % 7) + len(step or "") for text, step in zip(completions, steps, strict=True)]
 
     seen, file = {}, tmp_path / "mine.jsonl"
-    rows = [
-        {"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1},
-        {"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]},
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        *("--dataset", file, "--max_steps=1", "--eval_n=0", "--save_strategy=no", "--prompt_template=boxed"),
-        *("--rewards", "mine:reward", "trl.rewards:accuracy_reward"),
-    ]
-    code, lines = train(*words, reward=by_column)
+    file.write_text(
+        '{"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1}\n'
+        '{"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]}\n'
+    )
+    of_data = ("--dataset", file, "--prompt_template=boxed", "--rewards", "mine:reward", "trl.rewards:accuracy_reward")
+    code, lines = train(*of_data, "--max_steps=1", "--eval_n=0", "--save_strategy=no", reward=by_column)
     assert (code, [line for line in lines if line.startswith("best ")]) == (0, [])
     assert seen == {"solution": {"so $5$", "so $6$"}, "ease": {1, None}, "prompt": False}
-    (line,) = history(tmp_path / "run")
-    assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)
+    assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(history(tmp_path / "run")[0])
 
 
 # Real problems, and evaluations in between
@@ -214,6 +209,5 @@ def test_evaluating_in_between_changes_nothing_in_what_is_trained(train, tmp_pat
     assert len({(folder / "model/model.safetensors").read_bytes() for folder in (plain, evaluated)}) == 1
     lines = [line for line in history(evaluated) if "eval_generated_sums_accuracy" in line]
     assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 4
-    assert {"eval_generated_products_pass@2", "eval_generated_products_maj@2_ci95_low"} <= set(lines[0])
     # They are trained on.
     assert any("warning: contamination: 4 of 4 problems (100.0%) overlap" in line for line in err)

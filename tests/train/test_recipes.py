@@ -4,10 +4,12 @@ it is run. Every accelerate and DeepSpeed file is read by the loader that will r
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
 from launching import ROOT, accelerate, run
 from small_runs import RUN, history
 from transformers import LlamaConfig, TrainingArguments
@@ -16,11 +18,9 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_
 from grpo_math import planner
 from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
-from grpo_math.run.gpus import Gpu
 from grpo_math.settings.accelerate import accelerate_config
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
-from grpo_math.train import layout
 from grpo_math.train.program import main as train
 from grpo_math.trainer.from_recipe import build
 
@@ -58,29 +58,18 @@ def test_a_recipe_says_its_command_parses_with_the_real_config_class_and_passes_
     assert any(f"--config launch/configs/{path.name}" in line for line in comment[1:])
 
 
-def test_the_first_way_on_8_gb_needs_neither_deepspeed_nor_a_compiler(capsys, monkeypatch):
-    monkeypatch.setattr(layout, "versions", dict)
-    recipe = read(["--config", str(ROOT / "launch/configs/gsm8k_8gb.yaml")]).sound().stated()
-    _, config = layout.arrange(recipe, [Gpu(0, 8.0, "")], None, serves=False)
-    assert config is None
-    assert "may not fit" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
 def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, capsys, monkeypatch, tmp_path):
     """`grpo-math plan` as the comment has it says yes, and lays the GPUs out as the launch command does."""
     (words,) = commands(path, "grpo-math plan")
     monkeypatch.chdir(tmp_path)  # shipped names are found from any folder
     assert command([*words[1:], "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    policy = next(role["gpus"] for role in answer["layout"] if role["role"].startswith("policy"))
-    launch = commands(path, "accelerate launch")[0]
-    file = ROOT / launch[launch.index("--config_file") + 1]
-    processes = yaml.safe_load(file.read_text())["num_processes"]
-    if "--num_processes" in launch:
-        processes = int(launch[launch.index("--num_processes") + 1])
-    assert len(policy) == processes
-    assert ("--accelerate_config" in words) == file.stem.startswith("zero")
+    layout = json.loads(capsys.readouterr().out)["layout"]
+    (processes,) = (len(role["gpus"]) for role in layout if role["role"].startswith("policy"))
+    (launch,) = commands(path, "accelerate launch")
+    asked = launch_command_parser().parse_args(launch[launch.index("launch") + 1 :])
+    assert processes == (asked.num_processes or load_config_from_file(str(ROOT / asked.config_file)).num_processes)
+    assert ("--accelerate_config" in words) == ("/zero" in asked.config_file)
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     build(read(["--config", str(path)]))  # refuses rows that do not divide
 
@@ -123,11 +112,8 @@ def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path)
 
 # accelerate and DeepSpeed
 
-FILES = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
-DEEPSPEED = sorted((ROOT / "deepspeed").glob("*.json"))
 
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_accelerate_reads_its_own_files(path):
     config = load_config_from_file(str(path))
     assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
@@ -136,24 +122,20 @@ def test_accelerate_reads_its_own_files(path):
         assert (ROOT / config.deepspeed_config["deepspeed_config_file"]).is_file()
 
 
-@pytest.mark.parametrize("path", DEEPSPEED, ids=lambda path: path.stem)
-def test_deepspeed_and_transformers_read_the_deepspeed_files(path, tmp_path, monkeypatch):
-    """With every auto filled in by transformers, as at the start of a run."""
-    deepspeed = pytest.importorskip("deepspeed.runtime.config")
-    model = type("Model", (), {"config": LlamaConfig(hidden_size=64)})
+@pytest.mark.parametrize("path", sorted((ROOT / "deepspeed").glob("*.json")), ids=lambda path: path.stem)
+def test_transformers_fills_in_each_auto_of_a_deepspeed_file(path, tmp_path):
+    """Real runs with these files: tests/trainer/test_processes.py and tests/train/test_resume.py."""
+    pytest.importorskip("deepspeed")
     args = TrainingArguments(str(tmp_path), use_cpu=True, max_grad_norm=0.5, per_device_train_batch_size=3)
     filled = HfTrainerDeepSpeedConfig(str(path))
     filled.trainer_config_process(args)
-    filled.trainer_config_finalize(args, model, 10)
+    filled.trainer_config_finalize(args, SimpleNamespace(config=LlamaConfig(hidden_size=64)), 10)
     unset_hf_deepspeed_config()
     assert "auto" not in json.dumps(filled.config)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    loaded = deepspeed.DeepSpeedConfig(filled.config)
-    assert (loaded.gradient_clipping, loaded.train_micro_batch_size_per_gpu) == (0.5, 3)
-    zero = loaded.zero_config
-    assert (zero.overlap_comm, zero.reduce_bucket_size) == (True, 64 * 64)
-    assert (zero.offload_optimizer is not None) == ("offload" in path.stem)
-    assert zero.offload_optimizer is None or zero.offload_optimizer.pin_memory
+    assert (filled.get_value("gradient_clipping"), filled.get_value("train_micro_batch_size_per_gpu")) == (0.5, 3)
+    zero = filled.config["zero_optimization"]
+    assert (zero["overlap_comm"], zero["reduce_bucket_size"]) == (True, 64 * 64)
+    assert zero.get("offload_optimizer", {}).get("pin_memory", False) == ("offload" in path.stem)
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 from rich.cells import cell_len
-from small_runs import promised
+from small_runs import history, promised
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
@@ -127,6 +127,30 @@ def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
     assert last[0]["completion_mask"].sum(dim=1).tolist() == tokens
     assert last[0]["num_items_in_batch"] == sum(tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "when"),
+    [
+        ({}, {"clip"}),
+        ({"surrogate": "reinforce", "beta": 0.1, "num_iterations": 2}, {"clip", "kl"}),
+        ({"loss_type": "sapo"}, set()),
+        ({"pack_updates": False}, {"clip"}),
+        ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 4}, {"clip"}),
+    ],
+    ids=lambda value: ",".join(sorted(value)),
+)
+def test_a_line_holds_exactly_what_the_table_promises_and_its_phases_add_up(settings, when, ours, tmp_path):
+    ours(max_steps=2, logging_steps=1, **settings).train()
+    reused = "num_iterations" in settings or "steps_per_generation" in settings
+    for i, line in enumerate(history(tmp_path)):
+        fresh = not (reused and i)
+        assert set(line) == promised(when | ({"rollout"} if fresh else set()), rewards=["letters"] if fresh else [])
+        assert (line[metrics.SECONDS_GENERATE] > 0) == fresh
+        seconds = [line[phase] for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE) if phase in line]
+        assert sum(seconds) == pytest.approx(line[metrics.SECONDS_STEP], abs=1e-9)
+        assert min(seconds) >= 0
 
 
 def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():
