@@ -17,19 +17,14 @@ from huggingface_hub import ModelCard
 from small_http import SmallHTTP, body_of, send
 
 TOKENS = {"hf_of_ada_0123456789": "write", "hf_reader_0123456789": "read"}  # both are ada's
-ORGANISATION = "lovelace"  # ada belongs to it
+SHA = "0" * 40  # of every commit
 
 
 @dataclass
 class Repository:
     private: bool = False
-    branches: dict[str, dict[str, str]] = field(default_factory=lambda: {"main": {}})  # name -> path -> git's hash
-    commits: list[list[str]] = field(default_factory=list)  # the paths of each
-
-    def revision(self, name: str) -> tuple[str, dict[str, str]]:
-        """Return the hash of a branch, and its files. A hash names its branch too."""
-        hashes = {hashlib.sha1(repr(files).encode()).hexdigest(): files for files in self.branches.values()}
-        return next((sha, files) for sha, files in hashes.items() if name == sha or files == self.branches.get(name))
+    branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})  # name -> path -> content
+    commits: int = 0
 
 
 class HubServer(SmallHTTP):
@@ -37,71 +32,62 @@ class HubServer(SmallHTTP):
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
-        self.objects: dict[str, bytes] = {}  # by git's hash
-        self.bodies: list[bytes] = []  # of all requests
         super().__init__()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
-        body = body_of(request)
-        self.bodies.append(body)
-        path = unquote(urlsplit(request.path).path)
         role = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
-        if path == "/api/whoami-v2":
-            details = {"type": "user", "name": "ada", "orgs": [{"name": ORGANISATION}]}
-            details["auth"] = {"accessToken": {"role": role}}
-            return answer(request, 200 if role else 401, details)
-        if path == "/api/validate-yaml":
-            errors = [{"message": error} for error in card_errors(json.loads(body)["content"])]
-            return answer(request, 400 if errors else 200, {"errors": errors, "warnings": []})
-        if path == "/api/repos/create":
-            return self.create(request, json.loads(body))
-        name, verb, others = re.fullmatch(r"/(?:api/models/)?([^/]+/[^/]+)(?:/([^/]+)/?(.*))?", path).groups("")
-        if name not in self.repositories:
-            return answer(request, 404, {"error": "Repository not found"}, "RepoNotFound")
-        repository = self.repositories[name]
-        if verb == "branch":
-            repository.branches[others] = repository.branches["main"]
-            return answer(request, 200, {})
-        if verb == "commit":
-            return self.commit(request, name, others, [json.loads(line) for line in body.splitlines()])
-        revision, _, path = others.partition("/")
-        sha, files = repository.revision(revision or "main")
-        if verb == "resolve" and path not in files:
-            return answer(request, 404, {"error": "Entry not found"}, "EntryNotFound")
-        if verb == "resolve":
-            headers = {"X-Repo-Commit": sha, "ETag": f'"{files[path]}"'}
-            return send(request, 200, self.objects[files[path]], headers)
-        if verb == "preupload":
-            asked = [file["path"] for file in json.loads(body)["files"]]
-            regular = {"uploadMode": "regular", "shouldIgnore": False}
-            return answer(request, 200, {"files": [{"path": p, "oid": files.get(p), **regular} for p in asked]})
-        card = ModelCard(self.objects[files["README.md"]].decode()).data.to_dict() if "README.md" in files else None
-        siblings = [{"rfilename": path} for path in files]
-        details = {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "cardData": card}
-        return answer(request, 200, details)
+        status, value = self.answer(unquote(urlsplit(request.path).path), role, body_of(request))
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        headers = {"X-Repo-Commit": SHA, "ETag": f'"{git_hash(content)}"', "Content-Type": "application/json"}
+        send(request, status, content, headers | ({"X-Error-Code": value["error"]} if status == 404 else {}))
 
-    def create(self, request: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
-        owner = asked.get("organization") or "ada"
-        name = f"{owner}/{asked['name']}"
-        if owner not in ("ada", ORGANISATION):
-            return answer(request, 403, {"error": f"You don't have the rights to create a model under {owner}"})
-        if name in self.repositories:
-            return answer(request, 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"})
-        self.repositories[name] = Repository(asked.get("visibility") == "private" or bool(asked.get("private")))
-        return answer(request, 200, {"url": f"{self.url}/{name}", "name": name})
+    def answer(self, path: str, role: str | None, body: bytes) -> tuple[int, Any]:
+        """Return the status and the content: bytes, or what becomes JSON."""
+        words = path.removeprefix("/api/models").split("/")[1:]
+        name = "/".join(words[:2])
+        repository = self.repositories.get(name)
+        match words:
+            case ["api", "whoami-v2"]:
+                details = {"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": role}}}
+                return 200 if role else 401, details
+            case ["api", "validate-yaml"]:
+                errors = [{"message": error} for error in card_errors(json.loads(body)["content"])]
+                return 400 if errors else 200, {"errors": errors, "warnings": []}
+            case ["api", "repos", "create"]:
+                asked = {"organization": "ada"} | json.loads(body)
+                name = "{organization}/{name}".format_map(asked)
+                if asked["organization"] == "babbage":
+                    return 403, {"error": "You don't have the rights to create a model there"}
+                made = Repository(asked.get("visibility") == "private")
+                return 200 if self.repositories.setdefault(name, made) is made else 409, {"url": f"{self.url}/{name}"}
+            case _ if repository is None:
+                return 404, {"error": "RepoNotFound"}
+            case [_, _, "branch", branch]:
+                repository.branches[branch] = dict(repository.branches["main"])
+                return 200, {}
+            case [_, _, "preupload", branch]:
+                oids = {path: git_hash(content) for path, content in repository.branches[branch].items()}
+                regular = {"uploadMode": "regular", "shouldIgnore": False}
+                asked = [file["path"] for file in json.loads(body)["files"]]
+                return 200, {"files": [{"path": path, "oid": oids.get(path), **regular} for path in asked]}
+            case [_, _, "commit", branch]:
+                files = [json.loads(line)["value"] for line in body.splitlines()[1:]]
+                repository.branches[branch] |= {f["path"]: base64.b64decode(f["content"]) for f in files}
+                repository.commits += 1
+                return 200, {"commitUrl": f"{self.url}/{name}/commit/{SHA}", "commitOid": SHA, "success": True}
+            case [_, _, "resolve", branch, *parts]:
+                content = repository.branches[branch].get("/".join(parts))
+                return (404, {"error": "EntryNotFound"}) if content is None else (200, content)
+            case [_, _, *revision]:
+                files = repository.branches[revision[1] if revision else "main"]
+                card = ModelCard(files["README.md"].decode()).data.to_dict() if "README.md" in files else None
+                siblings = [{"rfilename": path} for path in files]
+                details = {"sha": SHA, "private": repository.private, "siblings": siblings, "cardData": card}
+                return 200, {"id": name, **details}
 
-    def commit(self, request: BaseHTTPRequestHandler, name: str, branch: str, lines: list[Any]) -> None:
-        repository = self.repositories[name]
-        files = dict(repository.branches[branch])
-        for line in lines[1:]:
-            content = base64.b64decode(line["value"]["content"])
-            oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            self.objects[oid] = content
-            files[line["value"]["path"]] = oid
-        repository.branches[branch] = files
-        repository.commits.append([line["value"]["path"] for line in lines[1:]])
-        sha, _ = repository.revision(branch)
-        return answer(request, 200, {"commitUrl": f"{self.url}/{name}/commit/{sha}", "commitOid": sha, "success": True})
+
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def card_errors(text: str) -> list[str]:
@@ -112,8 +98,3 @@ def card_errors(text: str) -> list[str]:
     if not re.fullmatch(r"[a-z0-9.-]+", data.get("license", "mit")):
         errors.append("license must be an identifier")
     return errors
-
-
-def answer(request: BaseHTTPRequestHandler, status: int, value: Any, code: str = "") -> None:
-    error = {"X-Error-Code": code, "X-Error-Message": value["error"]} if code else {}
-    send(request, status, json.dumps(value).encode(), {"Content-Type": "application/json", **error})

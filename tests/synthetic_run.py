@@ -1,4 +1,4 @@
-"""A synthetic run directory: 256 problems before and after, 80 steps, completions; and a hostile one."""
+"""A synthetic run directory: 256 problems before and after, completions; and a hostile one."""
 
 import json
 import math
@@ -6,9 +6,11 @@ import random
 import re
 from html import unescape
 
+import pyarrow
+from pyarrow.parquet import write_table
+
 from grpo_math.evaluation.figures import summary
 from grpo_math.grading import GRADER
-from grpo_math.run import metrics
 
 OWNED = "document.title='owned'"
 HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u2028&amp;\'"@@data@@ \\boxed{{1}}'
@@ -55,47 +57,7 @@ def results(right, n=256, seed=0, **changes):
     } | changes
 
 
-def history(steps=80, seed=0):
-    rng = random.Random(seed)
-    for step in range(1, steps + 1):
-        learned = 0.3 + 0.45 * (1 - 2.718 ** (-step / (0.3 * steps)))
-        row = {
-            metrics.STEP: step,
-            metrics.LOSS: rng.gauss(0, 0.02),
-            metrics.REWARD: learned + rng.gauss(0, 0.09),
-            metrics.REWARD_MIN: 0.0,
-            metrics.REWARD_MAX: 1.0 if rng.random() < 0.97 else 0.8,
-            metrics.REWARD_STD: 0.4,
-            metrics.ACCURACY: min(1.0, max(0.0, learned + rng.gauss(0, 0.08))),
-            metrics.KL: 0.002 * step + abs(rng.gauss(0, 0.01)),
-            metrics.ENTROPY: 0.9 - 0.006 * step + rng.gauss(0, 0.03),
-            metrics.LENGTH_MEAN: 10 + rng.gauss(0, 0.4),
-            metrics.LENGTH_MAX: 14,
-            metrics.TRUNCATED: 0.2 * 2.718 ** (-step / 20) + 0.01 * rng.random(),
-            metrics.CLIP_REGION: 0.004 * rng.random(),
-            metrics.CLIP_LOW: 0.002 * rng.random(),
-            metrics.CLIP_HIGH: 0.002 * rng.random(),
-            metrics.DEGENERATE: min(1, 0.1 + 0.004 * step + 0.1 * rng.random()),
-            metrics.ALL_RIGHT: 0.004 * step,
-            metrics.ALL_WRONG: 0.1 * rng.random(),
-            metrics.GRAD_NORM: 0.5 + 0.2 * rng.random(),
-            metrics.SECONDS_STEP: 5.2 + 0.3 * rng.random(),
-            metrics.SECONDS_GENERATE: 2.1 + 0.1 * rng.random(),
-            metrics.SECONDS_GRADE: 0.2 + 0.05 * rng.random(),
-            metrics.SECONDS_UPDATE: 2.6 + 0.1 * rng.random(),
-            metrics.MEMORY_RESIDENT: 2**30 * (1.5 if step < 3 else 1.75),
-        }
-        yield row
-        if step % 20 == 0:
-            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64} | {
-                metrics.HELDOUT_IN_FORMAT: learned - 0.1
-            }
-
-
 def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):
-    import pyarrow
-    import pyarrow.parquet as parquet
-
     (run / "completions").mkdir(parents=True, exist_ok=True)
     for step in steps:
         problems = [f"What is {step} + {i // 8}?" for i in range(rows)]
@@ -118,7 +80,7 @@ def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\
             "tokens": [8] * rows,
             "truncated": [False] * rows,
         }
-        parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
+        write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
 
 
 def words(page, after, before):
@@ -129,6 +91,7 @@ def words(page, after, before):
 
 RIGHT_BEFORE = set(range(94))
 RIGHT_AFTER = set(range(14, 204))
+FIVE_STEPS = "".join(json.dumps({"step": step, "reward": 0.1 * step, "loss": 0.0}) + "\n" for step in range(1, 6))
 
 
 def hostile_run(run):

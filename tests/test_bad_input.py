@@ -56,6 +56,7 @@ COMMANDS = {
         ["train", "demo_cp"],
         "config='demo_cp' is not known: did you mean 'demo_cpu'?",
     ),
+    "a copy of a recipe that is not shipped": (["train", "--copy", "gsm8k_9gb"], "did you mean 'gsm8k_8gb'?"),
     "a recipe that is not there": (["plan", "--config", "no.yaml"], "no.yaml cannot be read (No such file"),
     "a recipe without a server": (
         ["serve", "--config", "launch/configs/demo_cpu.yaml"],

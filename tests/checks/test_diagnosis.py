@@ -483,8 +483,7 @@ def test_healthy_noisy_runs_raise_no_alarm_at_any_moment():
     for seed in range(SEEDS):
         prompts, generations = shapes[seed % len(shapes)]
         lines = healthy(seed, steps=(30, 60, 90, 150)[seed // 4 % 4], prompts=prompts, generations=generations)
-        asked = [i for i, line in enumerate(lines, 1) if line[metrics.STEP] % 10 == 0]
-        for i in asked:
+        for i in [i for i, line in enumerate(lines, 1) if line[metrics.STEP] % 10 == 0]:
             for name in alarms(lines[:i]):
                 raised.setdefault(seed, []).append((lines[i - 1][metrics.STEP], name))
     assert len(raised) <= SEEDS // 100, raised
@@ -559,13 +558,11 @@ def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_fin
     diagnosis = Diagnosis(history, CONFIG, tell=lambda *words, logs: told.append((*words, logs)))
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "before.json").write_text(json.dumps({"grader": GRADER, "accuracy": 0.9, "n": 1000}))
-    lines = [line for line in steady(truncated=0.3, kl=then(0.0, 9.0, 23)) if line[metrics.STEP]]
-    for line in lines[:31]:
+    lines = [*steady(truncated=0.3, kl=then(0.0, 9.0, 23), steps=31), *scored(31, 0.1, 1000)]
+    for line in lines:
         history.append(line[metrics.STEP], line)
         state = SimpleNamespace(global_step=line[metrics.STEP], max_steps=31, is_world_process_zero=True)
-        if state.global_step == 31:
-            history.append(31, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_N: 1000})
-        for logs in (None, {"train_runtime": 1.0}, {metrics.LOSS: 0.0}, {metrics.HELDOUT_N: 1}):
+        for logs in (None, {"train_runtime": 1.0}, line):
             diagnosis.on_log("args", state, "control", logs)
     diagnosis.on_train_end("args", state, "control")
     output = [re.match(r"step (\d+): (.*\((\w+)\))$", line).groups() for line in capsys.readouterr().err.splitlines()]

@@ -219,13 +219,12 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     from grpo_math.generation.completions import token_ids
     from grpo_math.generation.models import load_tokenizer, model_path
 
-    settings = {"dataset": "generated:sums", "prompt_template": template}
-    words = ["doctor", "--config", recipe(here, settings), "--show", "2"]
+    path = recipe(here, {"dataset": "generated:sums", "prompt_template": template})
     capsys.readouterr()  # what torch's libraries print when they are imported first
-    assert main([*words, "--json"]) == 0
+    assert main(["doctor", path, "--show", "2", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
     expected = token_ids(load_tokenizer(model_path("embedded")), [row["prompt"] for row in rows])
     assert [one["ids"] for one in shown["prompts"]] == expected
-    assert main(words) == 0
+    assert main(["doctor", path, "--show", "2"]) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2

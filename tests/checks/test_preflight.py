@@ -20,8 +20,10 @@ from grpo_math.run.resume import stated
 from grpo_math.settings.recipe import read
 from grpo_math.tools import sandbox
 
-ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"]
-ARGV += ["--prompt_template", "{problem}"]
+ARGV = [
+    *("--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"),
+    *("--prompt_template", "{problem}"),
+]
 GPU = ["--use_cpu", "false"]
 ADAPTER = ["--use_peft", "--dtype", "float32"]
 ROWS = ["--dataset", "mine.jsonl", "--eval_n", "0"]
@@ -78,15 +80,11 @@ OVER = (
 HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
 FLOAT32 = "Remedy: set dtype to float32 and bf16 to false"
-FLASH = "attn_implementation='flash_attention_2' needs flash_attn. Remedy: use sdpa, or install it, or kernels"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
 DISK = "error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output_dir"
 PHI = {"config.json": '{"model_type": "phi3"}'}
-APART = "trainers that look at one of them alone see no end. Remedy: add 1 to eos_token_id in generation_config.json"
-NO_END = "no completion would end by itself. Remedy: add 1 to eos_token_id in generation_config.json"
 ADA = '{"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}'
-READS = '{"name": "ada", "auth": {"accessToken": {"role": "read"}}}'
 NAME = "is not a name for a model repository. Remedy: give user/name, of letters, digits, '-', '_' and '.', at most 96"
 HUB = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_secret", "HF_ENDPOINT": "<URL>"}
 NETRC = "machine 127.0.0.1 login me password secret"
@@ -176,7 +174,14 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
             ["error: mixed_precision='fp16' has given NaN with accumulation on GPUs without bfloat16 (T4, V100). Rem"],
         ),
         ([*GPU, "--allow_float16"], {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}}, []),
-        ([*GPU, "--attn_implementation", "flash_attention_2"], {"gpus": [8.0]}, [f"error: {FLASH}"]),
+        (
+            [*GPU, "--attn_implementation", "flash_attention_2"],
+            {"gpus": [8.0]},
+            [
+                "error: attn_implementation='flash_attention_2' needs flash_attn. Remedy: use sdpa, or install it, or "
+                "kernels"
+            ],
+        ),
         ([*GPU, "--attn_implementation", "kernels-community/flash-attn"], {"gpus": [8.0]}, []),
     ],
     "deepspeed": [
@@ -376,12 +381,18 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
         (
             [],
             {"eos": "<end>", "files": {"config.json": '{"eos_token_id": 2}'}},
-            [f"warning: the tokenizer's EOS is 1 and generation_config has [2]: {APART}"],
+            [
+                "warning: the tokenizer's EOS is 1 and generation_config has [2]: trainers that look at one of them "
+                "alone see no end. Remedy: add 1 to eos_token_id in generation_config.json"
+            ],
         ),
         (
             [],
             {"eos": "<stop>", "files": {"generation_config.json": '{"eos_token_id": [2]}'}},
-            [f"error: a turn ends with '<end>' (1), and generation stops at [2]: {NO_END}"],
+            [
+                "error: a turn ends with '<end>' (1), and generation stops at [2]: no completion would end by itself. "
+                "Remedy: add 1 to eos_token_id in generation_config.json"
+            ],
         ),
         (["--prompt_template", "r1_zero"], {"eos": "<stop>", "files": {"config.json": '{"eos_token_id": 2}'}}, []),
     ],
@@ -488,7 +499,7 @@ CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
         ),
         (
             ["--push_to_hub"],
-            {"env": HUB, "queue": [(200, READS)]},
+            {"env": HUB, "queue": [(200, '{"name": "ada", "auth": {"accessToken": {"role": "read"}}}')]},
             ["error: this token of <URL> may only read. Remedy: make"],
         ),
         (

@@ -106,21 +106,16 @@ def test_a_known_mistake_of_other_graders_is_not_made_here(gold, completion, ver
 # The gold solutions of GSM8K and MATH against themselves and against their neighbours
 
 
-@pytest.fixture
-def rows(data_dir):
-    def read(*names):
-        lines = (line for name in names for line in (data_dir / f"{name}.jsonl").read_text().splitlines())
-        return [json.loads(line) for line in lines]
-
-    return read
+def rows(data_dir, *names):
+    return [json.loads(line) for name in names for line in (data_dir / f"{name}.jsonl").read_text().splitlines()]
 
 
 def verdicts(golds, completions, **options):
     return Counter(str(grade.verdict) for grade in grade_batch(golds, completions, **options))
 
 
-def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_the_next_rows(rows):
-    answers = [row["answer"] for row in rows("gsm8k/train", "gsm8k/test")]
+def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_the_next_rows(data_dir):
+    answers = [row["answer"] for row in rows(data_dir, "gsm8k/train", "gsm8k/test")]
     bare = [answer.split("####")[1].strip() for answer in answers]
     assert verdicts(answers, answers) == verdicts(bare, answers, answer_format="gsm8k") == {"correct": 8792}
     numbers = [number.replace(",", "") for number in bare]
@@ -129,8 +124,8 @@ def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_
     assert verdicts([answers[i] for i in others], [answers[i - 1] for i in others]) == {"wrong": len(others)}
 
 
-def test_math_solutions_are_correct_against_their_own_answers(rows):
-    math = rows("math/train", "math/test_outside_math500", "math500/test")
+def test_math_solutions_are_correct_against_their_own_answers(data_dir):
+    math = rows(data_dir, "math/train", "math/test_outside_math500", "math500/test")
     assert len(math) == 12_500
     grades = grade_batch([row["answer"] for row in math], [row["solution"] for row in math])
     # Two gold answers are empty.

@@ -7,15 +7,12 @@ afterwards. A text there is a list of [piece, count], so that a 100,000-characte
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
-from string import ascii_letters
 
 import psutil
 import pytest
@@ -42,9 +39,8 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def one():
-    made = Pool(1)
-    yield made
-    made.close()
+    with contextlib.closing(Pool(1)) as pool:
+        yield pool
 
 
 # ------------------------------------------------------------------------------------------------------ its own limits
@@ -52,13 +48,12 @@ def one():
 
 @pytest.mark.slow
 def test_a_slow_answer_is_uncheckable_and_delays_no_other():
-    pool = Pool(2)
     jobs = [("42", HANGS), *[("x^2-1", f"(x-1)(x+1)+{n}-{n}") for n in range(20)]]
-    outcomes = pool.run(jobs, 0.5)
-    pool.close()
-    assert (outcomes[0].verdict, outcomes[0].reason) == (Verdict.UNCHECKABLE, "more than 0.5 s of CPU time")
-    assert [o.verdict for o in outcomes[1:]] == [Verdict.CORRECT] * 20
-    assert outcomes[0].seconds >= 1.0  # two tries
+    with contextlib.closing(Pool(2)) as pool:
+        slow, *others = pool.run(jobs, 0.5)
+    assert (slow.verdict, slow.reason) == (Verdict.UNCHECKABLE, "more than 0.5 s of CPU time")
+    assert [o.verdict for o in others] == [Verdict.CORRECT] * 20
+    assert slow.seconds >= 1.0  # two tries
 
 
 @pytest.mark.full
@@ -180,10 +175,8 @@ grade("42", hangs, timeout=300.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ENDS)
 def test_no_worker_outlives_its_parent_after(then):
-    command, pipes = (
-        [sys.executable, "-c", GRADES_THEN + ENDS[then]],
-        dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", GRADES_THEN + ENDS[then]]
     with subprocess.Popen(command, text=True, cwd=ROOT, start_new_session=True, **pipes) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert pids
@@ -253,7 +246,7 @@ def test_a_system_without_open_files_left_is_asked_again_and_then_one_clear_erro
 CASES = Path(__file__).parents[1] / "cases" / "hostile_answers.jsonl"
 
 CALLER = 0.1  # seconds of CPU time in this process: ten times what the documentation says, for a slow machine
-PWNED = "/tmp/grpo_math_pwned"  # what the rows would make
+PWNED = Path("/tmp/grpo_math_pwned")  # what the rows would make
 
 
 def text(pieces):
@@ -261,22 +254,16 @@ def text(pieces):
 
 
 @pytest.fixture(scope="module")
-def pwned():
-    """A path that no other program uses, without a digit that could be an answer."""
-    return Path(tempfile.gettempdir(), "grpo_math_pwned_" + "".join(random.SystemRandom().choices(ascii_letters, k=12)))
-
-
-@pytest.fixture(scope="module")
-def graded(pwned):
+def graded():
     """(row, grade, seconds of CPU time in this process) for every row, one call each, with a worker ready."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     results = []
-    assert sum(PWNED in text(row["prediction"]) for row in rows) >= 2
+    assert sum(str(PWNED) in text(row["prediction"]) for row in rows) >= 2
+    PWNED.unlink(missing_ok=True)  # of a failed test
     for row in rows:
-        prediction = text(row["prediction"]).replace(PWNED, str(pwned))
         grade("x^2-1", r"\boxed{(x-1)(x+1)}")  # waits for a worker where the last row had its killed
         started = time.process_time()
-        [result] = grade_batch([text(row["gold"])], [prediction], timeout=0.5)
+        [result] = grade_batch([text(row["gold"])], [text(row["prediction"])], timeout=0.5)
         results.append((row, result, time.process_time() - started))
     return results
 
@@ -303,8 +290,8 @@ def test_no_answer_makes_itself_ungradable(graded):
 
 
 @pytest.mark.slow
-def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded, pwned):
-    assert not pwned.exists()
+def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded):
+    assert not PWNED.exists()
     assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT
     for worker in workers.shared_pool().workers:
         status = Path(f"/proc/{worker.process.pid}/status").read_text()

@@ -1,8 +1,8 @@
 """What measure.py answers: the shipped measurements anew, and rows and layers that were not among what it measured."""
 
+import contextlib
 import io
 import json
-import sys
 
 import pytest
 import torch
@@ -33,11 +33,9 @@ def measuring(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
     def answers(*requests):
-        lines = [json.dumps(request) + "\n" for request in requests]
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(lines)))
-        monkeypatch.setattr(sys, "stdout", io.StringIO())
-        output = sys.stdout
-        measure.main()
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(map(json.dumps, requests))))
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            measure.main()
         return [json.loads(line) for line in output.getvalue().splitlines()]
 
     return answers

@@ -47,7 +47,7 @@ def bytes_of(tensors: Any) -> int:
 )
 def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family, targets, dora):
     settings = {"use_peft": bool(targets), "lora_r": 5, "lora_target_modules": targets, "use_dora": dora}
-    shape = shape_of(family, {"model_type": family, **SMALL})
+    counted = memory.trainable(shape_of(family, {"model_type": family, **SMALL}), resolve(settings))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL), dtype=torch.float32)
     if targets:
         target = targets[0] if len(targets) == 1 else targets  # as TRL's ModelConfig does
@@ -58,22 +58,21 @@ def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family,
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     kept = [value for state in optimizer.state.values() for value in state.values()]
-    counted = memory.trainable(shape, resolve(settings))
     assert counted == sum(p.numel() for p in trained)
-    steps = 4 * len(trained)  # one of each tensor, which the plan leaves out
-    assert memory.optimizer_bytes(counted, "adamw_torch", 4) == bytes_of(kept) - steps
+    # The plan leaves out the step that each tensor has.
+    assert memory.optimizer_bytes(counted, "adamw_torch", 4) == bytes_of(kept) - 4 * len(trained)
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_4_bit_weights_take_what_the_plan_says(nested):
     functional = pytest.importorskip("bitsandbytes.functional")
     packed, state = functional.quantize_4bit(torch.randn(896, 4864), quant_type="nf4", compress_statistics=nested)
-    kept = [packed, state.absmax, state.code]
-    if nested:
-        kept += [state.offset, state.state2.absmax, state.state2.code]
+    of_nested = [state.offset, state.state2.absmax, state.state2.code] if nested else []
     matrix = replace(SHAPE, matrices=896 * 4864, total=896 * 4864)
     settings = resolve({"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": nested})
-    assert memory.weights(matrix, settings, 2) == pytest.approx(bytes_of(kept), rel=1e-3)
+    assert memory.weights(matrix, settings, 2) == pytest.approx(
+        bytes_of([packed, state.absmax, state.code, *of_nested]), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

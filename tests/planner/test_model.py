@@ -34,8 +34,7 @@ def test_a_family_is_measured_exactly(family, tmp_path, monkeypatch, capsys):
     _worker.cache_clear()  # the line is printed when the measuring process starts
     config = {**SMALL, "model_type": family, "head_dim": 12}
     with torch.device("meta"):
-        fields = {name: value for name, value in config.items() if name != "model_type"}
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     assert shape_of(family, config).total == sum(p.numel() for p in model.parameters())
     assert "measuring" in capsys.readouterr().err
 

@@ -23,7 +23,6 @@ from grpo_math.settings.fields import fields
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
-MODEL = "Qwen/Qwen2.5-1.5B"
 LORA = {
     "dtype": "bfloat16",
     "use_peft": True,
@@ -120,14 +119,10 @@ def test_each_suggestion_saves_what_it_says(case):
 # The command
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    def write(**fields: Any) -> str:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"model_name_or_path": MODEL, **LORA, **fields}))
-        return str(path)
-
-    return write
+def recipe(folder: Path, **fields: Any) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA, **fields}))
+    return str(path)
 
 
 ONE = ["--gpus", "1", "--gpu-memory"]
@@ -159,19 +154,18 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
         (WAYS["server"] | {"vllm_tensor_parallel_size": 6}, FOUR, "vllm_tensor_parallel_size"),  # on 4 GPUs
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
+def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert main(["plan", "--config", recipe(**fields), *options]) == 2
+    assert main(["plan", "--config", recipe(tmp_path, **fields), *options]) == 2
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
+    assert (out, err.count("\n")) == ("", 1)
     assert named in err
 
 
-def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
+def test_the_gpus_of_this_machine_are_the_default(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
-    assert main(["plan", "--config", recipe(), "--json"]) == 0
+    assert main(["plan", "--config", recipe(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 
 

@@ -208,9 +208,8 @@ def test_a_limit_draws_rows_by_the_seed_and_a_larger_one_contains_them_in_the_or
     ],
 )
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         load_problems(**arguments)
-    assert str(error.value) == message
 
 
 # The Hub
@@ -256,17 +255,16 @@ def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub
         load_problems("owner/name", "test")
 
 
-@pytest.mark.parametrize("folder", [None, "empty"])
-def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monkeypatch, tmp_path, folder):
-    if folder:
-        monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / folder))
-    with pytest.raises(ConfigError) as error:
-        load_problems("gsm8k", "test")
-    assert str(error.value) == (
+@pytest.mark.parametrize("folder", ["", "/empty"])
+def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monkeypatch, folder):
+    monkeypatch.setenv("GRPO_MATH_DATA", folder)
+    message = (
         "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be had from the Hub "
         "(OSError: [Errno -2] Name or service not known): "
         "set GRPO_MATH_DATA to a folder that holds gsm8k/test.jsonl, or pass --dataset generated"
     )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        load_problems("gsm8k", "test")
 
 
 def test_math_on_the_hub_has_no_problem_of_math500_in_its_test_split(hub):
@@ -385,10 +383,9 @@ def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tm
 def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, capfd, name, content, reason):
     if content:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as error:
+    message = re.escape(f"{tmp_path / name} cannot be read ({reason}")
+    with pytest.raises(UserError, match=rf"^{message}.*\Z"):  # the dot matches no line end
         load_problems(str(tmp_path / name))
-    assert str(error.value).startswith(f"{tmp_path / name} cannot be read ({reason}")
-    assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
 
 

@@ -15,8 +15,8 @@ def problems(*words):
 
 
 def write(path, n):
-    numbers = [*range(n), 0]  # one problem twice
-    path.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in numbers))
+    # One problem twice.
+    path.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in [*range(n), 0]))
     return str(path)
 
 

@@ -123,9 +123,5 @@ def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(kind,
     run.config |= {"load_in_4bit": kind == "adapter", "prompt_template": template}
     text = card(run, kind)
     compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
-    for words in (
-        "PeftModel",
-        "BitsAndBytesConfig(load_in_4bit=True",
-        "--max-lora-rank 32 --lora-modules sums=ada/sums",
-    ):
-        assert (words in text) == (kind == "adapter")
+    words = ("PeftModel", "BitsAndBytesConfig(load_in_4bit=True", "--max-lora-rank 32 --lora-modules sums=ada/sums")
+    assert [word for word in words if word in text] == [*words] * (kind == "adapter")

@@ -20,31 +20,27 @@ def trained(small, tmp_path):
     return write_adapter_run(tmp_path / "run", small, 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\n')
 
 
-def files_of(trained):
-    return [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
-
-
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
     write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()
     assert f"warning: 3 of the 4 problems of generated:sums are training problems of {trained}: " in err
-    *table, first, second = text.splitlines()
-    assert [first, second] == [f"results   {file}" for file in files_of(trained)]
-    assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
-    base, after = (json.loads(file.read_text()) for file in files_of(trained))
-    assert {name for name in base if base[name] != after[name]} >= {"weights_hash", "rows"}
-    for name in ("data", "split", "template", "max_new_tokens", "prompt_hash", "problems_hash", "samples"):
-        assert base[name] == after[name]
-    assert (base["template"], base["max_new_tokens"], base["n"]) == ("boxed", 6, 4)
-    assert (base["model"], base["adapter"]) == (small, None)
-    assert (after["model"], after["adapter"]) == (small, str(trained / "adapter"))
+    table, *_, first, second = text.splitlines()
+    files = [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
+    assert [first, second] == [f"results   {file}" for file in files]
+    assert table.split() == ["before", "after", "difference", "95%", "paired", "interval"]
+    base, after = (json.loads(file.read_text()) for file in files)
+    asked = {"model": small, "data": "generated:sums", "split": "heldout", "template": "boxed", "max_new_tokens": 6}
+    assert base.items() >= (asked | {"adapter": None}).items()
+    assert after.items() >= (asked | {"adapter": str(trained / "adapter")}).items()
+    changed = {name for name in base if base[name] != after[name]}
+    assert {"weights_hash", "rows"} <= changed <= base.keys() - {"prompt_hash", "problems_hash", "samples", "n"}
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
     assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"base", "trained", "comparison"}
     assert answer["trained"] == {name: after[name] for name in after if name != "rows"} | {
-        "results": str(files_of(trained)[1]),
+        "results": str(files[1]),
         "seconds": answer["trained"]["seconds"],
     }
     assert answer["comparison"]["n"] == 4
@@ -97,8 +93,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "data" / "aime2025", {"id": "0", "problem": "What is 3 + 4?", "answer": "7"})
     folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
-    loads, weights = [], backends.load_weights
-    monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
+    monkeypatch.setattr(backends, "load_weights", Mock(wraps=backends.load_weights))
     asked = [
         *("evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"),
         *("--n", "2", "--max_completion_length", "4", "--batch_size", "4"),
@@ -106,7 +101,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
-    assert loads == [(small, None)]
+    backends.load_weights.assert_called_once_with(small, None)
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
     assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == [
         ("boxed", 32, 0.6),
@@ -126,25 +121,35 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     ]
 
 
+MODEL = ["--model", "embedded"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "gsm8k", "--suite", "math"], "--suite would be ignored by --data"),
-        (["--suite", "maths"], "suite='maths' is not known: did you mean 'math'?"),
-        ([], "--data is missing"),
-        (["--data", "gsm8k,gsm8k"], "data='gsm8k,gsm8k' names nothing, or one set twice"),
-        (["--data", "gsm8k,,math500"], "names nothing, or one set twice"),
-        (["--data", "generated,gsm9k"], "dataset='gsm9k' is not known: did you mean 'gsm8k'?"),
-        (["--data", "gsm8k,math500", "--output", "x.json"], "output='x.json' is for one data set, and there are 2"),
-        (["--data", "gsm8k,math500", "--columns", "id=x"], "columns='id=x' is for one data set, and there are 2"),
-        (["--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
-        (["--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
-        (["--run", "run"], "--model would be ignored by --run"),
+        ([*MODEL, "--data", "gsm8k", "--suite", "math"], "--suite would be ignored by --data"),
+        ([*MODEL, "--suite", "maths"], "suite='maths' is not known: did you mean 'math'?"),
+        (MODEL, "--data is missing"),
+        (["--data", "gsm8k"], "--model is missing"),
+        ([*MODEL, "--data", "gsm8k,gsm8k"], "data='gsm8k,gsm8k' names nothing, or one set twice"),
+        ([*MODEL, "--data", "gsm8k,,math500"], "names nothing, or one set twice"),
+        ([*MODEL, "--data", "generated,gsm9k"], "dataset='gsm9k' is not known: did you mean 'gsm8k'?"),
+        (
+            [*MODEL, "--data", "gsm8k,math500", "--output", "x.json"],
+            "output='x.json' is for one data set, and there are 2",
+        ),
+        (
+            [*MODEL, "--data", "gsm8k,math500", "--columns", "id=x"],
+            "columns='id=x' is for one data set, and there are 2",
+        ),
+        ([*MODEL, "--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
+        ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
+        ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
     folder(tmp_path / "gsm8k", {"question": "What is 3 + 4?", "answer": "#### 7"})
     monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
-    assert main(["evaluate", "--model", "embedded", *arguments]) == 2
+    assert main(["evaluate", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -9,14 +9,14 @@ from html.parser import HTMLParser
 
 import pytest
 from markupsafe import escape
-from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, results, words, write_completions
+from synthetic_run import FIVE_STEPS, HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, results, words, write_completions
 
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import comparison, terminal_table
 from grpo_math.report import report, run_dir, viewer
-from grpo_math.report.plots import CSS_COLOURS
+from grpo_math.report.plots import CSS_COLOURS, PLOTS
 
 
 def page_of(run):
@@ -89,8 +89,11 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
 
 
 @pytest.mark.slow
-def test_all_plots_are_drawn_and_the_page_carries_its_own_and_loads_nothing(whole_run):
-    files = report(whole_run)
+def test_all_plots_are_drawn_and_the_page_carries_its_own_and_loads_nothing(run):
+    names = [name for plot in PLOTS for name, _ in plot.lines]
+    lines = [{"step": step} | dict.fromkeys(names, 0.1 * step) for step in range(1, 81)]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = report(run)
     assert [path.name for path in files.plots] == ["training.png", "details.png"]
     page = files.html.read_text(encoding="utf-8")
     assert page.count("<svg ") == 10
@@ -116,7 +119,6 @@ def forbidden(page):
     return [(tag, names) for tag, names in tags if tag in outside or any(name.startswith("on") for name in names)]
 
 
-FIVE_STEPS = "".join(json.dumps({"step": step, "reward": 0.1 * step, "loss": 0.0}) + "\n" for step in range(1, 6))
 HEADLINE = '36.7% <span class="arrow">→</span> 74.2%'
 ODD = results({0}, n=2)
 ODD["rows"][0]["completion"] = ODD["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"

@@ -13,10 +13,6 @@ from grpo_math.report.run_dir import Run
 ACCURACY, REWARD = PLOTS[:2]
 
 
-def reward(label, value):
-    return Curve(label, [1], [value], [])
-
-
 ONE = {"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0}
 DEFAULT_SET = {"step": 4, "heldout/accuracy": 0.5, "eval_sums_accuracy": 0.5}
 SMALL, LARGE = ({"step": 9, "heldout/accuracy": right / 16, "heldout/n": n} for right, n in ((14, 16), (12, 256)))
@@ -25,11 +21,11 @@ SMALL, LARGE = ({"step": 9, "heldout/accuracy": right / 16, "heldout/n": n} for 
 @pytest.mark.parametrize(
     ("plot", "lines", "expected"),
     [
-        pytest.param(REWARD, [ONE], [reward("reward", 1.5)], id="one reward function is the reward"),
+        pytest.param(REWARD, [ONE], [Curve("reward", [1], [1.5], [])], id="one reward function is the reward"),
         pytest.param(
             REWARD,
             [{**ONE, "rewards/length/mean": 0.5}],
-            [reward("reward", 1.5), reward("gsm8k", 1.0), reward("length", 0.5)],
+            [Curve("reward", [1], [1.5], []), Curve("gsm8k", [1], [1.0], []), Curve("length", [1], [0.5], [])],
             id="several reward functions have their own curves",
         ),
         pytest.param(
@@ -64,9 +60,8 @@ def test_the_pointer_shows_the_step_and_the_value_of_a_point():
         ("held-out problems", 3, 0.5),
     ]
     drawn = re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)"', figure["inside"])
-    places = [(float(x), float(y)) for x, y in drawn]
-    for x, y, *_ in figure["points"]:  # above the marker of matplotlib
-        assert any(abs(x - across) < 0.01 and abs(y - down) < 0.01 for across, down in places)
+    markers = [pytest.approx((float(x), float(y)), abs=0.01) for x, y in drawn]
+    assert all((x, y) in markers for x, y, *_ in figure["points"])
     assert "<svg" not in figure["inside"]
     assert "<g id" not in figure["inside"], "each figure has the same ids"
     steps = [float(step) for step in range(1000)]
@@ -74,27 +69,24 @@ def test_the_pointer_shows_the_step_and_the_value_of_a_point():
 
 
 def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(monkeypatch):
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *given, **more: figures.append(figure) or save(figure, *given)
-    )
-
-    def axes_of(*plots_and_curves):
-        assert png(plots_and_curves).startswith(b"\x89PNG")
-        return figures[-1].axes
-
-    few, many = [1, 2, 3], list(range(40))
-    [axes] = axes_of((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])]))
+    assert png([(REWARD, [Curve("reward", [1], [1.0], [])])]).startswith(b"\x89PNG")
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **more: drawn.append(figure.axes))
+    drawn, few, many = [], [1, 2, 3], list(range(40))
+    png([(ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])])])
+    [axes] = drawn[0]
     *intervals, line = axes.lines
     assert [tuple(one.get_ydata()) for one in intervals] == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
     assert (line.get_marker(), list(line.get_ydata())) == ("o", [0.5, 0.25, 1.0])
     assert (axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel()) == ((0, 1.02), "optimizer step", "share")
     assert axes.yaxis.get_major_formatter()(0.125, 0) == "12.5%"
-    [axes, row, other] = axes_of(
-        (REWARD, [Curve("reward", many, [i % 2 for i in many], [])]),
-        (REWARD, [Curve("reward", range(41), range(41), [1] * 41)]),
-        (ACCURACY, [Curve("a", few, [0.01] * 3, [])]),
+    png(
+        [
+            (REWARD, [Curve("reward", many, [i % 2 for i in many], [])]),
+            (REWARD, [Curve("reward", range(41), range(41), [1] * 41)]),
+            (ACCURACY, [Curve("a", few, [0.01] * 3, [])]),
+        ]
     )
+    [axes, row, other] = drawn[1]
     raw, line = axes.lines
     assert (list(raw.get_ydata())[:2], line.get_marker()) == ([0, 1], "")
     assert list(line.get_ydata())[:4] == smoothed([i % 2 for i in many])[:4] == [1 / 3, 0.5, 0.4, 0.6]

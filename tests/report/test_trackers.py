@@ -66,9 +66,8 @@ def run(tiny, tmp_path_factory):
         *(sys.executable, "-m", "grpo_math.train", "--config", str(folder / "recipe.yaml"), "--hub_token", SECRET),
         *("--model_name_or_path", tiny(), "--output_dir", str(folder / "run")),
     ]
-    bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
     env = {
-        **bare,
+        **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))},
         "NETRC": str(folder / "netrc"),
         "TRACKIO_DIR": str(folder / "trackio"),
         "HOME": str(folder),

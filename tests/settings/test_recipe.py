@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from dataclasses import MISSING, fields
 
 import pytest
@@ -114,9 +115,8 @@ def test_env_reaches_the_run(tmp_path):
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_one_line(name, value, message):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         check(name, value)
-    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,9 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
 def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    with pytest.raises(UserError) as refused:
+    # The dots match no line end.
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))}.*{re.escape(message)}.*\Z"):
         read_recipe(path)
-    assert str(path) in str(refused.value)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow

@@ -24,21 +24,16 @@ def test_a_file_that_is_here_comes_before_the_shipped_one_of_that_name(monkeypat
     assert find("deepspeed/zero2.json") == Path("deepspeed/zero2.json")
 
 
-def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "folder", "file"),
+    [("gsm8k_8gb", "launch/configs", "gsm8k_8gb.yaml"), ("zero2.yaml", "accelerate_configs", "zero2.yaml")],
+)
+def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, shipped_file in (
-        ("gsm8k_8gb", ROOT / "launch/configs/gsm8k_8gb.yaml"),
-        ("zero2.yaml", ROOT / "accelerate_configs/zero2.yaml"),
-    ):
-        assert main(["train", "--copy", name]) == 0
-        assert Path(shipped_file.name).read_bytes() == shipped_file.read_bytes()
-        assert main(["train", "--copy", name]) == 2
-        refusal = (
-            f"error: copy={name!r} is here already, as {shipped_file.name}: rename that, or go to another folder\n"
-        )
-        assert capsys.readouterr() == (f"copied   {shipped_file.name}\n", refusal)
-    assert main(["train", "--copy", "gsm8k_9gb"]) == 2
-    assert "did you mean 'gsm8k_8gb'?" in capsys.readouterr().err
+    assert [main(["train", "--copy", name]) for _ in range(2)] == [0, 2]
+    assert Path(file).read_bytes() == (ROOT / folder / file).read_bytes()
+    refusal = f"error: copy={name!r} is here already, as {file}: rename that, or go to another folder\n"
+    assert capsys.readouterr() == (f"copied   {file}\n", refusal)
 
 
 GOLDS = [str(n) for n in range(1003, 1183, 9)]  # none of them is a constant that is tried
@@ -57,15 +52,14 @@ def test_a_shipped_recipe_pays_nothing_to_a_policy_that_does_not_decide_on_an_an
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     template, problems = recipe["prompt_template"], [f"What is {int(gold) - 1} + 1?" for gold in GOLDS]
     rewards = [load_reward(name) for name in recipe["rewards"]]
-    right = paid(rewards, template, [made_up(gold, template) for gold in GOLDS], problems)
-    assert right >= 1
+    assert paid(rewards, template, [made_up(gold, template) for gold in GOLDS], problems) >= 1
     tried = {name: [text] * len(GOLDS) for name, text in blind(template).items()}
     tried["the problem"] = problems
     tried["the problem in the format"] = [made_up(problem, template) for problem in problems]
     for gold in GOLDS:
         for name, text in hedged(gold, str(int(gold) + 7), template).items():
             tried.setdefault(name, []).append(text)
-    several = [", ".join(str(int(gold) + i) for i in range(3)) for gold in GOLDS]
-    tried["3 candidates"] = [made_up(text, template) for text in several]
+        candidates = ", ".join(str(int(gold) + i) for i in range(3))
+        tried.setdefault("3 candidates", []).append(made_up(candidates, template))
     del tried["two answers"]  # the last one may count, as below
     assert {name: output for name, texts in tried.items() if (output := paid(rewards, template, texts, problems))} == {}

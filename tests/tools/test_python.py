@@ -7,7 +7,7 @@ import struct
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -64,9 +64,14 @@ def broken_into(run):
         secret.touch()
         local.bind(name)
         local.listen()
-        memory = (LIMITS.memory_mb + 64) << 20
-        facts = {"pid": os.getpid(), "port": tcp.getsockname()[1], "name": name, "secret": str(secret)}
-        facts |= {"memory": memory, "shared": f"/dev/shm/grpo_math_{os.urandom(8).hex()}"}
+        facts = {
+            "pid": os.getpid(),
+            "port": tcp.getsockname()[1],
+            "name": name,
+            "secret": str(secret),
+            "memory": (LIMITS.memory_mb + 64) << 20,
+            "shared": f"/dev/shm/grpo_math_{os.urandom(8).hex()}",
+        }
         answer = run(ATTACK.replace('"FACTS"', repr(json.dumps(facts))))
     return {kind for kind, count in json.loads(answer).items() if count}
 
@@ -103,18 +108,20 @@ def test_an_older_landlock_holds_as_much(monkeypatch, version):
     assert broken_into(in_a_fork) == set()
 
 
-def test_a_layer_that_fails_stops_the_program(monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "function", "answer", "message"),
+    [
+        # A pipe: Landlock takes folders.
+        (python, "readable_folders", ["/proc/self/fd/0"], "cannot be started: .*landlock"),
+        (syscalls.platform, "machine", "riscv64", "needs Linux on x86-64 or ARM64"),
+    ],
+    ids=["Landlock fails", "a machine without a filter"],
+)
+def test_without_each_of_its_layers_no_program_runs(owner, function, answer, message, monkeypatch):
     monkeypatch.setattr(python, "_server", None)
     monkeypatch.setattr(python, "PAUSES", (0.0,))
-    monkeypatch.setattr(python, "readable_folders", lambda: ["/proc/self/fd/0"])  # a pipe: Landlock takes folders
-    with pytest.raises(ToolError, match=r"cannot be started: .*landlock"):
-        python.call("1", LIMITS)
-
-
-def test_a_machine_without_a_filter_runs_no_program(monkeypatch):
-    monkeypatch.setattr(python, "_server", None)
-    monkeypatch.setattr(syscalls.platform, "machine", lambda: "riscv64")
-    with pytest.raises(ToolError, match="needs Linux on x86-64 or ARM64"):
+    monkeypatch.setattr(owner, function, lambda: answer)
+    with pytest.raises(ToolError, match=message):
         python.call("1", LIMITS)
 
 
@@ -132,34 +139,37 @@ def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_pl
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "status"),
+    ("code", "limits", "text", "status"),
     [
-        ("print(6 * 7)", "42", "done"),
-        ("x = 6\nx * 7", "42", "done"),
-        ("x = 1", "(no output)", "done"),
-        ("print('before')\n[][0]", "before\nIndexError: list index out of range", "failed"),
-        ("def f(", "SyntaxError: '(' was never closed", "failed"),
-        ("raise SystemExit('no')", "(no output)", "failed"),
-        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\nP(3)", "P(x=3)", "done"),
-        ("'é', '∑'", "('é', '∑')", "done"),
-        ("import sys\nprint('w', file=sys.stderr)\n1", "1", "done"),
-        ("import numpy, sympy\nint(numpy.arange(5) @ numpy.arange(5)), sympy.prime(10)", "(30, 29)", "done"),
+        ("print(6 * 7)", {}, "42", "done"),
+        ("x = 6\nx * 7", {}, "42", "done"),
+        ("x = 1", {}, "(no output)", "done"),
+        ("print('before')\n[][0]", {}, "before\nIndexError: list index out of range", "failed"),
+        ("def f(", {}, "SyntaxError: '(' was never closed", "failed"),
+        ("raise SystemExit('no')", {}, "(no output)", "failed"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\nP(3)", {}, "P(x=3)", "done"),
+        ("'é', '∑'", {}, "('é', '∑')", "done"),
+        ("import sys\nprint('w', file=sys.stderr)\n1", {}, "1", "done"),
+        ("import numpy, sympy\nint(numpy.arange(5) @ numpy.arange(5)), sympy.prime(10)", {}, "(30, 29)", "done"),
+        pytest.param(
+            *("while True: pass", {"cpu_seconds": 1, "wall_seconds": 100.0}),
+            *("TimeoutError: stopped after 1 CPU seconds", "timeout"),
+            id="the program's own seconds and not the clock's",
+        ),
+        pytest.param(
+            *("for n in range(1000): print(n)", {"output_chars": 10}),
+            *("0\n1\n2\n3\n4\n\n(cut: it printed more than 10 characters)", "failed"),
+            id="output is cut and says so",
+        ),
+        pytest.param(
+            *("print('é' * 300_000)", {"output_chars": 300_000}, "é" * 300_000, "done"),
+            id="more than a pipe holds is read to its end",
+        ),
     ],
 )
-def test_a_program_is_answered_as_by_a_python_prompt(code, text, status):
-    answer = python.call(code, LIMITS)
+def test_a_program_is_answered_as_by_a_python_prompt(code, limits, text, status):
+    answer = python.call(code, replace(LIMITS, **limits))
     assert (answer, answer.status) == (text, status)
-
-
-def test_cpu_seconds_are_the_programs_own_and_not_the_clocks():
-    answer = python.call("while True: pass", PythonLimits(cpu_seconds=1, wall_seconds=100.0))
-    assert (answer, answer.status) == ("TimeoutError: stopped after 1 CPU seconds", "timeout")
-
-
-def test_output_is_cut_and_says_so_and_more_than_a_pipe_holds_is_read_to_its_end():
-    answer = python.call("for n in range(1000): print(n)", PythonLimits(output_chars=10))
-    assert answer == "0\n1\n2\n3\n4\n\n(cut: it printed more than 10 characters)"
-    assert len(python.call("print('é' * 300_000)", PythonLimits(output_chars=300_000))) == 300_000
 
 
 def test_each_call_is_new_and_random_numbers_repeat():
