@@ -19,6 +19,8 @@ NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
 SAME, RENAMED, REWARDS = NAMES["same"], NAMES["renamed"], NAMES["rewards"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
 MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | SAME | RENAMED
+# Values that switch a field off, as text: the command line has only texts.
+OFF = ("none", "null", "false", "no", "off", "", "[]")
 # A recipe with one of these is for a script.
 SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")
 
@@ -54,7 +56,7 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             notes.append(f"{name} is now {RENAMED[name]}: rename the field")
         elif name in NO_EFFECT:
             # A field that is switched off loses nothing, so it needs no line.
-            if value not in (None, False, "no", "", []):
+            if str(value).lower() not in OFF:
                 notes.append(f"{name}={value} has no effect: {NO_EFFECT[name]}")
             continue
         if name == "reward_funcs":

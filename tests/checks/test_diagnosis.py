@@ -160,6 +160,12 @@ EDGES = [
         steady(steps=11, reward_min=0.0, reward_max=lambda s: float(s == 1)),
         steady(steps=10, reward_min=0.0, reward_max=lambda s: float(s == 1)),
     ),
+    (  # of rewards from -1 to 0
+        "collapse",
+        {},
+        steady(steps=16, reward_min=-1.0, reward_max=lambda s: float(s == 3) - 1),
+        steady(steps=15, reward_min=-1.0, reward_max=lambda s: float(s == 3) - 1),
+    ),
     ("reward_stuck", {}, stuck(), stuck(reward_max=lambda s: float(s % 8 == 0))),
     ("reward_stuck", {}, stuck(steps=10), stuck(steps=9)),
     ("flat_reward", {}, steady(reward=then(0.25, 0.3671875), **WIDE), steady(reward=then(0.25, 0.375), **WIDE)),

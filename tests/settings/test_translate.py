@@ -88,6 +88,11 @@ def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     assert results.notes == []
 
 
+@pytest.mark.parametrize("off", ["false", "no", "off", "none", "[]"])
+def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path):
+    assert read(["--group_by_length", off, "--config", recipe(tmp_path, do_eval=yaml.safe_load(off))]).notes == []
+
+
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
     results = read(given).sound().stated()
