@@ -160,7 +160,7 @@ def test_what_cannot_work_is_refused_in_one_line_by_the_main_process(
     assert message in line
     # Any other rank waits, because torch's agent ends all ranks when the first one exits.
     os.environ["RANK"] = "1"
-    assert train("--model_name_or_path=no/such/model", *arguments) == (2, [])
+    assert train("--model_name_or_path=no/such/model", "--no_cuda", *arguments) == (2, [])
     assert len(pauses) == 1
     assert not (tmp_path / "run").exists()
     # accelerate would look for the file in the current folder alone.
