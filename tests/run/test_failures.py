@@ -109,9 +109,13 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny
 @pytest.mark.full
 def test_a_rank_that_waits_outside_of_python_is_ended_within_ten_seconds(tmp_path):
     (tmp_path / "waits.py").write_text(RANKS.format(killed=tmp_path / "killed"))
-    command = [*two(tmp_path, "grpo_math.train.ranks")[:-2], "-m", "waits"]
     done = subprocess.run(
-        command, env=variables(PYTHONPATH=f"{ROOT}:{tmp_path}"), cwd=ROOT, capture_output=True, text=True, timeout=120
+        [*two(tmp_path, "grpo_math.train.ranks")[:-2], "-m", "waits"],
+        env=variables(PYTHONPATH=f"{ROOT}:{tmp_path}"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert time.time() - float((tmp_path / "killed").read_text()) < 10
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

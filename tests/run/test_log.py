@@ -145,12 +145,16 @@ def test_a_stall_is_told_once_and_the_next_one_again(capfd):
 @pytest.mark.full
 def test_both_ranks_print_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
     go, output = tmp_path / "go", tmp_path / "log"
-    command = [
-        *(*two(tmp_path, "accelerate.commands.launch"), *RUN, "--watchdog_minutes=0.1"),
-        *("--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")),
-        *("--rewards", "faulty:hangs_on_one_rank"),
-    ]
-    process = start(command, output, PYTHONPATH=PATH, GO=str(go), HANGS="1")
+    process = start(
+        [
+            *(*two(tmp_path, "accelerate.commands.launch"), *RUN, "--watchdog_minutes=0.1"),
+            *("--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")),
+            *("--rewards", "faulty:hangs_on_one_rank"),
+        ],
+        output,
+        PYTHONPATH=PATH,
+        GO=str(go),
+    )
     until(lambda: output.read_text().count("Timeout (0:00:06)!") == 2, process, output)
     until(lambda: output.read_text().count("in training_step") >= 2, process, output)
     go.write_text("")
@@ -178,12 +182,14 @@ def held(completions, trainer_state, **columns):
 @pytest.mark.full
 def test_a_run_holds_no_more_files_threads_or_processes_at_its_end_than_in_its_middle(tiny, tmp_path):
     (tmp_path / "leaks.py").write_text(REWARD)
-    command = [
-        *(sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", "run", *TINY),
-        *("--rewards", "accuracy", "leaks:held", "--max_steps=120", "--save_steps=20", "--save_total_limit=2"),
-        *("--max_completion_length=4", "--eval_n=0", "--report_to=none"),
-    ]
-    run(command, cwd=tmp_path)
+    run(
+        [
+            *(sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", "run", *TINY),
+            *("--rewards", "accuracy", "leaks:held", "--max_steps=120", "--save_steps=20", "--save_total_limit=2"),
+            *("--max_completion_length=4", "--eval_n=0", "--report_to=none"),
+        ],
+        cwd=tmp_path,
+    )
     lines = [json.loads(line) for line in (tmp_path / "held.jsonl").read_text().splitlines()]
     for name in ("files", "threads", "children"):
         last = [line[name] for line in lines[-25:]]  # a thread of a moment is not a leak

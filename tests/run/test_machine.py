@@ -108,8 +108,13 @@ input()
 @pytest.fixture
 def other(tmp_path):
     """Another process that trains in ``tmp_path / "run"``, and the helper that it has forked."""
-    command = [sys.executable, "-u", "-c", HOLDS, str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables())
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", HOLDS, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=variables(),
+    )
     child = int(process.stdout.readline())
     yield process
     process.kill()

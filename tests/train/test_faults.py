@@ -59,11 +59,16 @@ def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_ch
     ],
 )
 def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoint(reward, code, output, tiny, tmp_path):
-    command = [
-        *(*two(tmp_path, "grpo_math.train.ranks"), *RUN, "--save_steps=1", "--model_name_or_path", tiny()),
-        *("--output_dir", str(tmp_path / "run"), "--rewards", f"faulty:{reward}"),
-    ]
-    done = subprocess.run(command, env=variables(PYTHONPATH=PATH), cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            *(*two(tmp_path, "grpo_math.train.ranks"), *RUN, "--save_steps=1", "--model_name_or_path", tiny()),
+            *("--output_dir", str(tmp_path / "run"), "--rewards", f"faulty:{reward}"),
+        ],
+        env=variables(PYTHONPATH=PATH),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == code, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert lines[0].startswith(f"error: {output}")

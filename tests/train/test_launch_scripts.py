@@ -78,9 +78,15 @@ def cluster(tmp_path):
 def submit(script, cluster, *arguments):
     """Return the calls of a job, after what SLURM does once the nodes are there."""
     log = Path(cluster["CALLS"]).with_name("log")
-    command = ["bash", str(ROOT / f"launch/slurm/{script}.sbatch"), *arguments]
     with log.open("w") as output:
-        code = subprocess.call(command, env=cluster, stdout=output, stderr=output, start_new_session=True, timeout=60)
+        code = subprocess.call(
+            ["bash", str(ROOT / f"launch/slurm/{script}.sbatch"), *arguments],
+            env=cluster,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            timeout=60,
+        )
     assert code == 0, log.read_text()
     return Path(cluster["CALLS"]).read_text().splitlines()
 
@@ -93,8 +99,10 @@ def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the
     expected = (
         f"python -m grpo_math.train.ranks --config_file a.yaml {before}-m grpo_math.train --config r.yaml --seed 1"
     )
-    command = [str(ROOT / "launch/train.sh"), "r.yaml", "a.yaml", *words]
-    assert subprocess.check_output(command, env=cluster, text=True).splitlines() == [expected]
+    launched = subprocess.check_output(
+        [ROOT / "launch/train.sh", "r.yaml", "a.yaml", *words], env=cluster, text=True
+    ).splitlines()
+    assert launched == [expected]
 
 
 # As YAML lets one write it.
@@ -125,8 +133,9 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(SERVED.format("false"))
     for name, others in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
-        output = f'echo "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n'
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{output}{others}")
+        (tmp_path / name).write_text(
+            f'#!/usr/bin/env bash\necho "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n{others}'
+        )
     job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
     output = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
     train, serve = sorted(line for line in output if line.startswith(("python", "vllm")))

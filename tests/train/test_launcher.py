@@ -136,12 +136,10 @@ def gpus(n, used=""):
 def run(*arguments, then=bool, recipe=(), command="train"):
     """Run the command in this process, and return its exit code. ``then`` runs in a thread meanwhile."""
     Path("recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "output_dir": "run", **dict(recipe)}))
-    # `serve` prefers port 8000, which another run of these tests may be about to take.
-    port = ["--port", str(free_port())] if command == "serve" else []
     with ThreadPoolExecutor(1) as threads:
         meanwhile = threads.submit(then)
         try:
-            code = main([command, "--config", "recipe.yaml", *port, *arguments])
+            code = main([command, "--config", "recipe.yaml", *arguments])
         except SystemExit as ended:
             code = ended.code
         meanwhile.result()
@@ -443,10 +441,11 @@ def test_serve_takes_every_gpu_until_it_is_ended_and_gives_the_key_to_no_command
 
 def test_serve_says_who_can_use_it_and_wants_a_key_for_other_machines(machine, capfd):
     says(dies=True)
-    assert run("--use_cpu", command="serve", recipe={"vllm_tensor_parallel_size": 2}) == 2
+    port = ["--port", str(free_port())]  # not 8000, which another run of these tests may be about to take
+    assert run("--use_cpu", *port, command="serve", recipe={"vllm_tensor_parallel_size": 2}) == 2
     assert option(started("server")[0]["argv"], "--tensor-parallel-size") == "2"
     assert "every user of this machine can use this server and change its weights: set" in capfd.readouterr().err
-    assert run("--host", "0.0.0.0", command="serve") == 2
+    assert run("--host", "0.0.0.0", *port, command="serve") == 2
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set" in capfd.readouterr().err
 
 
@@ -546,7 +545,10 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
         "output_dir": str(run_dir),
     }
     recipe.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *launching.TINY]
-    launching.run(command, **CPU, TEST_FOLDER=str(tmp_path))
+    launching.run(
+        [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *launching.TINY],
+        **CPU,
+        TEST_FOLDER=str(tmp_path),
+    )
     assert [line["step"] for line in history(run_dir)] == [1, 2]
     assert not alive(str(tmp_path))

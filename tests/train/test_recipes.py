@@ -140,7 +140,11 @@ def test_transformers_fills_in_each_auto_of_a_deepspeed_file(path, tmp_path):
 
 @pytest.mark.full
 def test_the_config_of_one_gpu_launches_one_process(tiny, tmp_path):
-    command = [*accelerate("single_gpu", tmp_path), "-m", "grpo_math.train", *RUN]
-    run([*command, "--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")])
+    run(
+        [
+            *(*accelerate("single_gpu", tmp_path), "-m", "grpo_math.train", *RUN),
+            *("--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")),
+        ]
+    )
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert (config["distributed_type"], config["num_processes"]) == ("NO", 1)
