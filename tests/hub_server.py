@@ -10,7 +10,6 @@ import json
 import re
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from huggingface_hub import ModelCard
@@ -41,15 +40,15 @@ class HubServer(SmallHTTP):
         headers = {"X-Repo-Commit": SHA, "ETag": f'"{git_hash(content)}"', "Content-Type": "application/json"}
         send(request, status, content, headers | ({"X-Error-Code": value["error"]} if status == 404 else {}))
 
-    def answer(self, path: str, role: str | None, body: bytes) -> tuple[int, Any]:
+    def answer(self, path: str, role: str | None, body: bytes) -> tuple[int, object]:
         """Return the status and the content: bytes, or what becomes JSON."""
         words = path.removeprefix("/api/models").split("/")[1:]
         name = "/".join(words[:2])
         repository = self.repositories.get(name)
         match words:
             case ["api", "whoami-v2"]:
-                details = {"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": role}}}
-                return 200 if role else 401, details
+                auth = {"accessToken": {"role": role}}
+                return 200 if role else 401, {"name": "ada", "orgs": [{"name": "lovelace"}], "auth": auth}
             case ["api", "validate-yaml"]:
                 errors = [{"message": error} for error in card_errors(json.loads(body)["content"])]
                 return 400 if errors else 200, {"errors": errors, "warnings": []}
@@ -82,8 +81,7 @@ class HubServer(SmallHTTP):
                 files = repository.branches[revision[1] if revision else "main"]
                 card = ModelCard(files["README.md"].decode()).data.to_dict() if "README.md" in files else None
                 siblings = [{"rfilename": path} for path in files]
-                details = {"sha": SHA, "private": repository.private, "siblings": siblings, "cardData": card}
-                return 200, {"id": name, **details}
+                return 200, {"id": name, "private": repository.private, "siblings": siblings, "cardData": card}
 
 
 def git_hash(content: bytes) -> str:

@@ -48,36 +48,35 @@ def healthy(seed, steps=80, prompts=8, generations=8):
         right = [sum(rng.random() < rate for _ in range(generations)) for rate in rates]
         share = sum(right) / (prompts * generations)
         all_right, all_wrong = right.count(generations) / prompts, right.count(0) / prompts
-        line = {
-            metrics.STEP: step,
-            metrics.LOSS: rng.gauss(0, 0.005),
-            metrics.REWARD: share,
-            metrics.ACCURACY: share,
-            metrics.REWARD_MIN: float(share == 1),
-            metrics.REWARD_MAX: float(share > 0),
-            metrics.REWARD_STD: (share * (1 - share)) ** 0.5,
-            metrics.ADVANTAGE_STD: (1 - all_right - all_wrong) ** 0.5,
-            metrics.DEGENERATE: all_right + all_wrong,
-            metrics.ALL_RIGHT: all_right,
-            metrics.ALL_WRONG: all_wrong,
-            metrics.GRAD_NORM: 0.3 * 2.718 ** rng.gauss(0, 0.5) if all_right + all_wrong < 1 else 0.0,
-            metrics.LEARNING_RATE: 1e-4,
-            metrics.ENTROPY: (1.2 - 1.1 * learned) * 2.718 ** rng.gauss(0, 0.3),
-            metrics.KL: 0.0 if step == 1 else 0.8 * learned * 2.718 ** rng.gauss(0, 0.7),
-            metrics.APPROX_KL: 0.01 * rng.random(),
-            metrics.CLIP_REGION: 0.03 * rng.random(),
-            metrics.TRUNCATED: 0.3 * 2.718 ** (-step / 6) + 0.06 * rng.random(),
-            metrics.SAMPLER_DIFFERENCE: 0.04 * 2.718 ** rng.gauss(0, 0.3),
-            UNCHECKABLE: (rng.random() < 0.1) / (prompts * generations),
-            NO_ANSWER: max(0.0, 0.4 * (1 - learned) + rng.gauss(0, 0.03)),
-            FORMAT: min(1.0, 0.5 + 0.5 * learned),
-        }
-        lines.append(line)
+        lines.append(
+            {
+                metrics.STEP: step,
+                metrics.LOSS: rng.gauss(0, 0.005),
+                metrics.REWARD: share,
+                metrics.ACCURACY: share,
+                metrics.REWARD_MIN: float(share == 1),
+                metrics.REWARD_MAX: float(share > 0),
+                metrics.REWARD_STD: (share * (1 - share)) ** 0.5,
+                metrics.ADVANTAGE_STD: (1 - all_right - all_wrong) ** 0.5,
+                metrics.DEGENERATE: all_right + all_wrong,
+                metrics.ALL_RIGHT: all_right,
+                metrics.ALL_WRONG: all_wrong,
+                metrics.GRAD_NORM: 0.3 * 2.718 ** rng.gauss(0, 0.5) if all_right + all_wrong < 1 else 0.0,
+                metrics.LEARNING_RATE: 1e-4,
+                metrics.ENTROPY: (1.2 - 1.1 * learned) * 2.718 ** rng.gauss(0, 0.3),
+                metrics.KL: 0.0 if step == 1 else 0.8 * learned * 2.718 ** rng.gauss(0, 0.7),
+                metrics.APPROX_KL: 0.01 * rng.random(),
+                metrics.CLIP_REGION: 0.03 * rng.random(),
+                metrics.TRUNCATED: 0.3 * 2.718 ** (-step / 6) + 0.06 * rng.random(),
+                metrics.SAMPLER_DIFFERENCE: 0.04 * 2.718 ** rng.gauss(0, 0.3),
+                UNCHECKABLE: (rng.random() < 0.1) / (prompts * generations),
+                NO_ANSWER: max(0.0, 0.4 * (1 - learned) + rng.gauss(0, 0.03)),
+                FORMAT: min(1.0, 0.5 + 0.5 * learned),
+            }
+        )
         if step % 25 == 0:
-            right_heldout = sum(rng.random() < start + gain * learned for _ in range(64)) / 64
-            lines.append({metrics.STEP: step, metrics.HELDOUT_ACCURACY: right_heldout, metrics.HELDOUT_N: 64})
-    base = sum(rng.random() < start for _ in range(64)) / 64
-    return [*evaluation_line(0, {"accuracy": base, "n": 64}), *lines]
+            lines += scored(step, sum(rng.random() < start + gain * learned for _ in range(64)) / 64)
+    return [*scored(0, sum(rng.random() < start for _ in range(64)) / 64), *lines]
 
 
 KEYS = {

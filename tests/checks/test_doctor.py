@@ -109,10 +109,9 @@ def model_of(case: dict) -> bool:
     return f"{case['set'].get('model_name_or_path')}".removeprefix("./") in {name.partition("/")[0] for name in MODELS}
 
 
-ALL = [pytest.param(case, id=case["what"], marks=pytest.mark.slow if model_of(case) else []) for case in CASES]
-
-
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case["what"], marks=pytest.mark.slow if model_of(case) else []) for case in CASES]
+)
 def test_a_bad_setting_gives_one_line(case, here, request):
     if model_of(case):
         request.getfixturevalue("models")
@@ -137,9 +136,8 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "launch/configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
-    results = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
-    errors = [finding.line() for finding in results if finding.level == "error"]
-    assert not [line for line in errors if not LACKING.search(line)]
+    findings = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
+    assert [one for one in findings if one.level == "error" and not LACKING.search(one.line())] == []
 
 
 # On three processes, with a field that TRL has removed.
@@ -222,9 +220,8 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     path = recipe(here, {"dataset": "generated:sums", "prompt_template": template})
     capsys.readouterr()  # what torch's libraries print when they are imported first
     assert main(["doctor", path, "--show", "2", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
     rows = load_problems("generated:sums", template=as_template(template), seed=0)[:2]
     expected = token_ids(load_tokenizer(model_path("embedded")), [row["prompt"] for row in rows])
-    assert [one["ids"] for one in shown["prompts"]] == expected
+    assert [one["ids"] for one in json.loads(capsys.readouterr().out)["prompts"]] == expected
     assert main(["doctor", path, "--show", "2"]) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -51,10 +50,12 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
     return PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template, name_or_path=str(folder), **special)
 
 
-def run_of(**before: Any) -> dict[str, str]:
+def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
-    content = {"stated": stated(setup().settings, setup().given) | before}
-    return {"run/config.yaml": yaml.safe_dump(content), "run/checkpoint-12/trainer_state.json": '{"global_step": 12}'}
+    return {
+        "run/config.yaml": yaml.safe_dump({"stated": stated(setup().settings, setup().given) | before}),
+        "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
+    }
 
 
 def rows_of(*pairs: tuple[str, str]) -> dict[str, str]:
@@ -116,7 +117,7 @@ def verified(completions, answer, **columns):
 NOT_MORE = "do not reward correct answers more than wrong ones, such as 'It follows: \\\\boxed{20}.' and 'It follows: "
 BOXED = ["--prompt_template", "boxed", "--rewards"]
 # check -> (words of the command line, what the world is like, the starts of the lines)
-CASES: dict[str, list[tuple[list[str], dict[str, Any], list[str]]]] = {
+CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
     "versions": [
         (
             [],
@@ -523,7 +524,7 @@ def server():
     server.stop()
 
 
-def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
+def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     """Make this machine, its environment and its folder what ``world`` says."""
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
@@ -531,8 +532,9 @@ def pretend(world: dict[str, Any], here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
-    capabilities = [[str(i), str(capability)] for i, capability in enumerate(world.get("gpus", ()))]
-    monkeypatch.setattr(machine, "ask_nvidia_smi", lambda query: capabilities)
+    monkeypatch.setattr(
+        machine, "ask_nvidia_smi", lambda query: [[str(i), str(gpu)] for i, gpu in enumerate(world.get("gpus", ()))]
+    )
     replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])

@@ -26,19 +26,19 @@ def test_rows_of_one_gold_and_answer_are_each_held_to_their_own_format(gold, ans
     assert [grade.in_format for grade in grades] == [True, False, True, True]
 
 
-CASES = [
-    ("25", r"\boxed{25\%}", GradingPolicy(), "correct"),
-    ("25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "wrong"),
-    ("0.25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "correct"),
-    (r"\frac{1}{3}", "0.333333333333", GradingPolicy(), "correct"),
-    (r"\frac{1}{3}", "0.33333333333", GradingPolicy(), "wrong"),
-    (r"\frac{1}{3}", "0.333333", GradingPolicy(digits=6), "correct"),
-    (r"\sqrt{2}", "1.41421", GradingPolicy(digits=6), "correct"),
-    (r"\sqrt{2}", "1.41421356237309", GradingPolicy(digits=0), "wrong"),
-]
-
-
-@pytest.mark.parametrize(("gold", "text", "policy", "verdict"), CASES)
+@pytest.mark.parametrize(
+    ("gold", "text", "policy", "verdict"),
+    [
+        ("25", r"\boxed{25\%}", GradingPolicy(), "correct"),
+        ("25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "wrong"),
+        ("0.25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "correct"),
+        (r"\frac{1}{3}", "0.333333333333", GradingPolicy(), "correct"),
+        (r"\frac{1}{3}", "0.33333333333", GradingPolicy(), "wrong"),
+        (r"\frac{1}{3}", "0.333333", GradingPolicy(digits=6), "correct"),
+        (r"\sqrt{2}", "1.41421", GradingPolicy(digits=6), "correct"),
+        (r"\sqrt{2}", "1.41421356237309", GradingPolicy(digits=0), "wrong"),
+    ],
+)
 def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):
     assert str(grade(gold, text, policy=policy)) == verdict
 

@@ -175,8 +175,6 @@ def test_what_is_outside_the_grammar_or_too_deep_or_too_long_is_never_guessed(er
 # Numbers: a number equals itself in every spelling, and never a different one. Exact numbers are bounded by their size:
 # the calling process leaves what is larger to a worker.
 
-decimals = st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-(10**6), 10**6), st.integers(0, 6))
-
 
 def decimal_spellings(d: Decimal) -> list[str]:
     text = f"{d.normalize():f}"
@@ -187,7 +185,7 @@ def decimal_spellings(d: Decimal) -> list[str]:
     return spelled
 
 
-@given(decimals)
+@given(st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-(10**6), 10**6), st.integers(0, 6)))
 @settings(max_examples=300, deadline=None)
 def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
     for one, two in product(decimal_spellings(d), [*decimal_spellings(d), "{}/{}".format(*d.as_integer_ratio())]):

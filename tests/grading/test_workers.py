@@ -78,8 +78,8 @@ def test_a_worker_that_does_not_reply_is_replaced(one, monkeypatch):
 @pytest.mark.slow
 def test_a_gold_answer_that_cannot_be_checked_is_a_bad_gold():
     completions = [r"\boxed{5}", rf"\boxed{{{HANGS}}}", rf"\boxed{{{HANGS}}}"]
-    verdicts = [g.verdict for g in grade_batch([HANGS, HANGS, "42"], completions, timeout=0.3)]
-    assert verdicts == [Verdict.BAD_GOLD, Verdict.CORRECT, Verdict.UNCHECKABLE]
+    grades = grade_batch([HANGS, HANGS, "42"], completions, timeout=0.3)
+    assert [g.verdict for g in grades] == [Verdict.BAD_GOLD, Verdict.CORRECT, Verdict.UNCHECKABLE]
 
 
 # ------------------------------------------------------------------------------------------------------- what kills it
@@ -295,8 +295,7 @@ def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded
     assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT
     for worker in workers.shared_pool().workers:
         status = Path(f"/proc/{worker.process.pid}/status").read_text()
-        peak = int(status.split("VmPeak:")[1].split()[0]) * 1024
-        assert peak <= workers.MEMORY_BYTES
+        assert int(status.split("VmPeak:")[1].split()[0]) * 1024 <= workers.MEMORY_BYTES  # its peak
 
 
 WORDS = r"""

@@ -1,7 +1,6 @@
 """Terms that can be counted exactly, against the tensors that peft, torch, bitsandbytes and transformers make."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.planner import memory
-from grpo_math.planner.memory import Precision
 from grpo_math.planner.model import shape_of, stored
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Machine, Work
@@ -31,7 +29,7 @@ SHAPE = shape_of("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
 ON_24 = Machine(SHAPE, gpus=1, gpu_bytes=24 * machine.GB, cpu_bytes=64 * machine.GB, prompt=100, accelerate=None)
 
 
-def bytes_of(tensors: Any) -> int:
+def bytes_of(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -78,26 +76,26 @@ def test_4_bit_weights_take_what_the_plan_says(nested):
 @pytest.mark.parametrize(
     ("recipe", "deepspeed", "expected"),
     [
-        ({}, None, Precision(4, 4, True)),
-        ({"dtype": "bfloat16", "use_peft": True}, None, Precision(2, 4, True)),
-        ({"dtype": "auto", "use_peft": True, "load_in_4bit": True}, None, Precision(2, 2, True)),
-        ({"dtype": "auto", "use_peft": True}, None, Precision(2, 4, True)),
-        ({"dtype": "auto"}, None, Precision(4, 4, True)),  # the weights that AdamW trains stay float32
-        ({"dtype": "auto", "bf16": False}, {"zero_optimization": {"stage": 2}}, Precision(2, 4, False)),
-        ({"dtype": "bfloat16", "bf16": False}, None, Precision(2, 4, False)),
-        ({"use_cpu": True, "dtype": "auto"}, None, Precision(4, 4, False)),
-        ({"use_peft": True}, {"zero_optimization": {"stage": 2}}, Precision(2, 2, False)),
+        ({}, None, memory.Precision(4, 4, True)),
+        ({"dtype": "bfloat16", "use_peft": True}, None, memory.Precision(2, 4, True)),
+        ({"dtype": "auto", "use_peft": True, "load_in_4bit": True}, None, memory.Precision(2, 2, True)),
+        ({"dtype": "auto", "use_peft": True}, None, memory.Precision(2, 4, True)),
+        ({"dtype": "auto"}, None, memory.Precision(4, 4, True)),  # the weights that AdamW trains stay float32
+        ({"dtype": "auto", "bf16": False}, {"zero_optimization": {"stage": 2}}, memory.Precision(2, 4, False)),
+        ({"dtype": "bfloat16", "bf16": False}, None, memory.Precision(2, 4, False)),
+        ({"use_cpu": True, "dtype": "auto"}, None, memory.Precision(4, 4, False)),
+        ({"use_peft": True}, {"zero_optimization": {"stage": 2}}, memory.Precision(2, 2, False)),
         (
             {"dtype": "bfloat16", "bf16": False, "use_peft": True},
             {"zero_optimization": {"stage": 2}},
-            Precision(2, 4, False),
+            memory.Precision(2, 4, False),
         ),
         (
             {"dtype": "bfloat16", "use_peft": True},
             {"bf16": {"enabled": False}, "zero_optimization": {"stage": 3}},
-            Precision(2, 2, True),
+            memory.Precision(2, 2, True),
         ),
-        ({}, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, Precision(2, 2, False)),
+        ({}, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, memory.Precision(2, 2, False)),
     ],
 )
 def test_the_dtypes_are_those_that_trl_and_peft_load(recipe, deepspeed, expected):
@@ -112,8 +110,19 @@ MEASURED = {
     "trained": [100, 3200],  # with an adapter of rank 16
     "prefill": [[50_000, 4, 0.5]],
 }
-SIZES = {"layers": 10, "hidden": 8, "vocab": 100, "total": 10_000, "matrices": 6_400, "largest": 640}
-TINY = replace(SHAPE, measured=lambda how: MEASURED, max_tokens=64, tied=True, cache=(4, 20), **SIZES)
+TINY = replace(
+    SHAPE,
+    measured=lambda how: MEASURED,
+    max_tokens=64,
+    tied=True,
+    cache=(4, 20),
+    layers=10,
+    hidden=8,
+    vocab=100,
+    total=10_000,
+    matrices=6_400,
+    largest=640,
+)
 ON_4 = Machine(TINY, gpus=1, gpu_bytes=4 * machine.GB, cpu_bytes=4 * machine.GB, prompt=10, accelerate=None)
 BATCH = Batch(generations=8, processes=1, rows=8, steps=4, rollout=32)
 ADAPTER = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0}
@@ -326,7 +335,8 @@ CACHE = 2 * machine.GB - memory.VLLM_OVERHEAD - 20_000  # half of 4 GB, without 
 )
 def test_a_phase_adds_what_is_outside_the_model(recipe, deepspeed, generates, processes, expected):
     """Bytes in training, in generation and in main memory."""
-    batch = BATCH._replace(processes=processes)
-    phases, main = memory.phases(ON_4, *read(recipe, deepspeed), batch, generates, Work(WORK))
+    phases, main = memory.phases(
+        ON_4, *read(recipe, deepspeed), BATCH._replace(processes=processes), generates, Work(WORK)
+    )
     terms = {name: tuple(where.get(name) for where in (*phases.values(), main)) for name in expected}
     assert terms == expected

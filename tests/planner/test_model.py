@@ -12,19 +12,11 @@ from grpo_math.errors import UserError
 from grpo_math.planner.model import _worker, measured, read_config, shape_of, stored
 from grpo_math.planner.settings import NotPlanned
 
-PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
-SMALL = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
-
 
 def test_each_shipped_shape_has_the_published_number_of_parameters():
-    assert {name: shape_of(name, config).total for name, config in stored("shapes.json").items()} == PARAMETERS
+    assert {name: shape_of(name, config).total for name, config in stored("shapes.json").items()} == json.loads(
+        (Path(__file__).parents[1] / "cases/model_parameters.json").read_text()
+    )
 
 
 @pytest.mark.full
@@ -32,7 +24,16 @@ def test_each_shipped_shape_has_the_published_number_of_parameters():
 def test_a_family_is_measured_exactly(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
     _worker.cache_clear()  # the line is printed when the measuring process starts
-    config = {**SMALL, "model_type": family, "head_dim": 12}
+    config = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "model_type": family,
+        "head_dim": 12,
+    }
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     assert shape_of(family, config).total == sum(p.numel() for p in model.parameters())

@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -33,21 +32,21 @@ LORA = {
     "max_completion_length": 1024,
 }
 VLLM = {"use_vllm": True, "vllm_max_model_length": 1536}
-WAYS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, dict] = {
     "transformers": {},
     "colocate": {**VLLM, "vllm_enable_sleep_mode": True},
     "server": {**VLLM, "vllm_mode": "server", "prompts_per_step": 16},
 }
 
 
-def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 24, cpu_gb: float = 256) -> Any:
+def planned(model: str, changes: dict, gpus: int = 1, gpu_gb: float = 24, cpu_gb: float = 256) -> dict:
     recipe = {"model_name_or_path": model, **LORA, **changes}
     if "prompts_per_step" in changes:
         del recipe["gradient_accumulation_steps"]  # solved
     return plan(recipe, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
 
 
-def printed(arguments: str) -> dict[str, Any]:
+def printed(arguments: str) -> dict:
     """The exit code, the object and the text of `grpo-math plan --config ARGUMENTS`."""
     outputs = []
     for options in ([], ["--json"]):
@@ -74,10 +73,8 @@ def test_every_plan_is_consistent_in_itself(model, gpus, way):
         answer = planned(model, WAYS[way], gpus, size)
         assert set(answer["phases"]) == {"training", "generation", *(["server"] if way == "server" else [])}
         totals = {phase: sum(terms.values()) for phase, terms in answer["phases"].items()}
-        peak = max(("training", "generation"), key=lambda phase: totals[phase])
-        assert answer["peak_gb"] == pytest.approx(totals[peak] / GB, abs=1e-3)
-        used = [gpu for role in answer["layout"] for gpu in role["gpus"]]
-        assert sorted(used) == list(range(gpus))
+        assert answer["peak_gb"] == pytest.approx(max(totals["training"], totals["generation"]) / GB, abs=1e-3)
+        assert sorted(gpu for role in answer["layout"] for gpu in role["gpus"]) == list(range(gpus))
         assert answer["fits"] == (not answer["problems"])
         assert not answer["fits"] or max(totals.values()) <= MARGIN * size * GB
         assert not (answer["fits"] and answer["suggestions"])
@@ -98,17 +95,15 @@ CRAMPED = {
 }
 
 
-@pytest.mark.parametrize("case", CRAMPED)
-def test_each_suggestion_saves_what_it_says(case):
-    model, changes, gpus, size = CRAMPED[case]
+@pytest.mark.parametrize(("model", "changes", "gpus", "size"), CRAMPED.values(), ids=CRAMPED)
+def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
     before = planned(model, changes, gpus, size)
     assert not before["fits"]
     assert before["suggestions"]
     for suggestion in before["suggestions"]:
         assert set(suggestion["change"]) <= fields().keys()
-        lines = yaml.safe_load("\n".join(suggestion["set"]))
-        assert lines == suggestion["change"]
-        changes = {**changes, **lines}
+        assert yaml.safe_load("\n".join(suggestion["set"])) == suggestion["change"]
+        changes = {**changes, **suggestion["change"]}
         after = planned(model, changes, gpus, size)
         assert before["peak_gb"] - after["peak_gb"] == pytest.approx(suggestion["saves_gb"], abs=2e-3)
         assert after["fits"] == suggestion["fits"]
@@ -119,7 +114,7 @@ def test_each_suggestion_saves_what_it_says(case):
 # The command
 
 
-def recipe(folder: Path, **fields: Any) -> str:
+def recipe(folder: Path, **fields) -> str:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump({"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA, **fields}))
     return str(path)

@@ -238,8 +238,11 @@ def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub
     hub["open-r1/OpenR1-Math-220k", "train"] = [{"problem": "c?", "answer": "2"}]
     monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
     (tmp_path / "openr1").mkdir()
-    names = (["gsm8k", "train[:1]"], ["owner/name:extra@1a2b", "heldout"], ["openr1:extended@v2"])
-    loaded = [row for name in names for row in load_problems(*name)]
+    loaded = [
+        *load_problems("gsm8k", "train[:1]"),
+        *load_problems("owner/name:extra@1a2b", "heldout"),
+        *load_problems("openr1:extended@v2"),
+    ]
     assert values(loaded, "id", "problem", "answer", "big") == [
         ("gsm8k/train/1", "a?", "1200", None),
         ("name/1", "b?", "1", None),
@@ -271,13 +274,13 @@ def test_math_on_the_hub_has_no_problem_of_math500_in_its_test_split(hub):
     rows = [{"problem": p, "level": "Level 5", "type": "Algebra", "solution": rf"so $\boxed{{{p}}}$"} for p in "abc"]
     hub[SOURCES["math"].hub, "test"] = rows
     hub["HuggingFaceH4/MATH-500", "test"] = [{"problem": "b", "answer": "b"}]
-    asked = ("id", "answer", "level", "subject")
-    assert values(load_problems("math", "test"), *asked) == [
+    assert values(load_problems("math", "test"), "id", "answer", "level", "subject") == [
         ("math/test/1", "a", 5, "Algebra"),
         ("math/test/3", "c", 5, "Algebra"),
     ]
-    wrong = {"problem": "Let $\\boxed{N}$ mean the number of whole number divisors of N", "solution": r"\boxed{N}"}
-    hub[SOURCES["math"].hub, "train"] = [wrong]
+    hub[SOURCES["math"].hub, "train"] = [
+        {"problem": "Let $\\boxed{N}$ mean the number of whole number divisors of N", "solution": r"\boxed{N}"}
+    ]
     assert load_problems("math")[0]["answer"] == "6"
 
 
@@ -297,8 +300,9 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
 
 def test_the_same_seed_gives_the_same_bytes_on_every_platform():
     made = [generate(split, 200, seed, ("sums", "differences", "products")) for split in SPLITS for seed in (0, 7)]
-    digest = sha256(json.dumps(made).encode()).hexdigest()
-    assert digest == "8786bf0d644fcf90da74fb979db093ff3ac0d4907f3f30a35c77297ff7305b4e"
+    assert sha256(json.dumps(made).encode()).hexdigest() == (
+        "8786bf0d644fcf90da74fb979db093ff3ac0d4907f3f30a35c77297ff7305b4e"
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -155,16 +155,15 @@ def test_a_chat_has_a_worked_example_in_the_format_that_it_teaches_or_none(templ
 
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "its own"}]
-OWN_PROMPTS = """
-def chat(problem): return [{"role": "system", "content": "old"}, {"role": "user", "content": f"<answer> {problem}"}]
-def nothing(problem): return []
-def number(problem): return 7
-"""
 
 
 @pytest.fixture
 def own_prompts(tmp_path, monkeypatch):
-    (tmp_path / "test_prompts_own.py").write_text(OWN_PROMPTS)
+    (tmp_path / "test_prompts_own.py").write_text("""
+def chat(problem): return [{"role": "system", "content": "old"}, {"role": "user", "content": f"<answer> {problem}"}]
+def nothing(problem): return []
+def number(problem): return 7
+""")
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -216,5 +215,4 @@ def test_a_prompt_that_cannot_be_made_or_used_is_refused(action, arguments, mess
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_completion_is_in_the_format_or_not(name):
-    accepted = [text for text in (*ACCEPTED[name], *REJECTED[name]) if in_format(text, name)]
-    assert accepted == list(ACCEPTED[name])
+    assert [text for text in (*ACCEPTED[name], *REJECTED[name]) if in_format(text, name)] == [*ACCEPTED[name]]

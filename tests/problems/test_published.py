@@ -103,8 +103,10 @@ def put(folder, rows, split="train", config=None):
     """A folder as `hf download` leaves it: the card names its files, which are Parquet."""
     (folder / "data").mkdir(parents=True)
     datasets.Dataset.from_list(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
-    files = f"- config_name: {config or 'default'}\n  data_files:\n  - split: {split}\n    path: data/{split}-*\n"
-    (folder / "README.md").write_text(f"---\nconfigs:\n{files}---\n", encoding="utf-8")
+    (folder / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: {config or 'default'}\n  data_files:\n  - split: {split}\n"
+        f"    path: data/{split}-*\n---\n"
+    )
     return folder
 
 

@@ -12,26 +12,6 @@ FORMULAS = {
     r"\begin{cases} 1 & x \\ 0 \end{cases}": "<mtable><mtr>",
     r"\boxed{\frac{1}{\sqrt{2}}}": "<msqrt>",
 }
-PLAIN = [
-    "He pays $5 and she pays $10.",
-    "It costs $5 a day and $ 6 at night, so $11$0",
-    "One is $5 for two,$6 for three.",
-    "Betty has only 100 / 2 = $<<100/2=50>>50. Her grandfather gave her 15 * 2 = $30.",
-    r"$\frac{1}{2",
-    r"$\begin{tabular}{c}x$\end{tabular}",
-    r"\(x",
-    "$$",
-    r"\boxed{1",
-]
-HOSTILE = [
-    r"\text{<img/src=x/onerror=alert(1)>}",
-    r"\text{</mtext></math><script>alert(1)</script>}",
-    r"\text{<b>x</b>}",
-    r"\text{a & b}",
-    r"\sqrt{" * 600 + "x" + "}" * 600,
-    r"\frac" * 300,
-    "x" * 2001,
-]
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -41,12 +21,36 @@ def test_a_formula_becomes_mathml(text):
     assert FORMULAS[text] in formulas.markup[0]
 
 
-@pytest.mark.parametrize("text", PLAIN)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "He pays $5 and she pays $10.",
+        "It costs $5 a day and $ 6 at night, so $11$0",
+        "One is $5 for two,$6 for three.",
+        "Betty has only 100 / 2 = $<<100/2=50>>50. Her grandfather gave her 15 * 2 = $30.",
+        r"$\frac{1}{2",
+        r"$\begin{tabular}{c}x$\end{tabular}",
+        r"\(x",
+        "$$",
+        r"\boxed{1",
+    ],
+)
 def test_what_is_no_formula_stays_as_it_is(text):
     assert list(Formulas().split(text)) == [(text, None)]
 
 
-@pytest.mark.parametrize("latex", HOSTILE)
+@pytest.mark.parametrize(
+    "latex",
+    [
+        r"\text{<img/src=x/onerror=alert(1)>}",
+        r"\text{</mtext></math><script>alert(1)</script>}",
+        r"\text{<b>x</b>}",
+        r"\text{a & b}",
+        r"\sqrt{" * 600 + "x" + "}" * 600,
+        r"\frac" * 300,
+        "x" * 2001,
+    ],
+)
 def test_what_is_not_mathml_alone_stays_text(latex):
     assert mathml(latex) is None
 

@@ -22,7 +22,6 @@ from grpo_math.errors import PushError, UserError
 from grpo_math.report import hub as hub_module
 from grpo_math.report.verdict import conclude
 from grpo_math.run.checkpoints import FINISHED
-from grpo_math.run.files import write_json
 from grpo_math.run.log import write_config
 
 TOKEN, READER = TOKENS
@@ -67,17 +66,16 @@ def push(capsys):
 def adapter_run(tmp_path_factory, small):
     """What training leaves: weights with what transformers adds to them, and an evaluation before and after."""
     folder = write_adapter_run(tmp_path_factory.mktemp("runs") / "sums", small)
-    write_json(folder / "before.json", results({0}, n=4, data="generated:sums"))
-    write_json(folder / "after.json", results({0, 1, 2}, n=4, data="generated:sums"))
+    (folder / "before.json").write_text(json.dumps(results({0}, n=4, data="generated:sums")))
+    (folder / "after.json").write_text(json.dumps(results({0, 1, 2}, n=4, data="generated:sums")))
     byte_tokenizer().save_pretrained(folder / "adapter")
     for name in ("adapter/training_args.bin", "adapter/optimizer.pt", "adapter/README.md", "checkpoint-2.safetensors"):
         (folder / name).write_bytes(b"not to be pushed")
-    lines = [{"step": step, "loss": 0.0, "reward": step / 4, "accuracy": step / 4} for step in (1, 2)]
-    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_json(folder / FINISHED, {"step": 2, "weights": "adapter"})
+    (folder / "history.jsonl").write_text('{"step": 1, "loss": 0.0, "reward": 0.25, "accuracy": 0.25}\n')
+    (folder / FINISHED).write_text('{"step": 2, "weights": "adapter"}')
     write_config(
         folder / "config.yaml",
-        {"model_name_or_path": small, "dataset": "generated:sums", "prompt_template": "gsm8k", "hub_token": TOKEN},
+        {"model_name_or_path": small, "model_revision": "v2", "dataset": "generated:sums", "hub_token": TOKEN},
         ["grpo_math.train", "--seed", "1"],
         "NO",
         1,
@@ -126,8 +124,7 @@ def test_a_full_model_goes_to_a_private_repository_and_to_a_branch(hub, push, mo
 
 def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, adapter_run):
     licence = "license: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n"
-    hub.repositories["lovelace/base"] = Repository()
-    pushed(hub, "lovelace/base")["README.md"] = f"---\n{licence}---\n# Base\n".encode()
+    hub.repositories["lovelace/base"] = Repository(branches={"v2": {"README.md": f"---\n{licence}---\n".encode()}})
     push(adapter_run, "--repo_id", "ada/named", "--base_model", "lovelace/base")
     card = pushed(hub, "ada/named")["README.md"].decode()
     assert "base_model: lovelace/base" in card
@@ -206,14 +203,17 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert out[-3:] == [f"report   {run}/report.html", f"adapter  {run}/adapter", "pushed   http://hub/ada/sums"]
-    card = run / "adapter/README.md"
-    assert json.loads((run / "adapter/files.json").read_text())["README.md"] == card.stat().st_size
+    assert (
+        json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
+    )
     for error, reason in ((KeyboardInterrupt(), "interrupted"), (UserError("no token"), "no token")):
         pushing.side_effect = error
         with pytest.raises(PushError) as failed:
             conclude(config, run / "adapter", pushes=True)
-        again = f"grpo-math push '{run}' --repo_id my run{words}"
-        assert str(failed.value) == f"the run is complete in {run}, but not on the Hub ({reason}): {again}"
+        assert str(failed.value) == (
+            f"the run is complete in {run}, but not on the Hub ({reason}): "
+            f"grpo-math push '{run}' --repo_id my run{words}"
+        )
 
 
 @pytest.mark.full

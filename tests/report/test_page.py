@@ -90,8 +90,7 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
 
 @pytest.mark.slow
 def test_all_plots_are_drawn_and_the_page_carries_its_own_and_loads_nothing(run):
-    names = [name for plot in PLOTS for name, _ in plot.lines]
-    lines = [{"step": step} | dict.fromkeys(names, 0.1 * step) for step in range(1, 81)]
+    lines = [{"step": step, **{name: 0.1 * step for plot in PLOTS for name, _ in plot.lines}} for step in range(1, 81)]
     (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = report(run)
     assert [path.name for path in files.plots] == ["training.png", "details.png"]
@@ -119,7 +118,6 @@ def forbidden(page):
     return [(tag, names) for tag, names in tags if tag in outside or any(name.startswith("on") for name in names)]
 
 
-HEADLINE = '36.7% <span class="arrow">→</span> 74.2%'
 ODD = results({0}, n=2)
 ODD["rows"][0]["completion"] = ODD["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
 OTHER = results(set(range(40)))
@@ -163,7 +161,7 @@ OTHER["rows"][0]["id"] = HOSTILE
                 "evaluation/base.json": results(RIGHT_BEFORE),
                 "evaluation/trained.json": results(RIGHT_AFTER),
             },
-            [HEADLINE],
+            ['36.7% <span class="arrow">→</span> 74.2%'],
             ['<section class="notes">'],
             id="an evaluation of the run, if training made none",
         ),
@@ -256,8 +254,10 @@ def test_training_completions_come_as_chats_or_as_text(run):
     assert [row["completions"][0]["turns"] for row in rows] == [
         [("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)
     ]
-    whole = "system: Work it out.\n\nuser: What is 1 + 0?"
-    assert [(row["question"], row["prompt"]) for row in rows] == [("What is 1 + 0?", whole), ("What is 2 + 0?", "")]
+    assert [(row["question"], row["prompt"]) for row in rows] == [
+        ("What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?"),
+        ("What is 2 + 0?", ""),
+    ]
 
 
 def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run, monkeypatch):
@@ -266,9 +266,8 @@ def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run,
     read = run_dir.read_run(run)
     # 8 files, every 3rd from the newest: 20, 50, 80.
     assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
-    _heldout, training = viewer.sources(read)
     # 3 steps of 32 completions with 23 or 24 characters: 2,238, so that every third of the 12 groups is shown.
-    assert len(training.rows) == 4
+    assert len(viewer.sources(read)[1].rows) == 4
     steps, _, rows = read.notes
     assert steps == "the completions of one logged step in 3 are shown: the others are in completions/"
     assert rows == "Training completions: one row in 3 is shown; all rows are in the files"

@@ -98,13 +98,16 @@ def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(monke
 
 # The pace of the ten newest lines counts: the first, with the compilation, is not one of them.
 SLOW = [{"step": step, "step_time": 100.0 if step == 1 else 2.0} for step in range(1, 12)]
-EPOCHS = {"max_steps": -1, "num_train_epochs": 3.0}
 
 
 @pytest.mark.parametrize(
     ("config", "history", "expected"),
     [
-        (EPOCHS, [{"step": 10, "epoch": 0.5, "step_time": 3.0}], Progress(10, 60, 150.0)),
+        (
+            {"max_steps": -1, "num_train_epochs": 3.0},
+            [{"step": 10, "epoch": 0.5, "step_time": 3.0}],
+            Progress(10, 60, 150.0),
+        ),
         ({}, [], Progress(0, None, None)),
         ({"max_steps": 15}, SLOW, Progress(11, 15, 8.0)),
         ({"max_steps": 11}, SLOW, Progress(11, 11, None)),

@@ -42,10 +42,7 @@ def test_the_users_variables_win_and_the_settings_come_without_secrets(tmp_path,
     trackers = {name: Mock() for name in ("wandb", "trackio")}
     for name, module in trackers.items():
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path), "WANDB_PROJECT": "mine"})
     settings = {"hub_token": SECRET, "seed": 1, "folder": tmp_path, "project": "ours"}
     Trackers(["wandb", "trackio"], tmp_path, settings).on_train_begin(None, None, None)
     assert [os.environ[f"WANDB_{name}"] for name in ("PROJECT", "DIR", "MODE", "CONSOLE")] == [

@@ -5,12 +5,15 @@ from pathlib import Path
 from grpo_math.report.run_dir import Run
 from grpo_math.report.viewer import sources, turns_of, why
 
-ROW = {"step": 4, "group": 2, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?", "answer_length": 0.5}
-
 
 def row(text, verdict, reward, **more):
     return {
-        **ROW,
+        "step": 4,
+        "group": 2,
+        "problem_id": "sum-1",
+        "gold": "17",
+        "prompt": "What is 9 + 8?",
+        "answer_length": 0.5,
         "completion": text,
         "verdict": verdict,
         "reward": reward,

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import signal
-import textwrap
 import threading
 import time
 
@@ -17,7 +16,6 @@ from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
 from grpo_math.rewards.columns import text_of
-from grpo_math.rewards.guard import RewardContext, checked
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run.signals import Stopped, stopping
@@ -63,112 +61,119 @@ def test_the_text_of_a_completion_is_that_of_the_last_message_with_a_role(comple
 
 
 ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
-BY_HAND = [
-    ("accuracy", ["#### 7", r"\boxed{7}", "It is 8.", ""], {}, [1.0, 1.0, 0.0, 0.0]),
-    ("accuracy", ["#### 7"], {"answer": [""]}, [None]),
-    ("accuracy", [[{"role": "assistant", "content": "#### 7"}], "#### 8"], {}, [1.0, 0.0]),
-    ("accuracy", ["#### 7", "#### 8"], {"answer": [7, True], "solution": ["8", "8"]}, [1.0, 1.0]),
-    ("accuracy", [r"\boxed{8}\n#### 7", r"\boxed{8}\n#### 7"], {"answer_format": ["gsm8k", "boxed"]}, [1.0, 0.0]),
-    (
-        "accuracy",
-        ["x", "y"],
-        {"answer": None, "grade": [Grade(Verdict.CORRECT, "1"), Grade(Verdict.WRONG, "2")]},
-        [1, 0],
-    ),
-    ("accuracy", ["#### 7"], {"solution": ["7"], "completion_ids": [[1]], "log_metric": print}, [1.0]),
-    (
-        "r1_zero",
-        [GOOD_R1, "<answer>7</answer>", "so </think> <answer>8</answer>", r"so \boxed{7}", GOOD_R1 + " and more"],
-        {},
-        [1.0, 0.0, 0.0, 0.0, 0.0],
-    ),
-    ("gsm8k", ["3 + 4\n#### 7", "It is 7.", "#### 7\nor so", "#### 8"], {}, [1.0, 0.0, 0.0, 0.0]),
-    (  # grades of another format are not used
-        "gsm8k",
-        ["<answer>8</answer>\n#### 7"] * 2,
-        {"answer_format": ["xml", "gsm8k"], "grade": [Grade(Verdict.WRONG, "8")] * 2},
-        [1.0, 1.0],
-    ),
-    ("gsm8k", ["#### 7"], {"answer_format": "gsm8k", "grade": [Grade(Verdict.WRONG, "8")]}, [0.0]),
-    (
-        "format_strict",
-        ["so\n#### 7", GOOD_R1, GOOD_XML, r"so \boxed{7}", GOOD_XML],
-        {"answer_format": ["gsm8k", "r1_zero", "xml", "boxed", "gsm8k"]},
-        [1.0, 1.0, 1.0, 1.0, 0.0],
-    ),
-    (  # the tags in order
-        "format_soft",
-        [f"Well: {GOOD_XML} done", "<answer>7</answer><reasoning>x</reasoning>", "<reasoning></reasoning>", GOOD_XML],
-        {},
-        [1.0, 0.0, 0.0, 1.0],
-    ),
-    (  # a quarter for each tag, once, less a thousandth for each trailing character
-        "xml_count",
-        [GOOD_XML, "<reasoning>x</reasoning>", GOOD_XML + "ten chars!", "<answer>7</answer>" + "x" * 900],
-        {},
-        [1.0, 0.5, 0.99, 0.0],
-    ),
-    ("xml_count", ["<reasoning>" * 50 + "</reasoning><answer>7</answer>"], {}, [0.75]),
-    ("xml_count", ["so\n#### 7 apples", "####" * 2], {"answer_format": "gsm8k"}, [1.0, 0.0]),
-    (
-        "integer_only",
-        ["#### 8", "#### 1,200", "#### 7.5", "#### seven-ish", r"\boxed{\frac{8}{2}}"],
-        {},
-        [1.0, 1.0, 0.0, 0.0, 1.0],
-    ),
-    (  # 0.5 * (1 - 10/100), 0.5 * (1 - 50/100), .., 0.5 * (1 - 9900/10000)
-        "proximity",
-        ["#### 100", "#### 90", "#### 50", "#### -100", "#### 10000", "#### x"],
-        {"answer": ["100"] * 6},
-        [1.0, 0.45, 0.25, 0.0, 0.005, 0.0],
-    ),
-    ("proximity", ["#### -90", "#### 0", "#### 1/3"], {"answer": ["#### -100", "100", "2/3"]}, [0.45, 0.0, 0.25]),
-    (  # a wrong answer gets at most half
-        "proximity",
-        ["#### 1.0000001", "#### 0.333333", "#### " + "9" * 300, "#### 0.000001"],
-        {"answer": ["1", "1/3", "1", "0"]},
-        [0.49999995, 0.4999995, 0.0, 0.0],
-    ),
-    ("number_match", ["#### 7", "#### 8", "#### lots", ""], {}, [3.0, 1.0, 0.0, 0.0]),
-    (  # zero up to 80 tokens, then minus one twentieth for each, and at most minus one
-        "overlong",
-        [""] * 5,
-        {"completion_ids": [[0] * n for n in (0, 80, 85, 100, 120)], "max_completion_length": 100},
-        [0.0, 0.0, -0.25, -1.0, -1.0],
-    ),
-    ("overlong", ["a " * 820, "a " * 922], {}, [0.0, -0.5]),  # 1,024 words, of which 204 are the end
-    (make_overlong(100, 10), [""] * 2, {"completion_ids": [[0] * 95, [0] * 101]}, [-0.5, -1.0]),
-    (make_overlong(100, 1), [""] * 2, {"completion_ids": [[0] * 99, [0] * 100]}, [0.0, -1.0]),
-    (make_repetition(1, 2.0), ["so so"], {}, [-1.0]),
-    (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
-    (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
-    ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
-    (  # right, in format and 50 of 100 tokens: 1 + 0.1 + 0.05 / 2; the length beyond the limit costs nothing
-        "shaped",
-        ["#### 7", "It is 8.", "#### 8", "#### 7"],
-        {
-            "answer": ["7", "7", "7", ""],
-            "answer_format": ["gsm8k"] * 4,
-            "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
-            "max_completion_length": 100,
-        },
-        [1.125, 0.0, 0.1, None],
-    ),
-    ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
-    ("gated", [GOOD_XML], {"answer": [""]}, [None]),
-    (  # a broken format is zero even if the answer cannot be graded, but a bad gold answer is None
-        "r1_zero",
-        ["no tags", GOOD_R1, "no tags"],
-        {
-            "answer_format": ["r1_zero"] * 3,
-            "grade": [Grade(Verdict.CRASH, "9"), Grade(Verdict.CRASH, "9"), Grade(Verdict.BAD_GOLD, None)],
-        },
-        [0.0, None, None],
-    ),
-]
 
 
-@pytest.mark.parametrize(("name", "completions", "columns", "expected"), BY_HAND)
+@pytest.mark.parametrize(
+    ("name", "completions", "columns", "expected"),
+    [
+        ("accuracy", ["#### 7", r"\boxed{7}", "It is 8.", ""], {}, [1.0, 1.0, 0.0, 0.0]),
+        ("accuracy", ["#### 7"], {"answer": [""]}, [None]),
+        ("accuracy", [[{"role": "assistant", "content": "#### 7"}], "#### 8"], {}, [1.0, 0.0]),
+        ("accuracy", ["#### 7", "#### 8"], {"answer": [7, True], "solution": ["8", "8"]}, [1.0, 1.0]),
+        ("accuracy", [r"\boxed{8}\n#### 7", r"\boxed{8}\n#### 7"], {"answer_format": ["gsm8k", "boxed"]}, [1.0, 0.0]),
+        (
+            "accuracy",
+            ["x", "y"],
+            {"answer": None, "grade": [Grade(Verdict.CORRECT, "1"), Grade(Verdict.WRONG, "2")]},
+            [1, 0],
+        ),
+        ("accuracy", ["#### 7"], {"solution": ["7"], "completion_ids": [[1]], "log_metric": print}, [1.0]),
+        (
+            "r1_zero",
+            [GOOD_R1, "<answer>7</answer>", "so </think> <answer>8</answer>", r"so \boxed{7}", GOOD_R1 + " and more"],
+            {},
+            [1.0, 0.0, 0.0, 0.0, 0.0],
+        ),
+        ("gsm8k", ["3 + 4\n#### 7", "It is 7.", "#### 7\nor so", "#### 8"], {}, [1.0, 0.0, 0.0, 0.0]),
+        (  # grades of another format are not used
+            "gsm8k",
+            ["<answer>8</answer>\n#### 7"] * 2,
+            {"answer_format": ["xml", "gsm8k"], "grade": [Grade(Verdict.WRONG, "8")] * 2},
+            [1.0, 1.0],
+        ),
+        ("gsm8k", ["#### 7"], {"answer_format": "gsm8k", "grade": [Grade(Verdict.WRONG, "8")]}, [0.0]),
+        (
+            "format_strict",
+            ["so\n#### 7", GOOD_R1, GOOD_XML, r"so \boxed{7}", GOOD_XML],
+            {"answer_format": ["gsm8k", "r1_zero", "xml", "boxed", "gsm8k"]},
+            [1.0, 1.0, 1.0, 1.0, 0.0],
+        ),
+        (  # the tags in order
+            "format_soft",
+            [
+                f"Well: {GOOD_XML} done",
+                "<answer>7</answer><reasoning>x</reasoning>",
+                "<reasoning></reasoning>",
+                GOOD_XML,
+            ],
+            {},
+            [1.0, 0.0, 0.0, 1.0],
+        ),
+        (  # a quarter for each tag, once, less a thousandth for each trailing character
+            "xml_count",
+            [GOOD_XML, "<reasoning>x</reasoning>", GOOD_XML + "ten chars!", "<answer>7</answer>" + "x" * 900],
+            {},
+            [1.0, 0.5, 0.99, 0.0],
+        ),
+        ("xml_count", ["<reasoning>" * 50 + "</reasoning><answer>7</answer>"], {}, [0.75]),
+        ("xml_count", ["so\n#### 7 apples", "####" * 2], {"answer_format": "gsm8k"}, [1.0, 0.0]),
+        (
+            "integer_only",
+            ["#### 8", "#### 1,200", "#### 7.5", "#### seven-ish", r"\boxed{\frac{8}{2}}"],
+            {},
+            [1.0, 1.0, 0.0, 0.0, 1.0],
+        ),
+        (  # 0.5 * (1 - 10/100), 0.5 * (1 - 50/100), .., 0.5 * (1 - 9900/10000)
+            "proximity",
+            ["#### 100", "#### 90", "#### 50", "#### -100", "#### 10000", "#### x"],
+            {"answer": ["100"] * 6},
+            [1.0, 0.45, 0.25, 0.0, 0.005, 0.0],
+        ),
+        ("proximity", ["#### -90", "#### 0", "#### 1/3"], {"answer": ["#### -100", "100", "2/3"]}, [0.45, 0.0, 0.25]),
+        (  # a wrong answer gets at most half
+            "proximity",
+            ["#### 1.0000001", "#### 0.333333", "#### " + "9" * 300, "#### 0.000001"],
+            {"answer": ["1", "1/3", "1", "0"]},
+            [0.49999995, 0.4999995, 0.0, 0.0],
+        ),
+        ("number_match", ["#### 7", "#### 8", "#### lots", ""], {}, [3.0, 1.0, 0.0, 0.0]),
+        (  # zero up to 80 tokens, then minus one twentieth for each, and at most minus one
+            "overlong",
+            [""] * 5,
+            {"completion_ids": [[0] * n for n in (0, 80, 85, 100, 120)], "max_completion_length": 100},
+            [0.0, 0.0, -0.25, -1.0, -1.0],
+        ),
+        ("overlong", ["a " * 820, "a " * 922], {}, [0.0, -0.5]),  # 1,024 words, of which 204 are the end
+        (make_overlong(100, 10), [""] * 2, {"completion_ids": [[0] * 95, [0] * 101]}, [-0.5, -1.0]),
+        (make_overlong(100, 1), [""] * 2, {"completion_ids": [[0] * 99, [0] * 100]}, [0.0, -1.0]),
+        (make_repetition(1, 2.0), ["so so"], {}, [-1.0]),
+        (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
+        (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
+        ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
+        (  # right, in format and 50 of 100 tokens: 1 + 0.1 + 0.05 / 2; the length beyond the limit costs nothing
+            "shaped",
+            ["#### 7", "It is 8.", "#### 8", "#### 7"],
+            {
+                "answer": ["7", "7", "7", ""],
+                "answer_format": ["gsm8k"] * 4,
+                "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
+                "max_completion_length": 100,
+            },
+            [1.125, 0.0, 0.1, None],
+        ),
+        ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
+        ("gated", [GOOD_XML], {"answer": [""]}, [None]),
+        (  # a broken format is zero even if the answer cannot be graded, but a bad gold answer is None
+            "r1_zero",
+            ["no tags", GOOD_R1, "no tags"],
+            {
+                "answer_format": ["r1_zero"] * 3,
+                "grade": [Grade(Verdict.CRASH, "9"), Grade(Verdict.CRASH, "9"), Grade(Verdict.BAD_GOLD, None)],
+            },
+            [0.0, None, None],
+        ),
+    ],
+)
 def test_rewards_are_those_worked_out_by_hand(name, completions, columns, expected):
     golds = {} if "solution" in columns else {"answer": ["7"] * len(completions)}
     rewards = call(name, completions, **golds | columns)
@@ -187,7 +192,7 @@ def test_only_a_crash_and_a_bad_gold_are_none_and_any_other_answer_is_right_or_w
 
 def test_each_reward_has_the_name_of_its_key_and_load_reward_takes_keys_and_functions():
     assert all(load_reward(key) is function and function.__name__ == key for key, function in REWARDS.items())
-    assert load_reward("textwrap:dedent") is textwrap.dedent
+    assert load_reward("json:loads") is json.loads
     assert ON_FORMAT.__name__ == "overlong_on_format_strict"
 
 
@@ -216,7 +221,7 @@ def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_non
         columns.update(more)
         return True, None, 3, torch.tensor(0.5)
 
-    guarded = checked(of_kind(kind, mine), RewardContext({"grade": [1], "answer": ["8"]}))
+    guarded = guard.checked(of_kind(kind, mine), guard.RewardContext({"grade": [1], "answer": ["8"]}))
     assert guarded.__name__ == "mine"
     assert inspect.iscoroutinefunction(guarded) == (kind != "a function")  # so that TRL awaits it
     assert called(guarded, ["a"] * 4, answer=["7"], solution=["7"]) == [1.0, None, 3.0, 0.5]
@@ -247,11 +252,11 @@ def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(
         return returned
 
     with pytest.raises(UserError, match=f"^reward function mine {message}" if message else "seed=-1") as caught:
-        called(checked(of_kind(kind, mine)), ["a", "b"])
+        called(guard.checked(of_kind(kind, mine)), ["a", "b"])
     assert "\n" not in str(caught.value)
-    context = RewardContext()
-    assert called(checked(of_kind(kind, mine), context), ["a", "b"]) == [0.0, 0.0]
-    assert called(checked(REWARDS["accuracy"], context), ["a"]) == [0.0]
+    context = guard.RewardContext()
+    assert called(guard.checked(of_kind(kind, mine), context), ["a", "b"]) == [0.0, 0.0]
+    assert called(guard.checked(REWARDS["accuracy"], context), ["a"]) == [0.0]
     assert str(context.error) == str(caught.value), "the first error is the reason"
 
 
@@ -259,12 +264,11 @@ def test_an_error_names_the_line_of_the_reward_that_led_to_it():
     def mine(prompts, completions, **columns):
         json.loads("{")
 
-    with pytest.raises(RewardError) as caught:
-        checked(mine)(["p"], ["a"])
     position = f"{__file__}:{mine.__code__.co_firstlineno + 1}"
-    assert f" at {position}: training stops instead of assuming a reward of 0" in str(caught.value)
+    with pytest.raises(RewardError, match=f" at {position}: training stops instead of assuming a reward of 0"):
+        guard.checked(mine)(["p"], ["a"])
     with pytest.raises(RewardError, match="at its call: training stops"):
-        checked(lambda completions: [1.0])(["p"], ["a"])
+        guard.checked(lambda completions: [1.0])(["p"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
         return [1.0]
 
     with stopping(), pytest.raises(raised):
-        checked(mine, RewardContext())(["p"], ["a"])
+        guard.checked(mine, guard.RewardContext())(["p"], ["a"])
 
 
 @pytest.mark.parametrize("kind", ["a function", "async"])
@@ -294,7 +298,7 @@ def test_a_slow_reward_is_named_and_what_it_changes_in_torch_but_the_random_stat
         return [float(torch.rand(()))]
 
     torch.manual_seed(0)
-    guarded = checked(of_kind(kind, mine))
+    guarded = guard.checked(of_kind(kind, mine))
     first = called(guarded, ["a"], pause=0.3)
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
     assert capsys.readouterr().err.splitlines() == [

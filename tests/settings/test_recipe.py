@@ -18,8 +18,11 @@ from grpo_math.settings.recipe import check, read, read_recipe
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
     from grpo_math.trainer.from_recipe import CLASSES
 
-    real = [f for kind in CLASSES for f in fields(kind)]
-    defaults = {f.name: f.default_factory() if f.default is MISSING else f.default for f in real}
+    defaults = {
+        field.name: field.default_factory() if field.default is MISSING else field.default
+        for kind in CLASSES
+        for field in fields(kind)
+    }
     defaults = {name: getattr(value, "value", value) for name, value in defaults.items()} | settings_fields.OURS
     assert {name: field.default for name, field in settings_fields.fields().items()} == defaults
 

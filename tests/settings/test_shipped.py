@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 import yaml
@@ -39,7 +38,7 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, cap
 GOLDS = [str(n) for n in range(1003, 1183, 9)]  # none of them is a constant that is tried
 
 
-def paid(rewards: list[Any], template: str, texts: list[str], problems: list[str]) -> float:
+def paid(rewards: list, template: str, texts: list[str], problems: list[str]) -> float:
     """What the rewards of a recipe pay these completions together, on average."""
     shared = {"answer": GOLDS, "answer_format": [template] * len(GOLDS), "max_completion_length": 1024}
     completions = [[{"role": "assistant", "content": text}] for text in texts]

@@ -62,9 +62,10 @@ def recipe(folder, **output) -> str:
 def test_an_open_r1_recipe_becomes_our_fields(tmp_path):
     results = read(["--config", recipe(tmp_path, **OPEN_R1)]).sound()
     assert {**results.stated(), **OURS} == results.stated()
-    dropped = ["do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"]
-    noted = sorted(note.split()[0].partition("=")[0] for note in results.notes)
-    assert noted == [*dropped, "torch_dtype", "warmup_ratio"]  # one line each
+    assert sorted(note.split()[0].partition("=")[0] for note in results.notes) == [  # one line each
+        *("do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"),
+        *("torch_dtype", "warmup_ratio"),
+    ]
 
 
 @pytest.mark.full
@@ -83,8 +84,7 @@ def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
     results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).sound()
     assert results.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
-    names = ("prompt_template", "eval_split")
-    assert [results.values[name] for name in names] == ["as_is", "dev"]
+    assert (results.values["prompt_template"], results.values["eval_split"]) == ("as_is", "dev")
     assert results.notes == []
 
 

@@ -28,8 +28,7 @@ def memory():
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory, request):
     """The answers, by name, of the programs that are tested now. They run at once, and leave nothing behind."""
-    tests = [getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__)]
-    cases = [test.params["case"] for test in tests if test]
+    cases = [item.callspec.params["case"] for item in request.session.items if item.path == Path(__file__)]
     folder, secret = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("trainer") / "secret"
     secret.write_text(CANARY)
     patch = pytest.MonkeyPatch()

@@ -28,7 +28,6 @@ from grpo_math.tools import (
 )
 
 LIMITS = PythonLimits(wall_seconds=30.0)
-ATTACK = (Path(__file__).parents[1] / "processes/attack.py").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
 
@@ -72,7 +71,11 @@ def broken_into(run):
             "memory": (LIMITS.memory_mb + 64) << 20,
             "shared": f"/dev/shm/grpo_math_{os.urandom(8).hex()}",
         }
-        answer = run(ATTACK.replace('"FACTS"', repr(json.dumps(facts))))
+        answer = run(
+            (Path(__file__).parents[1] / "processes/attack.py")
+            .read_text(encoding="utf-8")
+            .replace('"FACTS"', repr(json.dumps(facts)))
+        )
     return {kind for kind, count in json.loads(answer).items() if count}
 
 
@@ -226,8 +229,8 @@ def test_transformers_describes_the_tools_to_a_model(tmp_path, monkeypatch):
     limits = PythonLimits(output_chars=3)
     tools = read_tools(["python", "own_tools:add"], limits)
     schemas = [get_json_schema(tool)["function"] for tool in tools]
-    parameters = {schema["name"]: schema["parameters"]["required"] for schema in schemas}
-    assert parameters == {"python": ["code"], "add": ["a", "b"]}
+    required = {schema["name"]: schema["parameters"]["required"] for schema in schemas}
+    assert required == {"python": ["code"], "add": ["a", "b"]}
     assert [limits_of(tool) for tool in tools] == [limits, None]
     assert tools[0](code="12345").startswith("123\n(cut")
     for name, says in (("own_tools:bare", "cannot be shown to a model"), ("shell", "is not known")):
