@@ -75,14 +75,9 @@ def table(name: str) -> str:
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
     if name == "findings":
         return findings()
-    if name == "layouts":
-        from benchmarks import layouts
+    from benchmarks import layouts
 
-        return layouts.table()
-    from benchmarks import plan_8gb
-
-    assert name == "plan_8gb", f"no table {name}"
-    return plan_8gb.table()
+    return layouts.tables()[name]
 
 
 def findings() -> str:

@@ -5,6 +5,7 @@ right, may not be paid more than 1/k: so no text may be paid for two. Candidates
 and 0.25, and a number without a unit answers all of its units, so that these are not candidates of one problem.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import permutations
 
@@ -70,17 +71,11 @@ def texts(candidates: tuple[str, ...]) -> Iterator[tuple[str, str | None]]:
                 yield " ".join(marks), None
 
 
-def paid_twice(all_candidates: Iterable[tuple[str, ...]], stride: int = 1) -> tuple[int, list[tuple[str, list[str]]]]:
-    """Return the number of texts, and those that are paid for more than one candidate, with these candidates."""
-    rows = [
-        (c, *row) for candidates in all_candidates for c in [candidates] for row in dict.fromkeys(texts(candidates))
-    ]
-    rows = rows[::stride]
+def paid_twice(all_candidates: Iterable[tuple[str, ...]], stride: int = 1) -> tuple[int, list[str]]:
+    """Return the number of texts, and those that are paid for more than one candidate."""
+    rows = [(candidates, *row) for candidates in all_candidates for row in dict.fromkeys(texts(candidates))][::stride]
     each = [(gold, text, answer_format) for golds, text, answer_format in rows for gold in golds]
     golds, completions, formats = map(list, zip(*each, strict=True))
     grades = grade_batch(golds, completions, answer_format=formats)
-    paid: dict[tuple[str, str | None], list[str]] = {}
-    for (gold, text, answer_format), grade in zip(each, grades, strict=True):
-        if grade.verdict == "correct":
-            paid.setdefault((text, answer_format), []).append(gold)
-    return len(rows), [(text, results) for (text, _), results in paid.items() if len(results) > 1]
+    paid = Counter(row[1:] for row, grade in zip(each, grades, strict=True) if grade.verdict == "correct")
+    return len(rows), [text for (text, _), times in paid.items() if times > 1]

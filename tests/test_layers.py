@@ -121,25 +121,23 @@ def imports(names: set[str]) -> str:
     return "\n".join(f"import grpo_math.{name}" for name in sorted(names) if not name.endswith("__main__"))
 
 
-@pytest.mark.slow
-def test_the_light_modules_load_neither_torch_nor_transformers_nor_trl():
-    light = imports(NAMES - TORCH - {"grading.judge"})
-    assert not loaded(light) & {"torch", "transformers", "trl", "datasets", "sympy", "matplotlib"}
-
-
-def test_the_pure_modules_load_no_trl():
-    assert "trl" not in loaded(imports(TORCH - TRL))
-
-
-def test_help_and_the_import_of_the_package_load_nothing_heavy():
-    statements = """
+HELP = """
 from contextlib import suppress
 from grpo_math.cli import main
 for words in (["--help"], ["grade", "--help"]):
     with suppress(SystemExit):
         main(words)
 """
-    assert not loaded(statements) & {"torch", "transformers", "trl", "datasets", "numpy", "matplotlib"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statements", [HELP, imports(NAMES - TORCH - {"grading.judge"})], ids=["help", "light modules"])
+def test_help_and_the_light_modules_load_nothing_heavy(statements):
+    assert not loaded(statements) & {"torch", "transformers", "trl", "datasets", "sympy", "matplotlib", "numpy"}
+
+
+def test_the_pure_modules_load_no_trl():
+    assert "trl" not in loaded(imports(TORCH - TRL))
 
 
 def test_the_public_names_are_there():

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,17 +160,11 @@ def commands(text: str) -> list[list[str]]:
     >>> commands("export X=$(./launch/a.sh)\\nA=1 grpo-math train \\\\\\n  --seed 1 # so && so\\n. b && c")
     [['./launch/a.sh'], ['grpo-math', 'train', '--seed', '1'], ['.', 'b'], ['c']]
     """
-    results = []
-    for written in text.replace("\\\n", " ").splitlines():
-        inner = re.search(r"\$\((.*)\)", written)
-        words = shlex.split(inner[1] if inner else written, comments=True)
-        while words:
-            end = words.index("&&") if "&&" in words else len(words)
-            one, words = words[:end], words[end + 1 :]
-            while one and (one[0] == "export" or re.match(r"\w+=", one[0])):
-                one = one[1:]
-            results += [one] if one else []
-    return results
+    text = re.sub(r"\\\n|(?:^|(?<=\s))#.*", " ", text, flags=re.MULTILINE)
+    text = re.sub(r".*\$\((.*)\).*", r"\1", text)
+    lines = map(shlex.split, re.split("\n|&&", text))
+    results = [list(dropwhile(lambda word: re.match(r"export$|\w+=", word), line)) for line in lines]
+    return [result for result in results if result]
 
 
 def check(text: str) -> None:
@@ -185,9 +180,9 @@ def check(text: str) -> None:
         if program == "grpo-math":
             check_own(*words)
         elif program == "accelerate":
-            module = words.index("-m") + 1
-            assert find_spec(words[module])
-            check_recipe(words[module + 1 :])
+            module, *fields = words[words.index("-m") + 1 :]
+            assert find_spec(module)
+            check_recipe(fields)
         elif program == "./launch/train.sh":
             check_recipe(["--config", words[0], *(words[words.index("--") + 1 :] if "--" in words else words[2:])])
 

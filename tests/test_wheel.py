@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from launching import ROOT, run
 
 import grpo_math
 
-ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--python"]
 pytestmark = pytest.mark.slow
 
@@ -48,11 +48,8 @@ def installed(wheel, tmp_path_factory):
     return python
 
 
-def run(python, *arguments, cwd):
-    command = [str(python), "-I", "-m", "grpo_math.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def command(python, *words, cwd):
+    return run([str(python), "-I", "-m", "grpo_math.cli", *words], cwd=cwd)
 
 
 @pytest.mark.full
@@ -92,17 +89,17 @@ def test_every_file_of_the_package_and_every_config_is_in_it(installed):
 
 def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_path):
     recipe, config = "launch/configs/gsm8k_8gb.yaml", "accelerate_configs/zero2_offload.yaml"
-    options = ("--gpus", 1, "--gpu-memory", 8, "--cpu-memory", 64, "--json", "--accelerate-config", config)
-    plan = json.loads(run(installed, "plan", "--config", recipe, *options, cwd=tmp_path))
+    options = ("--gpus", "1", "--gpu-memory", "8", "--cpu-memory", "64", "--json", "--accelerate-config", config)
+    plan = json.loads(command(installed, "plan", "--config", recipe, *options, cwd=tmp_path))
     assert "optimizer_state" in plan["main_memory"]  # the DeepSpeed file that config names was read
 
 
 def test_recipes_are_listed_and_copied_there(installed, tmp_path):
-    listing = run(installed, "train", "--list", cwd=tmp_path)
+    listing = command(installed, "train", "--list", cwd=tmp_path)
     assert all(f"{path.stem} " in listing for path in (ROOT / "launch/configs").iterdir())
     paths = re.findall(r"\S+site-packages\S+\.yaml", listing)
     assert {Path(path).name for path in paths if Path(path).is_file()} == {
         path.name for path in (ROOT / "accelerate_configs").iterdir()
     }
-    run(installed, "train", "--copy", "demo_cpu", cwd=tmp_path)
+    command(installed, "train", "--copy", "demo_cpu", cwd=tmp_path)
     assert (tmp_path / "demo_cpu.yaml").read_bytes() == (ROOT / "launch/configs/demo_cpu.yaml").read_bytes()

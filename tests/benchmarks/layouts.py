@@ -1,49 +1,52 @@
-"""The table of layouts: common models on common GPUs, for one LoRA recipe: `python tests/benchmarks/layouts.py`.
+"""The two tables of plans in docs/planning.md, for a LoRA recipe: `python tests/benchmarks/layouts.py`.
 
-A cell is the fastest layout that fits, without DeepSpeed if that is possible, with ZeRO-3 if
-not. Does not depend on the machine that makes it.
+The figures are those of `grpo-math plan`. Does not measure, nor depend on the machine that makes the tables.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.plan import choose
+from grpo_math.planner import choose, plan
+from grpo_math.run.machine import GB
 
-MODELS = tuple(f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32"))
-GPUS = (1, 2, 4, 8)
-MEMORY = (8, 24, 80)  # GB of a GPU
-MAIN_MEMORY = 256
-PROMPT = 512
-RECIPE: dict[str, Any] = {
+MODELS = [f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32")]
+COLUMNS = list(product((1, 2, 4, 8), (8, 24, 80)))  # the number of GPUs, and the GB of one
+LORA: dict[str, Any] = {
     "dtype": "bfloat16",
     "use_peft": True,
     "lora_r": 16,
     "lora_target_modules": "all-linear",
     "lora_dropout": 0.0,
-    "prompts_per_step": 16,
     "num_generations": 8,
     "per_device_train_batch_size": 8,
     "max_completion_length": 1024,
 }
 CONFIGS = {"": None, "z3": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}}
-SHORT = {"transformers": "t", "colocate": "c"}
+
+
+def asleep(prompt: int, share: float) -> dict[str, Any]:
+    """vLLM on the policy's GPU, with this share of it, asleep during updates."""
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    length = prompt + LORA["max_completion_length"]
+    return {**vllm, "vllm_max_model_length": length, "vllm_gpu_memory_utilization": share}
 
 
 def settings(gpus: int) -> list[dict[str, Any]]:
     """The settings to try, fastest first.
 
-    On one GPU: vLLM on the policy's GPU, asleep during updates, with the largest share that fits, else generation by
-    transformers. On several GPUs a server comes first, so that the policy and vLLM do not share memory.
+    On one GPU: vLLM with the largest share that fits, else generation by transformers. On several GPUs a server comes
+    first, so that the policy and vLLM do not share memory.
     """
-    vllm = {"use_vllm": True, "vllm_max_model_length": PROMPT + RECIPE["max_completion_length"]}
-    asleep = {**vllm, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    sleeping = [{**asleep, "vllm_gpu_memory_utilization": share} for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
-    server = [{**vllm, "vllm_mode": "server"}] if gpus > 1 else []
+    sleeping = [asleep(512, share) for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
+    server = [{**sleeping[0], "vllm_mode": "server"}] if gpus > 1 else []
     return [*server, *sleeping, {"use_vllm": False}]
 
 
 def best(model: str, gpus: int, gpu_gb: int) -> str:
-    """A cell: the fastest layout that fits.
+    """A cell: the fastest layout that fits, without DeepSpeed if that is possible, with ZeRO-3 if not.
 
     >>> [best("Qwen/Qwen2.5-7B", gpus, 80) for gpus in (1, 2, 4, 8)]
     ['c', '1+1', '2+2', '4+4']
@@ -51,27 +54,49 @@ def best(model: str, gpus: int, gpu_gb: int) -> str:
     for name, config in CONFIGS.items():
         # One GPU has nothing to split the weights over.
         for change in settings(gpus) if gpus > 1 or not config else ():
-            recipe = {**RECIPE, **change, "model_name_or_path": model}
-            try:
-                _, counted = choose(recipe, {name: config}, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=MAIN_MEMORY)
-            except ConfigError:
-                continue
-            layout = counted.layout
-            if counted.fits:
-                server = f"{layout.server}+{layout.policy}" + f" tp{layout.tensor_parallel}" * (
-                    layout.tensor_parallel > 1
-                )
-                return f"{SHORT.get(layout.generation, server)} {name}".strip()
+            recipe = {**LORA, "prompts_per_step": 16, **change, "model_name_or_path": model}
+            with suppress(ConfigError):
+                _, counted = choose(recipe, {name: config}, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=256)
+                if counted.fits:
+                    layout = counted.layout
+                    split = f" tp{layout.tensor_parallel}" * (layout.tensor_parallel > 1)
+                    short = {"transformers": "t", "colocate": "c", "server": f"{layout.server}+{layout.policy}{split}"}
+                    return f"{short[layout.generation]} {name}".strip()
     return "-"
 
 
-def table() -> str:
-    """Markdown: a row for each model, a column for each number of GPUs and their memory."""
-    columns = [(gpus, gpu_gb) for gpus in GPUS for gpu_gb in MEMORY]
-    head = ["model", *(f"{gpus}x{gpu_gb}" for gpus, gpu_gb in columns)]
-    rows = [[model.rpartition("/")[2], *(best(model, *column) for column in columns)] for model in MODELS]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+def phases(settings: list[dict[str, Any]]) -> str:
+    """A cell: GB of training and of generation on 8 GB, of the first settings that fit, or in brackets of the last."""
+    for fields in settings:
+        answer = plan({**LORA, **fields}, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=256)
+        figures = " / ".join(f"{sum(answer['phases'][phase].values()) / GB:.1f}" for phase in ("training", "generation"))
+        if answer["fits"]:
+            share = fields.get("vllm_gpu_memory_utilization")
+            return figures + (f" at {share:g}" if share else "")
+    return f"({figures})"
+
+
+def rows_8gb() -> Iterator[list[str]]:
+    """One group a micro-batch, which is cut to one completion at a time."""
+    fields = {"optim": "adamw_8bit", "gradient_accumulation_steps": 8, "max_tokens_per_micro_batch": 256 + 1024}
+    for model, quantised in product(("Qwen2.5-1.5B-Instruct", "Qwen2.5-3B-Instruct"), (False, True)):
+        fields |= {"model_name_or_path": f"Qwen/{model}", "load_in_4bit": quantised, "use_bnb_nested_quant": quantised}
+        engines = [{**fields, **asleep(256, share)} for share in (0.6, 0.5, 0.4, 0.3)]
+        yield [model, "4 bit" if quantised else "bfloat16", phases([fields]), phases(engines)]
+
+
+def tables() -> dict[str, str]:
+    """Markdown, by the names of docs/make_tables.py."""
+    layouts = [[model.rpartition("/")[2], *(best(model, *column) for column in COLUMNS)] for model in MODELS]
+    rows = {
+        "layouts": [["model", *(f"{gpus}x{gpu_gb}" for gpus, gpu_gb in COLUMNS)], *layouts],
+        "plan_8gb": [["model", "base", "transformers generates", "colocated vLLM, asleep in an update"], *rows_8gb()],
+    }
+    return {
+        name: "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
+        for name, (head, *body) in rows.items()
+    }
 
 
 if __name__ == "__main__":
-    print(table())
+    print("\n\n".join(tables().values()))

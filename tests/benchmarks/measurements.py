@@ -45,7 +45,6 @@ SETTINGS += [({**fields, "gradient_checkpointing": False}, precise, 1) for field
 
 def main() -> None:
     import layouts
-    import plan_8gb
 
     kept: dict[str, dict[str, Any]] = {}
     plain, configs = model.measured, model.stored("shapes.json")
@@ -71,8 +70,7 @@ def main() -> None:
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
             with suppress(UserError):
                 plan(read_recipe(recipe), gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(read_recipe(recipe)))
-    plan_8gb.table()
-    layouts.table()
+    layouts.tables()
     lines = [f"{json.dumps(key)}: {json.dumps(answer, separators=(',', ':'))}" for key, answer in sorted(kept.items())]
     Path("grpo_math/planner/measured.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -225,36 +225,18 @@ def _load(name: str, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_path(name), dtype=dtype, trust_remote_code=False)
 
 
-def bench_update(
-    model: str, shapes: dict[str, Shape], *, runs: int = 5, dtype: str = "auto", lora_r: int = 16
-) -> dict[str, Any]:
-    """What the update of each shape takes, stock TRL and ours; ``ratio`` is TRL / ours, the median of paired runs.
+def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto", lora_r: int = 16) -> dict[str, Any]:
+    """What the update of a shape takes, stock TRL and ours; ``ratio`` is TRL / ours, the median of paired runs.
 
     ``model`` is what `model_path` takes, or `QWEN2_SMALL`. ``lora_r`` 0 trains all weights. Gradient checkpointing is
     on, as in TRL's own defaults. Bytes are the peak of what the update allocates, beyond what is held before it.
     """
-    torch_dtype = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
+    precision = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
     disable_progress_bar()  # of loading weights, many times over
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
-        results = [{"name": name, **_compare(shapes[name], model, torch_dtype, lora_r, runs)} for name in shapes]
-    return {
-        "model": model,
-        "dtype": str(torch_dtype).removeprefix("torch."),
-        "lora_r": lora_r,
-        "runs": runs,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),
-        "tolerance": TOLERANCE[torch_dtype],
-        "same": all(result["difference"] <= TOLERANCE[torch_dtype] for result in results),
-        "shapes": results,
-    }
-
-
-def _compare(shape: Shape, model: str, dtype: torch.dtype, lora_r: int, runs: int) -> dict[str, Any]:
+    warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
     with tempfile.TemporaryDirectory() as folder:
         both = [
-            Contestant(kind, config, shape, _load(model, dtype), lora_r, folder)
+            Contestant(kind, config, shape, _load(model, precision), lora_r, folder)
             for kind, config in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig))
         ]
         batch = rollout(shape, both[0].trainer.model.config.vocab_size)
@@ -266,7 +248,16 @@ def _compare(shape: Shape, model: str, dtype: torch.dtype, lora_r: int, runs: in
             contestant.step(batch)
             seconds.append(contestant.seconds)
     ratios = [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
+    difference = ((ours[2] - trl[2]).norm() / trl[2].norm()).item()
     return {
+        "model": model,
+        "dtype": str(precision).removeprefix("torch."),
+        "lora_r": lora_r,
+        "runs": runs,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "tolerance": TOLERANCE[precision],
+        "same": difference <= TOLERANCE[precision],
         "tokens_trl": trl[0],
         "tokens_ours": ours[0],
         "seconds_trl": statistics.median(seconds[::2]),
@@ -275,19 +266,15 @@ def _compare(shape: Shape, model: str, dtype: torch.dtype, lora_r: int, runs: in
         "ratios": ratios,
         "peak_bytes_trl": trl[1],
         "peak_bytes_ours": ours[1],
-        "difference": ((ours[2] - trl[2]).norm() / trl[2].norm()).item(),
+        "difference": difference,
         "shape": {**shape._asdict(), "num_generations": GROUP},
     }
 
 
-def line(model: str, dtype: str, r: dict[str, Any]) -> str:
-    """The result of one shape, for a terminal: TRL's figure before ours."""
-    return (
-        f"{model} {dtype} {r['name']}: {r['ratio']:.2f}x as fast ({r['seconds_trl']:.2f} / {r['seconds_ours']:.2f} s), "
-        f"{r['tokens_trl'] / r['tokens_ours']:.2f}x fewer tokens, peak "
-        f"{r['peak_bytes_trl'] / 1e6:,.0f} / {r['peak_bytes_ours'] / 1e6:,.0f} MB, "
-        f"gradients off by {r['difference']:.1e}"
-    )
+LINE = (  # of a terminal: TRL's figure before ours
+    "{model} {dtype} {name}: {ratio:.2f}x as fast ({seconds_trl:.2f} / {seconds_ours:.2f} s), tokens {tokens_trl:,} / "
+    "{tokens_ours:,}, peak {peak_bytes_trl:,} / {peak_bytes_ours:,} bytes, gradients off by {difference:.1e}"
+)
 
 
 def main() -> None:
@@ -297,10 +284,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object a model and shape")
     options = parser.parse_args()
-    for model, shape in product(options.models.split(","), options.shapes.split(",")):
+    for model, name in product(options.models.split(","), options.shapes.split(",")):
         # One at a time: an aborted run has printed something.
-        results = bench_update(model, {shape: SHAPES[shape]}, runs=options.runs)
-        print(json.dumps(results) if options.json else line(model, results["dtype"], *results["shapes"]), flush=True)
+        results = {"name": name, **bench_update(model, SHAPES[name], runs=options.runs)}
+        print(json.dumps(results) if options.json else LINE.format(**results), flush=True)
         assert results["same"], "the gradients differ: the ratio says nothing"
 
 

@@ -5,26 +5,10 @@ models; its figures then say nothing.
 """
 
 import json
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any
 
 import pytest
-
-_figures: list[str] = []
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("gpu")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _figures:
-        terminalreporter.section("figures of this GPU: a line each, to send")
-        for line in _figures:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,14 +33,12 @@ def model(rehearsal, request) -> str:
 
 
 @pytest.fixture
-def figure(device, request) -> Any:
-    """``figure(a=1)``: the line of this test."""
-    import torch
-    import transformers
-    import trl
+def figure(device, request, capfd) -> Any:
+    """``figure(a=1)``: print the line of this test."""
 
     def say(**values: Any) -> None:
-        versions = {package.__name__: package.__version__ for package in (torch, transformers, trl)}
-        _figures.append(json.dumps({"figure": request.node.name, **values, "device": device, **versions}))
+        versions = {package: version(package) for package in ("torch", "transformers", "trl")}
+        with capfd.disabled():
+            print(json.dumps({"figure": request.node.name, **values, "device": device, **versions}))
 
     return say

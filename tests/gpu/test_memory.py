@@ -3,16 +3,17 @@
 The pretended GPU counts no memory: a rehearsal shows that the test runs. gpu_like/test_simulation.py checks the plan.
 """
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
+from small_runs import history
 
-from grpo_math.cli import main as command
+from grpo_math.planner import plan
 from grpo_math.run.machine import GB
 from grpo_math.train.program import main as train
 
+pytestmark = pytest.mark.gpu
 RECIPE = Path(__file__).parents[2] / "launch/configs/gsm8k_8gb.yaml"
 KINDS = {
     "lora": {},
@@ -22,14 +23,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_peak_of_a_run_is_within_its_plan(kind, model, rehearsal, tmp_path, capsys, figure):
+def test_the_peak_of_a_run_is_within_its_plan(kind, model, rehearsal, tmp_path, figure):
     """The largest micro-batch is tried before the first step, so that two steps show the peak."""
-    problems = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(64)]
-    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     recipe = yaml.safe_load(RECIPE.read_text())
     recipe |= {
         "model_name_or_path": model,
-        "dataset": str(tmp_path / "problems.jsonl"),
+        "dataset": "generated:sums",
         "output_dir": str(tmp_path / "run"),
         "max_steps": 2,
         "max_completion_length": 8 if rehearsal else 512,
@@ -38,12 +37,9 @@ def test_the_peak_of_a_run_is_within_its_plan(kind, model, rehearsal, tmp_path, 
         **KINDS[kind],
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    asked = ["plan", "--config", str(tmp_path / "recipe.yaml"), "--gpus", "1", "--gpu-memory", "80"]
-    capsys.readouterr()
-    command([*asked, "--json"])
-    planned = json.loads(capsys.readouterr().out)
+    planned = plan(recipe, gpus=1, gpu_gb=80)
     assert train(["--config", str(tmp_path / "recipe.yaml")]) == 0
-    steps = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    steps = history(tmp_path / "run")
     peaks = {name: max(step.get(f"memory/{name}", 0) for step in steps) / GB for name in ("allocated", "reserved")}
     figure(kind=kind, measured_gb=peaks, planned_gb=planned["peak_gb"])
     assert planned["peak_gb"] >= peaks["allocated"], "a plan that says yes, and a GPU that runs out"

@@ -12,6 +12,7 @@ from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
+pytestmark = pytest.mark.gpu
 SHARE = 0.3  # of the GPU's memory, for vLLM
 STEPS = 3
 

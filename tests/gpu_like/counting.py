@@ -29,19 +29,17 @@ def counting() -> Iterator[Counter[str]]:
 
 
 def waited() -> None:
+    """Count a wait."""
+    frame = sys._getframe(1)
+    while frame is not None and PASSES_ON.match(frame.f_code.co_filename):
+        frame = frame.f_back
+    line = "backward"
+    if frame is not None:
+        line = f"{ABOVE.sub('', frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
     for waits in _open:
-        waits[_line()] += 1
+        waits[line] += 1
 
 
 def of(waits: Counter[str], package: str) -> int:
     """Return the waits by lines of a package."""
     return sum(n for line, n in waits.items() if line.startswith(f"{package}/"))
-
-
-def _line() -> str:
-    frame = sys._getframe(2)
-    while frame is not None and PASSES_ON.match(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return "backward"
-    return f"{ABOVE.sub('', frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"

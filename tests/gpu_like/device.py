@@ -87,9 +87,3 @@ def load() -> None:
     from gpu_like import stand_ins
 
     stand_ins.put_in()
-
-
-def begin() -> None:
-    """Make the device if the variable is set. `tests/conftest.py` calls this before anything imports torch."""
-    if VARIABLE in os.environ:
-        load()

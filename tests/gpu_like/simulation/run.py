@@ -77,16 +77,15 @@ def compute_few(trainer: Any) -> None:
 
 def settings_of(argv: list[str], folder: Path) -> Any:
     """The recipe's settings, with a folder that holds config.json in the model's place."""
-    settings = settings_from(recipe.read([*argv, "--output_dir", str(folder / "run"), "--max_steps", str(STEPS)]))
+    fixed = [f"--output_dir={folder / 'run'}", f"--max_steps={STEPS}", "--report_to=none", "--save_strategy=no"]
+    fixed += ["--eval_strategy=no", "--disable_tqdm=true", "--longest_first=true", "--log_completions=false"]
+    settings = settings_from(recipe.read([*argv, *fixed, "--dataloader_pin_memory=false"]))
     config, model = settings.config, settings.model
     shape = read_config(model.model_name_or_path, model.model_revision)
     shape["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[shape["model_type"]]]
     (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     model.model_name_or_path = str(folder)
-    config.report_to, config.save_strategy, config.eval_strategy, config.disable_tqdm = [], "no", "no", True
-    config.longest_first = True
     config.optim = type(config.optim)(config.optim.value.removeprefix("paged_"))  # paged state counts as on the GPU
-    config.dataloader_pin_memory = config.log_completions = False
     return settings
 
 
