@@ -61,10 +61,7 @@ def sparse(completions, **columns):
 
 def group_mean(rewards):
     """TRL's advantage as a function of a user's own: ``baseline="small_trainers:group_mean"``."""
-    mean = rewards.nanmean(dim=1, keepdim=True)
-    n = (~rewards.isnan()).sum(dim=1, keepdim=True)
-    std = ((rewards - mean).square().nansum(dim=1, keepdim=True) / (n - 1)).sqrt()
-    return (rewards - mean) / (std + 1e-4)
+    return (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)
 
 
 def clip(logps, old_logps, advantages, mask):
@@ -151,19 +148,14 @@ def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters,
 
 def padded_batch(prompt_lengths, group, lengths, seed=0):
     """Rows of left-padded prompts and right-padded completions: ``group`` completions of each prompt."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = len(prompt_lengths) * group
+    prompts = torch.tensor(prompt_lengths).repeat_interleave(group)
+    completions = torch.tensor(lengths)[torch.arange(len(prompts)) % len(lengths)]
     width, longest = max(prompt_lengths), max(1, *lengths)
-    ids = torch.full((rows, width + longest), 2)
-    mask = torch.zeros_like(ids)
-    for p, length in enumerate(prompt_lengths):
-        prompt = torch.randint(5, len(CHARACTERS), (length,), generator=generator)
-        for row in range(p * group, (p + 1) * group):
-            n = lengths[row % len(lengths)]
-            ids[row, width - length : width] = prompt
-            ids[row, width : width + n] = torch.randint(5, len(CHARACTERS), (n,), generator=generator)
-            mask[row, width - length : width + n] = 1
-    return ids, mask, longest
+    position = torch.arange(width + longest) - width  # from the end of the prompt
+    mask = (position >= -prompts[:, None]) & (position < completions[:, None])
+    ids = torch.randint(5, len(CHARACTERS), mask.shape, generator=torch.Generator().manual_seed(seed))
+    ids[:, :width] = ids[::group, :width].repeat_interleave(group, dim=0)
+    return ids.where(mask, 2), mask.long(), longest
 
 
 def untimed(trainer):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import flash_reference
 import pytest
 import torch
-from small_families import compared, tiny_model
+from small_families import compared, tiny_model, try_first
 from transformers import modeling_flash_attention_utils as flash
 
 from grpo_math.trainer import attention, varlen
@@ -130,12 +130,14 @@ def flash_attention_2(torchs_kernel, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_model_with_flash_attention_is_packed_with_it(family, chars, tmp_path, flash_attention_2, monkeypatch):
+def test_a_model_with_flash_attention_is_packed_with_it(family, ours, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
     model.config._attn_implementation = "flash_attention_2"
     monkeypatch.setattr(attention, "kernels_used", set())
-    is_packed, logps, gradient = compared(model, chars, tmp_path)
-    assert is_packed
+    trainer = ours(model=model)
+    try_first(trainer)
+    logps, gradient = compared(trainer)
+    assert trainer.scorer is not None
     assert logps < 1e-4
     assert gradient < 1e-5
     assert attention.kernels_used == {"flash-attn's varlen kernel, one call a layer"}

@@ -6,8 +6,7 @@ The reference is TRL's own method on the same trainer, or TRL's own trainer on t
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
-from small_families import scored as scores_of
-from small_families import try_first
+from small_families import scored, try_first
 from small_generation import counted
 from small_trainers import SMALL, STEPS, letters, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
@@ -40,22 +39,10 @@ def trainer(trainer_in, tmp_path_factory):
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trainer):
     assert (trainer.scorer is not None, trainer.model.config._attn_implementation) == (True, "packed_sdpa")
     *rows, tokens = SHAPES[shape]
-    ids, mask, longest = padded_batch(*rows)
-    scored = mask[:, -longest:].bool()
-    factors = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
-    results = []
-    for kind in (GRPOTrainer, MathGRPOTrainer):
-        trainer.model.zero_grad()
-        with counted(trainer.model) as shapes:
-            logps, entropies, _ = kind._get_per_token_logps_and_entropies(
-                trainer, trainer.model, ids, mask, longest, compute_entropy=True
-            )
-        (logps * factors).sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
-        results.append((logps.detach() * scored, entropies.detach() * scored, gradient))
+    with counted(trainer.model) as shapes:
+        logps, entropies, gradient = scored(MathGRPOTrainer, trainer, *rows)
     assert [n * length for n, length in shapes] == [tokens]
-    (plain_logps, plain_entropies, plain_gradient), (logps, entropies, gradient) = results
-    assert logps.shape == plain_logps.shape
+    plain_logps, plain_entropies, plain_gradient = scored(GRPOTrainer, trainer, *rows)
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     torch.testing.assert_close(entropies, plain_entropies, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
@@ -63,9 +50,9 @@ def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trai
 
 def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(ours):
     exact, mixed = ours(), ours(bf16=True)
-    truth, true_gradient = scores_of(GRPOTrainer, exact)
-    plain, plain_gradient = scores_of(GRPOTrainer, mixed)
-    packed, gradient = scores_of(MathGRPOTrainer, mixed)
+    truth, _, true_gradient = scored(GRPOTrainer, exact)
+    plain, _, plain_gradient = scored(GRPOTrainer, mixed)
+    packed, _, gradient = scored(MathGRPOTrainer, mixed)
     assert 0 < relative(plain, truth) < 0.1
     assert relative(packed, truth) < 1.5 * relative(plain, truth)
     assert relative(gradient, true_gradient) < 1.5 * relative(plain_gradient, true_gradient)
@@ -81,17 +68,13 @@ def test_dropout_is_not_taken_for_a_model_that_cannot_be_packed(ours):
 
 def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_prompt_once(trainer, monkeypatch):
     ids, mask, longest = padded_batch([7, 3], 4, [5, 3, 9, 1])
-    seen, scores = [], []
-    hook = trainer.model.register_forward_pre_hook(
-        lambda m, a, k: seen.append(k["input_ids"].numel()), with_kwargs=True
-    )
-    for budget in (0, 24, 14):
-        monkeypatch.setattr(trainer.budget, "setting", budget)
-        with torch.no_grad():
+    scores = []
+    with counted(trainer.model) as seen, torch.no_grad():
+        for budget in (0, 24, 14):
+            monkeypatch.setattr(trainer.budget, "setting", budget)
             scores.append(trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, 8, True))
-    hook.remove()
     # All rows at once; a group at once; the completions of 9, 5 and 3, 9, 5 and 3 and 1, and 1 tokens.
-    assert seen == [6 + 2 + 2 * 18, 6 + 18, 2 + 18, 6 + 9, 6 + 8, 2 + 9, 2 + 9, 6 + 1]
+    assert [length for _, length in seen] == [6 + 2 + 2 * 18, 6 + 18, 2 + 18, 6 + 9, 6 + 8, 2 + 9, 2 + 9, 6 + 1]
     for logps, entropies, _ in scores[1:]:
         torch.testing.assert_close(logps, scores[0][0])
         torch.testing.assert_close(entropies, scores[0][1])
