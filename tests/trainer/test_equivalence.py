@@ -59,8 +59,7 @@ def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(ours):
 
 
 def test_dropout_is_not_taken_for_a_model_that_cannot_be_packed(ours):
-    lora = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False)
-    trainer = ours(peft_config=lora)
+    trainer = ours(peft_config=LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False))
     trainer.model.train()
     try_first(trainer)
     assert (trainer.scorer is not None, trainer.model.training) == (True, True)
@@ -132,7 +131,7 @@ FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", 
 @pytest.mark.parametrize("run", RUNS)
 def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, ours, monkeypatch):
     rewards, settings, extra = RUNS[run]
-    apart, budget = "vLLM" in run, extra.get("max_tokens_per_micro_batch")
+    apart = "vLLM" in run
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
     extra = {**STEPS, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
@@ -148,11 +147,7 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     for logged, theirs in zip(trainer.state.log_history, lines, strict=True):
         shown = {name: float(theirs[name]) for name in FIGURES if name in theirs}
         assert {name: float(logged[name]) for name in shown} == pytest.approx(shown, rel=1e-4, abs=1e-6)
-    packed = [seen for seen in passes if "packed_groups" in seen]
-    assert bool(packed) != ("not packed" in run)
-    for seen in packed if budget else ():
-        one_row = sum(len(group.lengths) for group in seen["packed_groups"]) == 1
-        assert seen["input_ids"].numel() <= budget or one_row
+    assert any("packed_groups" in kwargs for kwargs in passes) != ("not packed" in run)
 
 
 def test_a_plain_grpo_config_trains_as_trl_does(trl_run, ours):

@@ -20,6 +20,8 @@ PLAIN = {
     "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
     "minimax": "1 layers with a state, of which 0 continue a prompt's state",
     "stablelm": "2 layers and 0 calls of packed attention",
+    # Positions that the model counts itself.
+    **dict.fromkeys(("roberta", "bart"), "log-probs that change by"),
 }
 
 
@@ -45,7 +47,7 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
-@pytest.mark.full(keep=["diffllama", "falcon_mamba"])
+@pytest.mark.full(keep=["diffllama", "falcon_mamba", "roberta", "bart"])
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, ours, caplog):
     reason, model = PLAIN[family], tiny_model(family)
@@ -56,17 +58,8 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
-@pytest.mark.parametrize("family", ["roberta", "bart"])
-def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, ours, caplog):
-    trainer = ours(model=tiny_model(family), longest_first=False)
-    try_first(trainer)
-    assert (trainer.scorer, trainer.budget.splits) == (None, False)
-    assert "has log-probs that change by" in caplog.text
-
-
 @pytest.mark.slow
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, ours):
-    half = {"model_init_kwargs": {"dtype": "bfloat16"}}
-    trainer = ours(model=smollm, tokenizer=tokenizer, longest_first=False, **half)
+    trainer = ours(model=smollm, tokenizer=tokenizer, model_init_kwargs={"dtype": "bfloat16"})
     try_first(trainer)
     assert trainer.scorer is not None

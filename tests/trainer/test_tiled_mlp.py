@@ -81,8 +81,12 @@ def test_gradients_in_tiles_are_trls(family, targets, ours):
 
 def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours):
     pytest.importorskip("bitsandbytes")
-    kind = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
-    quantised = BitsAndBytesConfig(**kind, bnb_4bit_use_double_quant=True)
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_use_double_quant=True,
+    )
     model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.float32)
     trainer = trainer_of(ours, "all-linear", model=model, max_steps=2)
     assert "Linear4bit" in str(trainer.model)
