@@ -12,62 +12,51 @@ from functools import cache
 import torch
 
 
-def _probabilities(q, k, scale, causal, left, right, lse=None):
-    """Of one sequence (H, L, D), (H, S, D): softmax over what is seen, or with a given log-sum-exp; and that."""
-    scores = q @ k.transpose(1, 2) * (scale if scale is not None else 1 / math.sqrt(q.size(-1)))
-    distance = torch.arange(k.size(1))[None] - torch.arange(q.size(1))[:, None] - (k.size(1) - q.size(1))
-    right = 0 if causal else right
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if left is not None and left >= 0:
-        hidden |= distance < -left
-    if right is not None and right >= 0:
-        hidden |= distance > right
-    scores = scores.masked_fill(hidden, -math.inf)
+def _heads(states, heads):
+    """(L, H_kv, D) -> (H, L, D) in float32 at least, each head as often as there are query heads to it."""
+    wide = torch.promote_types(states.dtype, torch.float32)
+    return states.repeat_interleave(heads // states.size(1), dim=1).transpose(0, 1).to(wide)
+
+
+def _probabilities(q, k, at_q, at_k, scale, left, right, lse=None):
+    """Over the keys of its own sequence that a query sees: softmax, or with a given log-sum-exp; and that."""
+    assert right == 0
+    of_q, of_k = (torch.arange(len(at) - 1).repeat_interleave(at.diff()) for at in (at_q, at_k))
+    # Sequences are aligned at their ends.
+    from_q, from_k = (torch.arange(len(of)) - at[1:][of] for of, at in ((of_q, at_q), (of_k, at_k)))
+    distance = from_q[:, None] - from_k
+    seen = (of_q[:, None] == of_k) & (distance >= 0) & (distance <= (left if left >= 0 else len(of_k)))
+    scores = (q @ k.transpose(1, 2) * scale).masked_fill(~seen, -math.inf)
     lse = scores.logsumexp(-1) if lse is None else lse
     return (scores - lse[..., None]).exp(), lse
 
 
-def _sequences(at_queries, at_keys, q, *keys):
-    """Heads first and in float32 at least, keys as often as there are query heads; a tuple a sequence."""
-    ends = zip(at_queries.tolist(), at_queries[1:].tolist(), at_keys.tolist(), at_keys[1:].tolist(), strict=False)
-    for a, b, c, d in ends:
-        repeats = q[0].size(1) // keys[0].size(1)
-        grown = (states[c:d].repeat_interleave(repeats, dim=1) for states in keys)
-        pieces = (*(states[a:b] for states in q), *grown)
-        wide = torch.promote_types(q[0].dtype, torch.float32)
-        yield (a, b, c, d), [piece.transpose(0, 1).to(wide) for piece in pieces]
-
-
 def forward(
-    q, k, v, at_q, at_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None,
-    window_size_right=None, **unused
+    q, k, v, at_q, at_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left, window_size_right,
+    **unused
 ):  # fmt: skip
     assert not dropout
-    assert max_q >= (at_q[1:] - at_q[:-1]).max()
-    out = torch.empty_like(q)
-    lse = torch.empty(q.size(1), q.size(0), dtype=torch.promote_types(q.dtype, torch.float32))
-    for (a, b, _, _), (queries, keys, values) in _sequences(at_q, at_k, (q,), k, v):
-        p, lse[:, a:b] = _probabilities(queries, keys, scale, causal, window_size_left, window_size_right)
-        out[a:b] = (p @ values).transpose(0, 1)
-    nothing = torch.empty(0)
-    return out, lse, torch.zeros(2, dtype=torch.uint64), nothing, nothing.clone()
+    assert max_q >= at_q.diff().max()
+    queries, keys, values = (_heads(states, q.size(1)) for states in (q, k, v))
+    scale = scale or 1 / math.sqrt(q.size(-1))
+    p, lse = _probabilities(queries, keys, at_q, at_k, scale, window_size_left, window_size_right)
+    out = (p @ values).transpose(0, 1).to(q.dtype).contiguous()
+    return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
 
 
 def backward(
     grad, q, k, v, out, lse, at_q, at_k, max_q, max_k, dropout, causal, rng_state, unused, *, scale=None,
-    window_size_left=None, window_size_right=None
+    window_size_left, window_size_right
 ):  # fmt: skip
     """From the given output and log-sum-exp, as flash does: nothing of the forward pass is computed again."""
-    factor = scale if scale is not None else 1 / math.sqrt(q.size(-1))
-    of_q, of_k, of_v = (torch.zeros_like(states) for states in (q, k, v))
-    n = k.size(1)
-    for (a, b, c, d), (queries, o, g, keys, values) in _sequences(at_q, at_k, (q, out, grad), k, v):
-        p, _ = _probabilities(queries, keys, scale, causal, window_size_left, window_size_right, lse[:, a:b])
-        of_scores = p * (g @ values.transpose(1, 2) - (g * o).sum(-1, keepdim=True)) * factor
-        of_q[a:b] = (of_scores @ keys).transpose(0, 1)
-        of_k[c:d] = (of_scores.transpose(1, 2) @ queries).unflatten(0, (n, -1)).sum(1).transpose(0, 1)
-        of_v[c:d] = (p.transpose(1, 2) @ g).unflatten(0, (n, -1)).sum(1).transpose(0, 1)
-    return of_q, of_k, of_v
+    queries, keys, values, o, g = (_heads(states, q.size(1)) for states in (q, k, v, out, grad))
+    scale = scale or 1 / math.sqrt(q.size(-1))
+    p, _ = _probabilities(queries, keys, at_q, at_k, scale, window_size_left, window_size_right, lse)
+    of_scores = p * (g @ values.transpose(1, 2) - (g * o).sum(-1, keepdim=True)) * scale
+    of_q, of_k, of_v = of_scores @ keys, of_scores.transpose(1, 2) @ queries, p.transpose(1, 2) @ g
+    # The gradients of a key's heads are added up.
+    of_k, of_v = (of.unflatten(0, (k.size(1), -1)).sum(1) for of in (of_k, of_v))
+    return tuple(of.transpose(0, 1).to(q.dtype).contiguous() for of in (of_q, of_k, of_v))
 
 
 @cache

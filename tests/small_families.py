@@ -1,11 +1,12 @@
 """Tiny random models of transformers' families of causal language models, and how packed scores compare with TRL's."""
 
+from contextlib import nullcontext
+
 import torch
-from small_trainers import CHARACTERS, make, padded_batch, relative
+from small_trainers import CHARACTERS, padded_batch, relative
 from trl import GRPOTrainer
 
 from grpo_math.trainer import longest, scoring
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LARGEST = 20e6  # parameters: more is a config that has sizes by other names
@@ -122,14 +123,19 @@ def _sets(config, name):
     return not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
-def scored(kind, trainer, prompts=(7, 3, 12), lengths=(5, 3, 9, 1)):
-    """Log-probs and gradient, as TRL's method or ours gives them."""
-    ids, mask, longest = padded_batch(list(prompts), 4, lengths)
+def scored(kind, trainer, prompts=(7, 3, 12), group=4, lengths=(5, 3, 9, 1), under=None):
+    """Log-probs and entropies (B, T), as TRL's method or ours gives them ``under`` a context, and a gradient."""
+    ids, mask, longest = padded_batch(prompts, group, lengths)
+    counts = mask[:, -longest:]
+    factors = torch.randn(counts.shape, generator=torch.Generator().manual_seed(1)) * counts
     trainer.model.zero_grad()
-    logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
-    logps = logps * mask[:, -longest:]
-    logps.sum().backward()
-    return logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+    with under or nullcontext():
+        logps, entropies, _ = kind._get_per_token_logps_and_entropies(
+            trainer, trainer.model, ids, mask, longest, compute_entropy=True
+        )
+    (logps * factors).sum().backward()  # outside, as accelerate does it
+    gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+    return logps.detach() * counts, entropies.detach() * counts, gradient
 
 
 def try_first(trainer):
@@ -139,15 +145,9 @@ def try_first(trainer):
         longest.dry_run(trainer, trainer._loss_of, trainer.model)
 
 
-def compared(model, tokenizer, folder, prompts=(7, 3, 12)):
-    """Whether our trainer packs this model's rows; the largest difference of its log-probs to TRL's, and the relative
-    one of the gradient."""
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder)
-    try_first(trainer)
-    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
-    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
-    return (
-        trainer.scorer is not None,
-        (logps - plain_logps).abs().max().item(),
-        relative(gradient, plain_gradient) if gradient.shape == plain_gradient.shape else float("inf"),
-    )
+def compared(trainer, *rows):
+    """The largest difference of our log-probs to TRL's, and the relative one of the gradient."""
+    logps, _, gradient = scored(MathGRPOTrainer, trainer, *rows)
+    plain_logps, _, plain_gradient = scored(GRPOTrainer, trainer, *rows)
+    same_shape = gradient.shape == plain_gradient.shape
+    return (logps - plain_logps).abs().max().item(), relative(gradient, plain_gradient) if same_shape else float("inf")

@@ -23,12 +23,12 @@ SIZES = {
 }
 
 
-def small_model(family="llama", **settings):
+def small_model(family="llama", scale=3.0, **settings):
     """A random model of a family, over bytes. One token in eight ends a completion, so that lengths differ."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SIZES, **settings})).eval()
     for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
-        parameter.data.mul_(3.0 if parameter.dim() > 1 else 1.0)
+        parameter.data.mul_(scale if parameter.dim() > 1 else 1.0)
     model.generation_config.eos_token_id = list(range(2, model.config.vocab_size, 8))
     return model
 

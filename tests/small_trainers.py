@@ -2,16 +2,19 @@
 
 import sys
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 from datasets import Dataset
+from small_generation import small_model
 from small_runs import RUN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.generation.chat import OF_SMOLLM2
+from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -34,18 +37,28 @@ def save_small(folder):
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<pad>", "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, chat_template=OF_SMOLLM2, **names)
-    tokenizer.save_pretrained(folder)
-    shape = {"hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tokens = {"vocab_size": len(CHARACTERS), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape, **tokens, num_key_value_heads=2, tie_word_embeddings=False))
-    for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
-        parameter.data.mul_(6.0 if parameter.dim() > 1 else 1.0)
-    # One token in eight ends a completion, so that lengths differ.
+    PreTrainedTokenizerFast(
+        tokenizer_object=characters,
+        chat_template=OF_SMOLLM2,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        padding_side="left",
+    ).save_pretrained(folder)
+    model = small_model(
+        scale=6.0,
+        hidden_size=16,
+        intermediate_size=40,
+        head_dim=4,
+        max_position_embeddings=2048,
+        vocab_size=len(CHARACTERS),
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
     model.generation_config.eos_token_id = list(range(1, len(CHARACTERS), 8))
     model.save_pretrained(folder)
+    return str(folder)
 
 
 def letters(completions, **columns):
@@ -61,10 +74,7 @@ def sparse(completions, **columns):
 
 def group_mean(rewards):
     """TRL's advantage as a function of a user's own: ``baseline="small_trainers:group_mean"``."""
-    mean = rewards.nanmean(dim=1, keepdim=True)
-    n = (~rewards.isnan()).sum(dim=1, keepdim=True)
-    std = ((rewards - mean).square().nansum(dim=1, keepdim=True) / (n - 1)).sqrt()
-    return (rewards - mean) / (std + 1e-4)
+    return (rewards - rewards.mean(dim=1, keepdim=True)) / (rewards.std(dim=1, keepdim=True) + 1e-4)
 
 
 def clip(logps, old_logps, advantages, mask):
@@ -73,14 +83,26 @@ def clip(logps, old_logps, advantages, mask):
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
 
 
+def problems(kinds):
+    """e: all completions right, h: all wrong, m: right and wrong in turn, u: none can be graded."""
+    return [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate(kinds)]
+
+
+def grades(rows, completions):
+    """In place of `MathGRPOTrainer._grade`, for `problems`."""
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    verdicts = {"e": (right, right), "h": (wrong, wrong), "m": (right, wrong), "u": (Verdict.CRASH, Verdict.CRASH)}
+    kinds = [row["answer"] for row in rows]
+    return [Grade(verdicts[kind][i % 2], kind, in_format=True, reason="") for i, kind in enumerate(kinds)]
+
+
 def sample_apart(trainer):
     """Give each rollout the ratios that a vLLM's own log-probs would give, made up."""
     generate = trainer._generate_and_score_completions
 
     def with_ratios(inputs):
-        trainer.use_vllm = False
-        output = generate(inputs)
-        trainer.use_vllm = True
+        with patch.object(trainer, "use_vllm", False):
+            output = generate(inputs)
         seed = trainer.state.global_step + 100 * trainer.accelerator.process_index
         shape = output["completion_mask"].shape
         ratio = 0.5 + torch.rand(shape, generator=torch.Generator().manual_seed(seed))
@@ -89,7 +111,7 @@ def sample_apart(trainer):
         return output
 
     trainer._generate_and_score_completions = with_ratios
-    trainer.vllm_importance_sampling_correction = True
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
 
 
 class Evaluated(TrainerCallback):
@@ -151,19 +173,14 @@ def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters,
 
 def padded_batch(prompt_lengths, group, lengths, seed=0):
     """Rows of left-padded prompts and right-padded completions: ``group`` completions of each prompt."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = len(prompt_lengths) * group
+    prompts = torch.tensor(prompt_lengths).repeat_interleave(group)
+    completions = torch.tensor(lengths)[torch.arange(len(prompts)) % len(lengths)]
     width, longest = max(prompt_lengths), max(1, *lengths)
-    ids = torch.full((rows, width + longest), 2)
-    mask = torch.zeros_like(ids)
-    for p, length in enumerate(prompt_lengths):
-        prompt = torch.randint(5, len(CHARACTERS), (length,), generator=generator)
-        for row in range(p * group, (p + 1) * group):
-            n = lengths[row % len(lengths)]
-            ids[row, width - length : width] = prompt
-            ids[row, width : width + n] = torch.randint(5, len(CHARACTERS), (n,), generator=generator)
-            mask[row, width - length : width + n] = 1
-    return ids, mask, longest
+    position = torch.arange(width + longest) - width  # from the end of the prompt
+    mask = (position >= -prompts[:, None]) & (position < completions[:, None])
+    ids = torch.randint(5, len(CHARACTERS), mask.shape, generator=torch.Generator().manual_seed(seed))
+    ids[:, :width] = ids[::group, :width].repeat_interleave(group, dim=0)
+    return ids.where(mask, 2), mask.long(), longest
 
 
 def untimed(trainer):

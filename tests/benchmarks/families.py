@@ -14,11 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from small_families import compared, tiny_model
+from small_families import compared, tiny_model, try_first
+from small_trainers import make
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import set_verbosity_error
 
 from grpo_math.generation.models import load_tokenizer, model_path
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 CLOSE = (1e-4, 1e-5)  # log-probs, gradient
 
@@ -29,7 +32,9 @@ def outcome(family: str, tokenizer: object, logged: list[logging.LogRecord]) -> 
     try:
         for prompts in ((7, 3, 12), (7, 7, 7)):
             with tempfile.TemporaryDirectory() as folder:
-                packed, logps, gradient = compared(tiny_model(family), tokenizer, folder, prompts)
+                trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, folder)
+                try_first(trainer)
+                packed, (logps, gradient) = trainer.scorer is not None, compared(trainer, prompts)
             if close := logps <= CLOSE[0] and gradient <= CLOSE[1]:
                 break
     except Exception as error:

@@ -15,11 +15,10 @@ from unittest.mock import Mock, patch
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, letters, make, sample_apart
+from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, grades, letters, make, problems, sample_apart
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 
-from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer import scoring, tiled_mlp
 from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
@@ -44,13 +43,6 @@ def scripted(prompts, trainer):
         completions.append(torch.randint(5, 40_000, (length,), generator=generator).tolist())
     prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
-
-
-def grades(rows, completions):
-    """e: all right, h: all wrong, m: right and wrong in turn."""
-    right = [row["answer"] == "e" or (row["answer"] == "m" and i % 2) for i, row in enumerate(rows)]
-    verdicts = [Verdict.CORRECT if yes else Verdict.WRONG for yes in right]
-    return [Grade(verdict, None, in_format=False, reason="") for verdict in verdicts]
 
 
 def poison(trainer, step):
@@ -108,7 +100,7 @@ OURS = ("max_tokens_per_micro_batch", "longest_first")  # settings that TRL does
 ROWS = {
     "plain": [{"prompt": prompt} for prompt in PROMPTS * 4],
     "scripted": [{"prompt": f"{prompt}{n}"} for n in range(4) for prompt in PROMPTS],
-    "graded": [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)],
+    "graded": problems("ehm" * 12),
 }
 
 

@@ -11,9 +11,7 @@ from grpo_math import MathGRPOConfig, MathGRPOTrainer
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """The folder of a random model whose tokens are characters."""
-    folder = tmp_path_factory.mktemp("small")
-    save_small(folder)
-    return str(folder)
+    return save_small(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")

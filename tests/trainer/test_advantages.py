@@ -73,14 +73,20 @@ def test_equal_rewards_give_exactly_no_advantage(baseline, scale, value):
 REWARDS = [1.0, 0.0, 0.25, 0.0, 1.0, None, 0.0, 0.5, *[0.5] * 4, None, 1.0, None, None, *[None] * 4, *[0.0] * 4]
 
 
-def graded(completions, **columns):
-    return REWARDS
-
-
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_group_mean_gives_the_advantages_that_trl_trains_on(scale, small, chars, tmp_path):
-    settings = {"max_steps": 1, "per_device_train_batch_size": 24, "max_completion_length": 2, "scale_rewards": scale}
-    trainer = make(GRPOTrainer, GRPOConfig, small, chars, tmp_path, graded, **settings)
+    trainer = make(
+        GRPOTrainer,
+        GRPOConfig,
+        small,
+        chars,
+        tmp_path,
+        lambda **columns: REWARDS,
+        max_steps=1,
+        per_device_train_batch_size=24,
+        max_completion_length=2,
+        scale_rewards=scale,
+    )
     trainer.train()
     rewards = torch.tensor([NAN if reward is None else reward for reward in REWARDS]).view(-1, 4)
     expected = torch.tensor(list(trainer._logs["advantages"])).view(-1, 4)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import flash_reference
 import pytest
 import torch
-from small_families import compared, tiny_model
+from small_families import compared, tiny_model, try_first
 from transformers import modeling_flash_attention_utils as flash
 
 from grpo_math.trainer import attention, varlen
@@ -17,18 +17,17 @@ from grpo_math.trainer.varlen import AttentionParams
 # Groups of one and of several, without a prompt's tokens, of one token, and a prompt longer than all else.
 GROUPS = (GroupLayout(0, 5, (3, 7, 1)), GroupLayout(16, 0, (4,)), GroupLayout(20, 1, (2, 2)), GroupLayout(25, 13, (6,)))
 TOKENS, HEADS, KEY_HEADS, SIZE = 44, 6, 2, 8
-PLAIN = AttentionParams()
 
 
-def states(dtype=torch.float64):
+def states():
     generator = torch.Generator().manual_seed(0)
     return [
-        torch.randn(TOKENS, heads, SIZE, generator=generator, dtype=dtype).requires_grad_()
+        torch.randn(TOKENS, heads, SIZE, generator=generator, dtype=torch.float64).requires_grad_()
         for heads in (HEADS, KEY_HEADS, KEY_HEADS)
     ]
 
 
-def plainly(q, k, v, scores=PLAIN):
+def plainly(q, k, v, scores):
     """One dense mask over the whole row."""
     tokens = [
         (number, segment, position)
@@ -64,13 +63,13 @@ def attend(q, k, v, scores):
     return varlen.attend(q, k, v, GROUPS, scores, varlen.kernel(q, k, v, scores))
 
 
-def close(way, scores=PLAIN, dtype=torch.float64):
-    """Output and gradients of all three, to the rounding of the dtype."""
-    inputs = states(dtype)
-    grad = torch.randn(TOKENS, HEADS, SIZE, generator=torch.Generator().manual_seed(1), dtype=dtype)
+def close(way, scores):
+    """Output and gradients of all three, to rounding."""
+    inputs = states()
+    grad = torch.randn(TOKENS, HEADS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     results = [(out, *torch.autograd.grad(out, inputs, grad)) for out in (way(*inputs), plainly(*inputs, scores))]
     for ours, theirs in zip(*results, strict=True):
-        assert (ours - theirs).abs().max() < 100 * torch.finfo(dtype).eps * theirs.abs().max().clamp(min=1)
+        assert (ours - theirs).abs().max() < 100 * torch.finfo(torch.float64).eps * theirs.abs().max().clamp(min=1)
 
 
 SCORES = {
@@ -130,12 +129,14 @@ def flash_attention_2(torchs_kernel, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_model_with_flash_attention_is_packed_with_it(family, chars, tmp_path, flash_attention_2, monkeypatch):
+def test_a_model_with_flash_attention_is_packed_with_it(family, ours, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
     model.config._attn_implementation = "flash_attention_2"
     monkeypatch.setattr(attention, "kernels_used", set())
-    is_packed, logps, gradient = compared(model, chars, tmp_path)
-    assert is_packed
+    trainer = ours(model=model)
+    try_first(trainer)
+    logps, gradient = compared(trainer)
+    assert trainer.scorer is not None
     assert logps < 1e-4
     assert gradient < 1e-5
     assert attention.kernels_used == {"flash-attn's varlen kernel, one call a layer"}

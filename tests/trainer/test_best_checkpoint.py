@@ -11,8 +11,14 @@ from small_trainers import KINDS, PROMPTS, Evaluated, relative, weights
 
 from grpo_math.run import checkpoints
 
-EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 2}
-BEST = {**EVALUATED, "metric_for_best_model": "eval_reward", "greater_is_better": True}
+BEST = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "per_device_eval_batch_size": 4,
+    "num_generations_eval": 2,
+    "metric_for_best_model": "eval_reward",
+    "greater_is_better": True,
+}
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1}
 HELD_OUT = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
 
@@ -54,8 +60,3 @@ def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(ours, tmp_path):
         assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [steps]
         # transformers compares times only if they are over a second apart.
         os.utime(tmp_path / f"checkpoint-{steps}", (0, 0))
-
-
-def test_in_a_folder_without_a_checkpoint_each_value_means_what_it_means_to_transformers(tmp_path):
-    for asked in (True, None, False, "."):  # transformers says that there is none
-        assert checkpoints.to_resume(tmp_path, asked) == asked

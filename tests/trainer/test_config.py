@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from small_trainers import config
+from small_trainers import config, letters
 from trl import ModelConfig
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.problems.datasets import load_problems
 from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
 from grpo_math.trainer.advantages import advantages
@@ -20,19 +19,17 @@ def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
 ):
     monkeypatch.setattr(build, "fast_dtype", lambda use_cpu: "bfloat16")
     model = ModelConfig(small, dtype="auto", use_peft=lora, lora_target_modules=["q_proj", "v_proj"])
-    rows = list(load_problems("generated:sums", limit=4))
-    trainer = build.trainer_of(
-        config(MathGRPOConfig, tmp_path), model, rows, chars, [lambda prompts, **_: [0.0] * len(prompts)]
-    )
+    trainer = build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
     assert trainer.model.get_input_embeddings().weight.dtype == dtype
 
 
-def test_a_card_that_emulates_bfloat16_trains_in_float32(monkeypatch, tmp_path):
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_card_that_only_emulates_bfloat16_trains_in_float32(computes, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is False
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is True
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or computes
+    )
+    assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is computes
 
 
 MODULE = """
@@ -106,11 +103,6 @@ def test_fsdp_through_accelerate_refreshes_no_reference(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="fsdp"):
         config(MathGRPOConfig, tmp_path, beta=0.1, reference_refresh_steps=2)
-
-
-def test_a_reference_is_refreshed_between_two_rollouts(tmp_path):
-    settings = {"beta": 0.1, "steps_per_generation": 8, "gradient_accumulation_steps": 2}
-    assert config(MathGRPOConfig, tmp_path, reference_refresh_steps=8, **settings).reference_refresh_steps == 8
 
 
 def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_line(tmp_path):

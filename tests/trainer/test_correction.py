@@ -14,8 +14,12 @@ LENGTHS = (1, 2, 4, 8)
 def figures(ratio, differences=0.0, lengths=LENGTHS, gather=lambda sums: sums):
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).float()
     sampled = torch.full_like(mask, -1.0)
-    names = "completion_mask", "old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"
-    rows = dict(zip(names, (mask, sampled + differences, sampled, ratio), strict=True))
+    rows = {
+        "completion_mask": mask,
+        "old_per_token_logps": sampled + differences,
+        "sampling_per_token_logps": sampled,
+        "importance_sampling_ratio": ratio,
+    }
     values = correction.figures(rows, SimpleNamespace(gather=gather))
     return {name.removeprefix("sampling/"): value for name, value in values.items()}
 

@@ -14,28 +14,28 @@ from grpo_math import evaluate
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
 
-def requests_of(server):
-    """The requests for completions from now on, without the canary's, which have no seed."""
-    requests = []
-    server.sampling = lambda body: requests.append(body) if "seed" in body else None
-    return requests
-
-
 @pytest.mark.slow
 def test_evaluations_are_sampled_by_the_server_and_change_no_training(server, small, chars, tmp_path):
-    """Before and after training, and TRL's own in between."""
+    """Ours before training, and TRL's own in between."""
     ended, asked = {}, chars(ROWS[0]["prompt"])["input_ids"]
     for evaluated in (False, True):
         torch.manual_seed(0)  # of the adapter
-        settings = {"max_steps": 2, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
-        trainer = trainer_of(server.url, lambda: small, chars, tmp_path / str(evaluated), **settings)
+        trainer = trainer_of(
+            server.url,
+            lambda: small,
+            chars,
+            tmp_path / str(evaluated),
+            max_steps=2,
+            per_device_eval_batch_size=2,
+            num_generations_eval=2,
+        )
         trainer.add_callback(events := Evaluated())
-        requests = requests_of(server)
+        requests = []
+        # The canary's have no seed.
+        server.sampling = lambda body, requests=requests: requests.append(body) if "seed" in body else None
         if evaluated:
-            limits = {"samples": 2, "temperature": 0.7, "max_new_tokens": 4, "progress": False}
-            before = evaluate(trainer, ROWS, **limits)
-            assert {(r["temperature"], r["max_tokens"], r["top_p"]) for r in requests} == {(0.7, 4, 1.0)}
-            assert len({r["seed"] for r in requests}) == len(requests) == 10
+            results = evaluate(trainer, ROWS, samples=2, temperature=0.7, max_new_tokens=4, progress=False)
+            assert (results["backend"], len(requests)) == ("vllm", 10)
             del requests[:]
             trainer.eval_dataset, trainer.args.eval_steps = Dataset.from_list(ROWS[:1]), 1
             trainer.args.eval_strategy = IntervalStrategy.STEPS
@@ -43,9 +43,6 @@ def test_evaluations_are_sampled_by_the_server_and_change_no_training(server, sm
         seeds = sorted(request["seed"] for request in requests if request["prompt"] != [asked])
         assert (len(events.metrics), len(seeds) < len(requests)) == ((2, True) if evaluated else (0, False))
         ended[evaluated] = seeds, weights(trainer.model)
-    after = evaluate(trainer, ROWS, **limits)
-    assert before["backend"] == after["backend"] == "vllm"
-    assert json.loads((tmp_path / "True/after.json").read_text())["rows"] == after["rows"]
     assert ended[True][0] == ended[False][0]
     assert relative(ended[True][1], ended[False][1]) < 1e-6
     lines = [json.loads(line) for line in (tmp_path / "True/history.jsonl").read_text().splitlines()]
@@ -56,8 +53,15 @@ def test_evaluations_are_sampled_by_the_server_and_change_no_training(server, sm
 @pytest.mark.parametrize("passed", [True, False])
 def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, ours, tmp_path):
     data = Dataset.from_list(ROWS)
-    settings = {"max_steps": 2, "logging_steps": 2, "per_device_eval_batch_size": 4, "num_generations_eval": 2}
-    trainer = ours(rows=data, eval_dataset=data if passed else None, eval_steps=1, **settings)
+    trainer = ours(
+        rows=data,
+        eval_dataset=data if passed else None,
+        eval_steps=1,
+        max_steps=2,
+        logging_steps=2,
+        per_device_eval_batch_size=4,
+        num_generations_eval=2,
+    )
     values = iter((0.25, 0.5))
     trainer.args.eval_strategy = IntervalStrategy.STEPS
     trainer.evaluate_held_out = lambda: {"eval_sums_accuracy": next(values)}

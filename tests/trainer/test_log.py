@@ -1,7 +1,6 @@
 """The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pandas
@@ -19,8 +18,16 @@ from grpo_math.trainer.overrides import results_of
 
 def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ours, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3, "beta": 0.1}
-    ours("accuracy", rows, max_steps=2, per_device_train_batch_size=4, **shown).train()
+    ours(
+        "accuracy",
+        rows,
+        max_steps=2,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        log_completions=True,
+        num_completions_to_print=3,
+        beta=0.1,
+    ).train()
     printed = capsys.readouterr()
     assert printed.err.count("Loading weights") == 1, "the reference has been loaded, too"
     lines = [line for line in printed.out.splitlines() if "real_accelerator" not in line]  # DeepSpeed's
@@ -28,12 +35,6 @@ def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ou
     assert printed.out.count("progress ") == printed.out.count("Prompt ") == 2
     assert 2 * 15 <= len(re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)) <= 2 * 25
     assert "What is" in printed.out
-
-
-def test_every_figure_that_is_printed_is_one_of_the_log():
-    names = [name for group in console.GROUPS.values() for name in group]
-    assert len(set(names)) == len(names) <= 25
-    assert set(names) <= metrics.METRICS.keys()
 
 
 PRINTED = """
@@ -63,8 +64,13 @@ ROWS = [
 ]
 
 
-TABLES = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1, "log_completions": True}
-TABLES |= {"num_completions_to_print": 0}
+TABLES = {
+    "max_steps": 2,
+    "max_completion_length": 16,
+    "logging_steps": 1,
+    "log_completions": True,
+    "num_completions_to_print": 0,
+}
 SPREAD = (metrics.REWARD_MIN, metrics.REWARD_MAX, metrics.ADVANTAGE_MEAN)
 
 
@@ -154,9 +160,14 @@ def test_a_line_holds_exactly_what_the_table_promises_and_its_phases_add_up(sett
 
 
 def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():
-    log = defaultdict[str, list[float]](list)
-    log |= {metrics.SECONDS_STEP: [4.0, 6.0], metrics.SECONDS_GENERATE: [1.0, 2.0], metrics.SECONDS_SYNC: [0.5]}
-    log |= {metrics.SECONDS_GRADE: [0.25, 0.25], metrics.SECONDS_SCORE: [1.0], metrics.SECONDS_SAMPLING: [1.0, 2.0]}
+    log = {
+        metrics.SECONDS_STEP: [4.0, 6.0],
+        metrics.SECONDS_GENERATE: [1.0, 2.0],
+        metrics.SECONDS_SYNC: [0.5],
+        metrics.SECONDS_GRADE: [0.25, 0.25],
+        metrics.SECONDS_SCORE: [1.0],
+        metrics.SECONDS_SAMPLING: [1.0, 2.0],
+    }
     meter = StepMeter(lambda: log, rollouts_per_step=0.5)
     meter.rollout_tokens += [30, 50]
     meter.write(vllm=True, cuda=False)

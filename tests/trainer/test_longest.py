@@ -11,8 +11,6 @@ from trl.chat_template_utils import qwen3_chat_template
 from grpo_math.errors import OutOfMemory
 from grpo_math.trainer.longest import longest_prompt
 
-SHORT = {**SMALL, **STEPS}
-
 
 def passes(model):
     """The tokens of each forward pass with gradients, in training mode."""
@@ -41,7 +39,7 @@ def passes(model):
 def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, ours):
     results = []
     for first in (False, True):
-        trainer = ours(folder=str(first), longest_first=first, **SHORT, **settings)
+        trainer = ours(folder=str(first), longest_first=first, **SMALL, **STEPS, **settings)
         seen = passes(trainer.model)
         trainer.train()
         results.append((seen, weights(trainer.model), untimed(trainer)))
@@ -79,8 +77,7 @@ class Sums:
 def test_an_environment_is_trained_in_after_the_trial(factory, rows, ours, chars):
     tokenizer = deepcopy(chars)
     tokenizer.chat_template = qwen3_chat_template  # which can render tools
-    settings = {"environment_factory": factory, "max_steps": 1, "longest_first": True}
-    trainer = ours(None, rows, tokenizer=tokenizer, **settings)
+    trainer = ours(None, rows, tokenizer=tokenizer, environment_factory=factory, max_steps=1, longest_first=True)
     seen = passes(trainer.model)
     trainer.train()
     *_, trial = seen[:3]  # after two short rows, scored both ways

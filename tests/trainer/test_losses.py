@@ -66,8 +66,7 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
 
 @pytest.fixture(scope="module")
 def trainer(trainer_in, tmp_path_factory):
-    settings = {"per_device_train_batch_size": 4, "max_completion_length": 9, "beta": 0.3}
-    return trainer_in(tmp_path_factory.mktemp("run"), **settings)
+    return trainer_in(tmp_path_factory.mktemp("run"), per_device_train_batch_size=4, max_completion_length=9, beta=0.3)
 
 
 def loss_and_gradient(trainer, compute, inputs, logps):
@@ -160,10 +159,18 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
         rollouts.append((chars(prompts)["input_ids"], completions))
         return {"prompt_ids": rollouts[-1][0], "completion_ids": completions, "logprobs": None}
 
-    settings = {"baseline": baseline, "scale_rewards": scale, "surrogate": surrogate, "loss_type": loss_type}
-    settings |= {"beta": 0.3, "kl_estimator": estimator} if estimator else {}
-    settings |= {"max_steps": 4, "num_iterations": updates, "lr_scheduler_type": "constant"}
-    trainer = ours(rollout_func=rollout, **settings)
+    trainer = ours(
+        rollout_func=rollout,
+        baseline=baseline,
+        scale_rewards=scale,
+        surrogate=surrogate,
+        loss_type=loss_type,
+        beta=0.3 if estimator else 0.0,
+        kl_estimator=estimator or "k3",
+        max_steps=4,
+        num_iterations=updates,
+        lr_scheduler_type="constant",
+    )
     trainer.train()
     model = LlamaForCausalLM.from_pretrained(small)
     reference, optimizer = deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.05)

@@ -28,8 +28,9 @@ def splitter(synchronised=(), **changed):
         no_sync=lambda model: nullcontext(),
         backward=lambda loss, **options: synchronised.append(gradients.sync_gradients) or loss.backward(),
     )
-    chosen = {"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
-    return Splitter(accelerator, **chosen)
+    return Splitter(
+        accelerator, **{"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
+    )
 
 
 def micro_batch(first, advantages):

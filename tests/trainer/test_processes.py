@@ -85,8 +85,8 @@ def left_out_on_both(of_ranks: list[dict[str, Any]], folder: Path) -> None:
 def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
     runs = {**RUNS, "dapo": {"longest_first": True}}
-    ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
-    seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours=ours)
+    only_ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
+    seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours)
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
     resampled = seen["resampled"]
     assert resampled[0]["position"] == resampled[1]["position"] > 0
@@ -156,9 +156,20 @@ def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny
     assert ours == trl > 0
 
 
-REFRESHED = {"beta": 0.5, "reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_steps": 5}
-REFRESHED |= {"optim": "adamw_torch", "learning_rate": 1e-2, "lr_scheduler_type": "constant", "max_grad_norm": 1.0}
-REFRESHED |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_completion_length": 4}
+REFRESHED = {
+    "beta": 0.5,
+    "reference_refresh_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "max_steps": 5,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 1.0,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_completion_length": 4,
+}
 
 
 @pytest.mark.full

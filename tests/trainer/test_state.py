@@ -12,10 +12,12 @@ from grpo_math.errors import UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 
-CPU = torch.device("cpu")
 # Two optimizer steps train on each rollout, and a line of the log is about two: each odd step is in the middle of both.
-HALVES = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
-SAVED = {
+RUN = {
+    "per_device_train_batch_size": 4,
+    "steps_per_generation": 4,
+    "gradient_accumulation_steps": 2,
+    "resample_groups": 1,
     "max_steps": 6,
     "logging_steps": 2,
     "save_strategy": "steps",
@@ -24,7 +26,6 @@ SAVED = {
     "log_completions": True,
     "num_completions_to_print": 0,
 }
-RUN = {**HALVES, **SAVED, "resample_groups": 1}
 
 
 def drawn(completions, **columns):
@@ -80,11 +81,12 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
-    assert state.read(tmp_path, 1, CPU) is None
+    device = torch.device("cpu")
+    assert state.read(tmp_path, 1, device) is None
     for rollout in ([], None):
         torch.save({"rollout": rollout}, tmp_path / "state_0.pt")
-        assert state.read(tmp_path, 0, CPU) == {"rollout": rollout}
-        assert state.read(tmp_path, 1, CPU) == (None if rollout == [] else {"rollout": None})
+        assert state.read(tmp_path, 0, device) == {"rollout": rollout}
+        assert state.read(tmp_path, 1, device) == (None if rollout == [] else {"rollout": None})
 
 
 READ = """

@@ -3,13 +3,11 @@
 The reference is TRL's own method, or the same trainer with tiles longer than its rows; float32.
 """
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from peft import LoraConfig
-from small_families import tiny_model
-from small_trainers import padded_batch, relative
+from small_families import scored, tiny_model
+from small_trainers import relative
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -43,22 +41,13 @@ def tiles_of_one_test(monkeypatch):
 
 def gradient_of(trainer, shape=SHAPES["one group"], kind=MathGRPOTrainer, tile=SMALL_TILE, under=None):
     tiled_mlp.MIN_TOKENS = tile
-    ids, mask, longest = padded_batch(*shape)
-    scored = mask[:, -longest:].bool()
-    factors = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
-    trainer.model.zero_grad()
-    with under or nullcontext():
-        logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
-    (logps * factors).sum().backward()  # outside, as accelerate does it
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad])
+    return scored(kind, trainer, *shape, under=under)[2]
 
 
 class Widest(TorchDispatchMode):
     """The most tokens in a tensor as wide as the MLP."""
 
-    def __init__(self):
-        super().__init__()
-        self.tokens = 0
+    tokens = 0
 
     def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -92,8 +81,12 @@ def test_gradients_in_tiles_are_trls(family, targets, ours):
 
 def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours):
     pytest.importorskip("bitsandbytes")
-    kind = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
-    quantised = BitsAndBytesConfig(**kind, bnb_4bit_use_double_quant=True)
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_use_double_quant=True,
+    )
     model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.float32)
     trainer = trainer_of(ours, "all-linear", model=model, max_steps=2)
     assert "Linear4bit" in str(trainer.model)

@@ -105,12 +105,6 @@ def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
     assert keywords <= set(parameters(VLLMGeneration.__init__))
 
 
-OF_VLLM = ("_dist", "server_timeout", "enable_sleep_mode", "_llm_weights_sleeping", "llm", "generation_kwargs")
-OF_TRAINER = (
-    *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights", "num_generations_eval"),
-    *("multi_objective_aggregation", "scale_rewards", "loss_type", "use_transformers_continuous_batching"),
-    "generation_config",
-)
 SOURCES = [
     # The fused head scores shifted labels and passes other arguments on.
     (add_fused_lm_head, "labels = shift_labels"),
@@ -129,8 +123,25 @@ SOURCES = [
     ),
     (VLLMGeneration, "self.llm = LLM("),
     (VLLMGeneration, "self.llm.sleep(level=2)"),
-    *((VLLMGeneration, f"self.{name} = ") for name in OF_VLLM),
-    *((grpo_trainer, f"self.{name} = ") for name in OF_TRAINER),
+    *(
+        (VLLMGeneration, f"self.{name} = ")
+        for name in (
+            "_dist",
+            "server_timeout",
+            "enable_sleep_mode",
+            "_llm_weights_sleeping",
+            "llm",
+            "generation_kwargs",
+        )
+    ),
+    *(
+        (grpo_trainer, f"self.{name} = ")
+        for name in (
+            *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights"),
+            *("num_generations_eval", "multi_objective_aggregation", "scale_rewards", "loss_type"),
+            *("use_transformers_continuous_batching", "generation_config"),
+        )
+    ),
 ]
 
 
