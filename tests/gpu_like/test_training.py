@@ -10,7 +10,7 @@ import torch
 import transformers
 from accelerate import dispatch_model
 from peft import LoraConfig
-from small_trainers import SMALL, make, relative, weights
+from small_trainers import PROMPTS, SMALL, make, relative, weights
 
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -24,6 +24,7 @@ KINDS = {
     "offloading with lora": {"activation_offloading": True, "gradient_checkpointing": True, "peft_config": LORA},
     "small passes": {"max_tokens_per_micro_batch": 40},
 }
+ROWS = [{"prompt": prompt, "answer": str(i)} for i, prompt in enumerate(PROMPTS * 4)]
 
 
 def trained(tiny, tokenizer, folder, cpu: bool, **settings):
@@ -31,7 +32,7 @@ def trained(tiny, tokenizer, folder, cpu: bool, **settings):
     settings = {**SMALL, "max_steps": 2, "use_cpu": cpu, **settings}
     if cpu:  # which has nothing to offload from
         settings.pop("activation_offloading", None)
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, **settings)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, rows=ROWS, **settings)
     assert trainer.accelerator.device.type == ("cpu" if cpu else "cuda")
     before = weights(trainer.model).cpu()
     trainer.train()
