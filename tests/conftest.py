@@ -25,10 +25,9 @@ if pretended_gpu.VARIABLE in os.environ:
 collect_ignore = ["processes"]  # programs that tests start
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, nohup a hangup, and so would what they start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 MODELS = {"smollm", "tokenizer", "tiny"}  # fixtures that load a model

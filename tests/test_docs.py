@@ -3,10 +3,10 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from launching import ROOT
 
 from grpo_math import __version__
 from grpo_math.cli import COMMANDS
@@ -14,7 +14,6 @@ from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
 from grpo_math.run.metrics import METRICS
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {"README.md": README} | {
     f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import yaml
+from launching import ROOT
 from small_http import SmallHTTP, send
 
 from grpo_math.errors import ConfigError
@@ -17,8 +17,6 @@ from grpo_math.generation.models import load_tokenizer
 from grpo_math.generation.server import Server
 from grpo_math.rewards.judge import make_llm_judge
 from grpo_math.run.http import ServerError
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import logging
 import sys
 import tempfile
 import warnings
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,9 +27,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 CLOSE = (1e-4, 1e-5)  # log-probs, gradient
 
 
-def outcome(family: str, tokenizer: object, logged: list[logging.LogRecord]) -> tuple[str, str]:
+def outcome(family: str, tokenizer: object, logged: BufferingHandler) -> tuple[str, str]:
     """One of packed, plain, either of them unpadded, wrong, not tried; and why, or how close."""
-    logged.clear()
+    logged.flush()
     try:
         for prompts in ((7, 3, 12), (7, 7, 7)):
             with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +45,7 @@ def outcome(family: str, tokenizer: object, logged: list[logging.LogRecord]) -> 
         ", except for padding, which TRL counts" if prompts == (7, 7, 7) else ""
     )
     kind = ("packed" if packed else "plain") + (", unpadded" if prompts == (7, 7, 7) else "")
-    reasons = [text for record in logged if "pack_updates" in (text := record.getMessage())]
+    reasons = [text for record in logged.buffer if "pack_updates" in (text := record.getMessage())]
     reason = "".join(reasons[-1:]).partition(" has ")[2].partition("; rows are")[0]
     return kind if close else "wrong", figures if packed or not close else reason
 
@@ -52,10 +53,8 @@ def outcome(family: str, tokenizer: object, logged: list[logging.LogRecord]) -> 
 def main() -> None:
     set_verbosity_error()
     warnings.simplefilter("ignore")
-    logged: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = logged.append
-    logging.getLogger("grpo_math.trainer.scoring").addHandler(handler)
+    logged = BufferingHandler(1_000_000)
+    logging.getLogger("grpo_math.trainer.scoring").addHandler(logged)
     tokenizer = load_tokenizer(model_path("embedded"))
     print("| family | | log-probs and gradient off by, or why not |\n|---|---|---|")
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -69,7 +69,9 @@ def phases(settings: list[dict[str, Any]]) -> str:
     """A cell: GB of training and of generation on 8 GB, of the first settings that fit, or in brackets of the last."""
     for fields in settings:
         answer = plan({**LORA, **fields}, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=256)
-        figures = " / ".join(f"{sum(answer['phases'][phase].values()) / GB:.1f}" for phase in ("training", "generation"))
+        figures = " / ".join(
+            f"{sum(answer['phases'][phase].values()) / GB:.1f}" for phase in ("training", "generation")
+        )
         if answer["fits"]:
             share = fields.get("vllm_gpu_memory_utilization")
             return figures + (f" at {share:g}" if share else "")

@@ -21,6 +21,7 @@ from grpo_math.grading.formats import made_up
 from grpo_math.rewards import REWARDS
 
 CONSTANTS = (0, 1, 2, 5, 10, 12, 15, 20, 24, 30, 36, 40, 50, 60, 72, 80, 100, 120, 200, 500)
+FORMATS = {"r1_zero": "r1_zero", "xml_count": "xml"}  # of the rewards that are about another than gsm8k
 
 
 def blind(answer_format: str) -> dict[str, str]:
@@ -47,14 +48,9 @@ def hedged(gold: str, wrong: str, answer_format: str) -> dict[str, str]:
 
 
 def mean(name: str, golds: list[str], texts: list[str]) -> float:
-    formats = [format_of(name)] * len(golds)
+    formats = [FORMATS.get(name, "gsm8k")] * len(golds)
     rewards = REWARDS[name]([""] * len(golds), texts, answer=golds, answer_format=formats, max_completion_length=256)
     return fmean(reward for reward in rewards if reward is not None)
-
-
-def format_of(name: str) -> str:
-    """gsm8k, or the format that the reward is about."""
-    return {"r1_zero": "r1_zero", "xml_count": "xml"}.get(name, "gsm8k")
 
 
 def main() -> None:
@@ -64,7 +60,7 @@ def main() -> None:
     pairs = [(gold, str(int(gold.replace(",", "")) + rng.choice((1, 2, 5, 10)))) for gold in golds]
     print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
     for name in sorted(set(REWARDS) - {"llm_judge"}):
-        form = format_of(name)
+        form = FORMATS.get(name, "gsm8k")
         right = mean(name, golds, [made_up(gold, form) for gold in golds])
         knowing_nothing = {case: mean(name, golds, [text] * len(golds)) for case, text in blind(form).items()}
         texts = [hedged(gold, wrong, form) for gold, wrong in pairs]

@@ -31,7 +31,6 @@ rounding: CUDA's kernels add up in other orders.
 
 import ctypes
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -53,14 +52,11 @@ def _torch() -> Path:
 
 def hindrance() -> str | None:
     """Why there can be no pretended device, or None."""
-    folder = _torch()
-    if not (folder / "lib/libtorch_cpu.so").exists() or not (folder / "include/ATen").is_dir():
-        return "this torch has no shared library and headers for Linux"
-    if (folder / "lib/libtorch_cuda.so").exists() or (folder / "lib/libtorch_hip.so").exists():
-        return "this torch is built for real GPUs"
-    if shutil.which("g++") is None:
-        return "there is no g++"
-    return None
+    libraries = {path.name for path in (_torch() / "lib").glob("libtorch_*.so")}
+    for_cpus = "libtorch_cpu.so" in libraries and not libraries & {"libtorch_cuda.so", "libtorch_hip.so"}
+    if for_cpus and shutil.which("g++"):
+        return None
+    return "it needs g++, and torch for Linux that is built for CPUs alone"
 
 
 def load() -> None:

@@ -26,6 +26,7 @@ TAKE_NUMBERS = {"where", "fill_", "fill", "masked_fill", "masked_fill_", "index_
 # What every other way to make a tensor begins with, or would hand to an operator that gives it another shape.
 FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "eye", "eye.m")
 
+LIBRARY = torch.library.Library("aten", "IMPL")  # one that is dropped takes its operators with it
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -111,13 +112,8 @@ def take_over() -> None:
     module: Any = torch.nn.Module
     module.to = partialmethod(_to, module.to)
     flash_reference.register()
-    library = torch.library.Library("aten", "IMPL")
     for factory in FACTORIES:
-        library.impl(factory, partial(_made, factory), "CUDA")
-    _kept.append(library)
-
-
-_kept: list[Any] = []  # a library that is dropped takes its operators with it
+        LIBRARY.impl(factory, partial(_made, factory), "CUDA")
 
 
 def _made(factory: str, *args: Any, device: Any = None, **kwargs: Any) -> Cuda:

@@ -9,9 +9,8 @@ import pytest
 import torch
 import transformers
 from accelerate import dispatch_model
-from datasets import Dataset
 from peft import LoraConfig
-from small_trainers import PROMPTS, SMALL, config, letters, relative, weights
+from small_trainers import PROMPTS, SMALL, make, relative, weights
 
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -33,14 +32,7 @@ def trained(tiny, tokenizer, folder, cpu: bool, **settings):
     settings = {**SMALL, "max_steps": 2, "use_cpu": cpu, **settings}
     if cpu:  # which has nothing to offload from
         settings.pop("activation_offloading", None)
-    trainer = MathGRPOTrainer(
-        model=tiny(),
-        reward_funcs=letters,
-        peft_config=settings.pop("peft_config", None),
-        args=config(MathGRPOConfig, folder, **settings),
-        train_dataset=Dataset.from_list(ROWS),
-        processing_class=tokenizer,
-    )
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, rows=ROWS, **settings)
     assert trainer.accelerator.device.type == ("cpu" if cpu else "cuda")
     before = weights(trainer.model).cpu()
     trainer.train()

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from trl.kernels import chunked_logprob
 
 aten = torch.ops.aten
-_LIBRARY = torch.library.Library("aten", "IMPL")
 META = torch.device("meta")
 WHOLE, FLOATS = 1 << 22, 1 << 16  # elements up to which numbers are kept
 TOKEN = 5  # the token that is "sampled"
@@ -33,7 +32,7 @@ def install() -> None:
     """Give the pretended GPU no memory, and let the program choose kernels as on a GPU, for the rest of the process."""
     tensors.compute, tensors.attend = compute, attend
     # Without a kernel for CUDA torch would take this one apart before the device hears of it.
-    _LIBRARY.impl("silu_backward", lambda *args: NotImplemented, "CUDA")
+    tensors.LIBRARY.impl("silu_backward", lambda *args: NotImplemented, "CUDA")
     head: Any = chunked_logprob
     head._use_triton = lambda device: device.type == "cuda"
     # A kernel is launched as ``kernel[grid](...)``, and allocates nothing.
