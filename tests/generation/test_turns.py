@@ -1,6 +1,7 @@
 """The chat of a model that calls tools, and the loop over its turns."""
 
 from copy import deepcopy
+from unittest.mock import AsyncMock
 
 import pytest
 from small_model import END
@@ -89,14 +90,13 @@ class Play:
         self.conversation, self.tokenizer, self.turns, self.asked = conversation, conversation.tokenizer, turns, []
         self.prompt = conversation.prompt([{"role": "user", "content": "question"}])
         prompts, functions = [self.prompt] * len(firsts), [{"python": python}] * len(firsts)
-        self.rows = play(conversation, prompts, [*map(self.first, firsts)], functions, self.generate, limits)
+        messages = [conversation.message(self.tokenizer.encode(text), self.prompt) for text in firsts]
+        first = [self.completion(text, messages=[said]) for text, said in zip(firsts, messages, strict=True)]
+        self.rows = play(conversation, prompts, first, functions, self.generate, limits)
 
     def completion(self, text, **settings):
         ids = self.tokenizer.encode(text)
         return Completion(ids, [-0.5] * len(ids), **settings)
-
-    def first(self, text):
-        return self.completion(text, messages=[self.conversation.message(self.tokenizer.encode(text), self.prompt)])
 
     def generate(self, prompts, widest):
         self.asked.append(([self.tokenizer.decode(ids[len(self.prompt) :]) for ids in prompts], widest))
@@ -161,10 +161,6 @@ def test_the_rounds_of_calls_are_bounded(conversation):
     assert calls_of(row)
 
 
-async def later(code):
-    return f"{code} later"
-
-
 @pytest.mark.parametrize(
     ("call", "content", "status"),
     [
@@ -177,7 +173,11 @@ async def later(code):
     ],
 )
 def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, conversation):
-    functions = {"python": python, "later": later, "killed": lambda: Answer("half", "timeout")}
+    functions = {
+        "python": python,
+        "later": AsyncMock(return_value="1 later"),
+        "killed": lambda: Answer("half", "timeout"),
+    }
     first = Completion([1], messages=[{"role": "assistant", "tool_calls": [call]}])
     rows = play(conversation, [[1]], [first], [functions], lambda prompts, widest: [Completion([2])], Limits(200))
     message = rows[0].messages[1]

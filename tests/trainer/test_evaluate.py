@@ -28,7 +28,7 @@ def test_evaluations_are_sampled_by_the_server_and_change_no_training(server, sm
     for evaluated in (False, True):
         torch.manual_seed(0)  # of the adapter
         settings = {"max_steps": 2, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
-        trainer = trainer_of(server.url, lambda: small, chars, tmp_path / str(evaluated), **settings)
+        trainer = trainer_of(server.url, small, chars, tmp_path / str(evaluated), **settings)
         trainer.add_callback(events := Evaluated())
         requests = requests_of(server)
         if evaluated:

@@ -61,7 +61,7 @@ def by_hand(model, server, prompts: list[list[list[int]]], tokenizer, staleness:
 def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
     server, small, chars, tmp_path
 ):
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, **{**AHEAD, **PLAIN, **EVALUATED, "max_steps": 4})
+    trainer = trainer_of(server.url, small, chars, tmp_path, **{**AHEAD, **PLAIN, **EVALUATED, "max_steps": 4})
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(small), trainer.model.peft_config["default"])
     model.load_state_dict(trainer.model.state_dict())
     # An evaluation finds the next batch under way.
@@ -83,8 +83,8 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
 ):
     """The server keeps the answers to batch k + 1 back until step k is done: a trainer that waited for them would
     never get there. An epoch has three batches."""
-    prompts = [f"What is {number} + 1?" for number in range(6)]
-    trainer = trainer_of(server.url, lambda: small, chars, tmp_path, prompts=prompts, **AHEAD)
+    rows = [{"prompt": f"What is {number} + 1?"} for number in range(6)]
+    trainer = trainer_of(server.url, small, chars, tmp_path, rows=rows, **AHEAD)
     asked, lock = [], threading.Lock()
 
     def hold_back(body):
@@ -110,8 +110,8 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
 
 @pytest.mark.slow
 def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(server, small, chars, tmp_path):
-    settings = {**AHEAD, "resample_groups": 1, "prompts": [f"What is {number} + 1?" for number in range(16)]}
-    trainer, asked = trainer_of(server.url, lambda: small, chars, tmp_path, row={"answer": "0"}, **settings), []
+    rows = [{"prompt": f"What is {number} + 1?", "answer": "0"} for number in range(16)]
+    trainer, asked = trainer_of(server.url, small, chars, tmp_path, rows=rows, resample_groups=1, **AHEAD), []
     server.sampling = lambda body: asked.append(body["prompt"][0]) if body["temperature"] else None
     trainer.train()
     rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
@@ -166,6 +166,6 @@ def test_what_is_not_known_beforehand_is_refused(others, message):
 def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(server, small, chars, tmp_path):
     server.settings["lora_config"] = {"max_lora_rank": 16, "max_loras": 1}
     with pytest.raises(ConfigError, match="serves one at a time: start it with --max-loras 2"):
-        trainer_of(server.url, lambda: small, chars, tmp_path, **AHEAD)
+        trainer_of(server.url, small, chars, tmp_path, **AHEAD)
     with pytest.raises(ConfigError, match="staleness=1 needs an adapter"):
-        trainer_of(server.url, lambda: small, chars, tmp_path, lora=False, **AHEAD)
+        trainer_of(server.url, small, chars, tmp_path, peft_config=None, **AHEAD)
