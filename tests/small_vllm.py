@@ -21,12 +21,6 @@ from transformers import AutoModelForCausalLM
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.sync import AdapterGeneration
 
-SETTINGS = {
-    "lora_config": {"max_lora_rank": 16, "max_loras": 2},
-    "model_config": {"dtype": "torch.float32", "max_model_len": 512, "logprobs_mode": "processed_logprobs"},
-    "cache_config": {"block_size": 16},
-}
-
 
 class SmallVLLM(AnsweringHTTP):
     version = "0.31.0"
@@ -35,7 +29,10 @@ class SmallVLLM(AnsweringHTTP):
     def __init__(self, model: str) -> None:
         super().__init__()
         self.model = model
-        self.settings = dict(SETTINGS)
+        self.settings: dict[str, Any] = {
+            "lora_config": {"max_lora_rank": 16, "max_loras": 2},
+            "model_config": {"dtype": "torch.float32", "max_model_len": 512, "logprobs_mode": "processed_logprobs"},
+        }
         self.adapters: dict[str, Any] = {}
         # Called with each request for completions. May return a status and a text to answer instead.
         self.sampling: Any = lambda body: None
@@ -111,9 +108,9 @@ def move(model, size):
 
 def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **settings):
     """The generation of a trainer alone, without the trainer."""
-    given = {"output_dir": folder, "seed": 3, **(args or {})}
     base = {"processing_class": None, "mode": "server", "server_base_url": url, "max_completion_length": 8}
-    return kind(SimpleNamespace(**given), model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
+    of_trainer = SimpleNamespace(**{"output_dir": folder, "seed": 3, **(args or {})})
+    return kind(of_trainer, model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
 
 
 def trainer_of(url, model, tokenizer, folder, **settings):

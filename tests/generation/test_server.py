@@ -119,13 +119,6 @@ def test_another_answer_is_one_line_with_the_remedy(answer, call, error, server)
         call(Server(server.url))
 
 
-def test_a_request_can_name_the_replica_that_samples(server):
-    for replica in (None, 0, 1):
-        server.queue = [CUT]
-        asked(replica=replica)(Server(server.url))
-        assert server.headers[-1].get("X-data-parallel-rank") == (None if replica is None else str(replica))
-
-
 def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(server):
     Server(server.url).wait(0)
     server.stop()

@@ -83,8 +83,14 @@ def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
 
 def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smollm, tokenizer, tmp_path):
     rows = load_problems("generated:sums", "heldout", limit=6)
-    settings = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_completion_length": 12}
-    trainer = trainer_of(process.server.url, smollm, tokenizer, tmp_path, **settings)
+    trainer = trainer_of(
+        process.server.url,
+        smollm,
+        tokenizer,
+        tmp_path,
+        model_init_kwargs={"dtype": "bfloat16"},
+        max_completion_length=12,
+    )
     model = trainer.accelerator.unwrap_model(trainer.model)
     first = evaluate(trainer, rows, progress=False)
     plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)

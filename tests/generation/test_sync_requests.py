@@ -26,7 +26,7 @@ PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
 CONNECT = ["/health", "/health", "/version", "/server_info?config_format=json"]
 LOAD, UNLOAD, ASK = ["/v1/models", "/v1/load_lora_adapter"], ["/v1/unload_lora_adapter"], ["/v1/completions"]
-CANARY = [CONNECT[-1], *ASK]
+CANARY = [CONNECT[-1], *2 * ASK]  # of a server with two replicas
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def synced(server, policy, tmp_path):
 def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(server, policy, tmp_path):
     (tmp_path / "vllm_adapters_0_killed").mkdir()
     (tmp_path / "vllm_adapters_01_other").mkdir()
+    server.settings["parallel_config"] = {"data_parallel_size": 2}
     generation = generation_of(policy, server.url, tmp_path)
     asked = [*CONNECT]
     for number in (1, 2, 3):
@@ -67,6 +68,7 @@ def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(server, policy, tm
         assert all(torch.equal(sent[name], tensor) for name, tensor in policy.state_dict().items())
         move(policy, 0.3)
     assert (generation.canary.agreed, generation.folder.name) == (2, f"{generation.run}-5")
+    assert {headers.get("X-data-parallel-rank") for headers in server.headers} == {None, "0", "1"}
     del generation.canary, generation
     assert [path.name for path in tmp_path.iterdir()] == ["vllm_adapters_01_other"]
 

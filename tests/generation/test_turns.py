@@ -11,6 +11,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import token_ids
 from grpo_math.generation.turns import Conversation, Limits, calls_of, play
 from grpo_math.problems.prompts import as_template
 from grpo_math.tools import Answer
@@ -38,7 +39,7 @@ def conversation(own_tokenizer):
 
 
 def test_the_worked_example_reads_as_what_the_model_is_to_write(conversation, own_tokenizer):
-    prompt = conversation.prompt(as_template("python").prompt("1 + 1?"))
+    (prompt,) = token_ids(own_tokenizer, [as_template("python").prompt("1 + 1?")], conversation)
     assert f"assistant\n```python\nprint(3 + 4)\n```{END}\n<|im_start|>tool\n7{END}" in own_tokenizer.decode(prompt)
     (call,) = conversation.message(own_tokenizer.encode(block("print(3 + 4)")), prompt)["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
@@ -59,6 +60,9 @@ def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
     assert calls('\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n')[0]["function"]["arguments"] == {"a": 1, "b": 1}
     for inside in ("[" * 40_000, '{"name": "add"', '{"name": ["add"], "arguments": 1}', "null", '"a"', "{}"):
         assert not calls(inside)
+    own_tokenizer.response_template = None
+    with pytest.raises(ValueError, match="no calls: "):  # the only error of a parser that TRL expects
+        own_tokenizer.parse_response([1])
 
 
 @pytest.mark.parametrize(

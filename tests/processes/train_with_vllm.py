@@ -46,8 +46,9 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         sync()
         if not accelerator.is_main_process:
             return
-        greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
-        (answer,) = generation.server.generate(probe, model=generation.folder.name, **greedy)
+        (answer,) = generation.server.generate(
+            probe, model=generation.folder.name, temperature=0.0, max_tokens=12, extra={"ignore_eos": True}
+        )
         answers.append({"vllm": answer.logps, "trainer": logps(policy, probe, answer.tokens).tolist()})
         if trainer.state.global_step == 2:
             os.killpg(int(server_pid), signal.SIGKILL)
