@@ -1,4 +1,4 @@
-"""A random Llama of 12,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
+"""A random Llama of 32,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
 
 The fixtures are those of each package that imports them into its conftest.py.
 """
@@ -30,7 +30,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """The folder of the model and its tokenizer."""
-    folder, model = tmp_path_factory.mktemp("models") / "small", small_model(max_position_embeddings=2048)
+    folder = tmp_path_factory.mktemp("models") / "small"
+    model = small_model(max_position_embeddings=2048)
     model.generation_config.eos_token_id = model.config.eos_token_id
     for part in (model, byte_tokenizer()):
         part.save_pretrained(folder)

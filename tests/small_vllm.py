@@ -1,8 +1,7 @@
 """A stand-in for a vLLM server, in a thread: the paths that the sync uses, answered by transformers and peft; and a
 small trainer with LoRA that samples from it.
 
-It reads an adapter once, when it is loaded, as vLLM does. `stop` closes it; `start` opens it again at the same port,
-with no adapters, as after a restart.
+It reads an adapter once, when it is loaded, as vLLM does.
 """
 
 import json
@@ -114,6 +113,7 @@ def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **setti
 
 
 def trainer_of(url, model, tokenizer, folder, **settings):
+    """``settings``: those of `small_trainers.make`, in place of the ones below."""
     base = {
         "rows": [{"prompt": prompt} for prompt in ("x", "What is 3 + 4?", "Hello") * 8],
         "peft_config": LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]),

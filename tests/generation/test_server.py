@@ -47,7 +47,8 @@ def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(mon
 )
 def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
-    app, send = AsyncMock(), AsyncMock()
+    app = AsyncMock()
+    send = AsyncMock()
     headers = [(b"authorization", output.encode())] if output is not None else []
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
     assert app.await_count == (answer is None)
@@ -71,7 +72,8 @@ def version(number):
     return 200, json.dumps({"version": number})
 
 
-LOAD, UNLOAD = methodcaller("load_adapter", "a", "/folder"), methodcaller("unload_adapter", "a")
+LOAD = methodcaller("load_adapter", "a", "/folder")
+UNLOAD = methodcaller("unload_adapter", "a")
 THREE = """{"choices": [
     {"index": 2, "token_ids": [5], "logprobs": {"token_logprobs": [-3.0]}},
     {"index": 0, "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, NaN]}},
