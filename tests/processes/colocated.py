@@ -7,7 +7,6 @@ how far the engine's log-probs are from the trainer's, and what the engine was t
 import json
 import os
 import sys
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 import vllm
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.generation import vllm_generation
 from vllm.distributed.device_communicators import cpu_communicator
 from vllm.model_executor.layers import utils as linear_layers
@@ -89,13 +88,13 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
         peft_config=adapter,
     )
     generation, policy, rollouts = trainer.vllm_generation, trainer.accelerator.unwrap_model(trainer.model), []
-    generate, untrained = generation.generate, deepcopy(policy)
+    generate, untrained = generation.generate, AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     def compared(*args, **kwargs):
         told.clear()
         answer = generate(*args, **kwargs)
         rows = [(list(prompt), list(tokens)) for prompt, tokens in zip(*answer[:2], strict=True)]
-        ours, first = (torch.cat([logps(model, *row) for row in rows]) for model in (policy, untrained))
+        ours, first = (torch.cat([logps(of, *row) for row in rows]) for of in (policy, untrained))
         of_vllm = torch.tensor([token[0] for row in answer[2] for token in row])
         rollouts.append(
             {
