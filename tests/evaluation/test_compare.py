@@ -7,7 +7,7 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.compare import ResultsError, changed, compare, comparison, read_results, terminal_table
+from grpo_math.evaluation.compare import ResultsError, changed, compare, comparison, moved, read_results, terminal_table
 from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.stats import paired_bootstrap
 from grpo_math.grading import GRADER
@@ -142,6 +142,7 @@ def test_several_samples_are_paired_by_problem():
     before, after = results("yn", "yy", "nn"), results("yy", "fn", "ny")
     answer = comparison(before, after)
     assert (answer["n"], answer["gained"], answer["lost"], answer["test"]) == (3, 2, 1, "sign")
+    assert moved(answer) == "3 problems: 2 are correct more often, 1 less often (sign test: p = 1)"
     assert answer["difference"] == pytest.approx((0.5 - 0.5 + 0.5) / 3)
     assert answer["difference_in_format"] == pytest.approx((0.5 - 1 + 0.5) / 3)
     [first, _], [lost] = answer["improvements"], answer["regressions"]
