@@ -156,10 +156,11 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
     server.sampling = lambda body: (400, "no such setting")
     with pytest.raises(ServerError, match="answers 400: no such setting"):
         generation.generate(PROMPTS, None, 1)
-    server.sampling = lambda body: (500, "lost")
+    requests = []
+    server.sampling = lambda body: requests.append(body) or (500, "lost")
     with pytest.raises(ServerUnavailable, match="was lost 3 times over one request"):
         generation.generate(PROMPTS[:1], None, 1)
-    assert server.asked.count(*ASK) == 3 + 3  # each prompt once, and one three times
+    assert len(requests) == 3
     server.stop()
     with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
         generation.generate(PROMPTS, None, 1)
