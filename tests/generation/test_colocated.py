@@ -70,4 +70,5 @@ def test_ranks_that_share_an_engine_wait_for_each_other_before_it_samples(python
         assert_evaluated(record["adapter"])
         calls = [call for rollout in record["adapter"]["rollouts"] for call in rollout["told"]]
         before = [before for before, (call, _) in pairwise(calls) if call == "generate"]
-        assert before == 7 * [["barrier", [rank]]]  # in four rollouts and three times for the canary
+        assert len(before) > 4  # the rollouts, and the canary's
+        assert before == [["barrier", [rank]]] * len(before)
