@@ -1,15 +1,14 @@
-"""A random Llama of 12,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
+"""A random Llama of 32,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
 
 The fixtures are those of each package that imports them into its conftest.py.
 """
 
 from itertools import cycle
-from pathlib import Path
 
 import pytest
-import torch
+from small_generation import small_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from grpo_math.evaluation import backends
 from grpo_math.generation.chat import OF_SMOLLM2
@@ -28,22 +27,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bytewise, **special, **settings)
 
 
-def write_small_model(folder: Path) -> str:
-    tokenizer = byte_tokenizer()
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokens = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **tokens, tie_word_embeddings=False))
-    for parameter in model.parameters():  # far from uniform, so that answers differ
-        parameter.data.mul_(20.0 if parameter.dim() > 1 else 1.0)
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("models") / "small")
+    """The folder of the model and its tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    model = small_model(max_position_embeddings=2048)
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    for part in (model, byte_tokenizer()):
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture

@@ -50,23 +50,23 @@ def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen
         return subprocess.Popen(command, cwd=ROOT, env=variables(**environment), stdout=file, stderr=subprocess.STDOUT)
 
 
-def until(true, process: subprocess.Popen, log: Path) -> None:
+def until(true, process: subprocess.Popen, log: Path, seconds: float = 400) -> None:
     """`waiting.until`, unless the process ends before."""
 
     def came() -> bool:
         assert process.poll() is None, log.read_text()[-4000:]
         return true()
 
-    waiting.until(came, 400, pause=0.05)
+    waiting.until(came, seconds, pause=0.05)
 
 
 def steps_done(run_dir: Path, n: int) -> bool:
     return (run_dir / "history.jsonl").exists() and len(history(run_dir)) >= n
 
 
-def ends(process: subprocess.Popen, log: Path, code: int) -> str:
+def ends(process: subprocess.Popen, log: Path, code: int, seconds: float = 120) -> str:
     try:
-        assert process.wait(120) == code, log.read_text()[-4000:]
+        assert process.wait(seconds) == code, log.read_text()[-4000:]
     finally:
         process.kill()
     output = log.read_text()

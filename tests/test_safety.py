@@ -57,7 +57,7 @@ def test_no_redirect_and_no_column_of_the_data_takes_a_key_to_another_address(st
         asked.append(request.path)
         send(request, status, headers={"Location": f"{server.url}/elsewhere"})
 
-    monkeypatch.setattr(SmallHTTP, "handle", redirect)
+    monkeypatch.setattr(SmallHTTP, "handle", redirect, raising=False)
     server = SmallHTTP()
     judge = make_llm_judge(base_url=server.url, model="m", api_key="sk-judge-fake", retries=0)
     assert judge(["3 + 4?"], ["#### 8"], answer=["7"], base_url=["http://127.0.0.1:9"], url=["http://h"]) == [None]

@@ -1,15 +1,14 @@
 """`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; streams and conversations."""
 
 import pytest
-from peft import PeftModel
 from small_model import byte_tokenizer
 from small_runs import write_adapter_run
 from transformers import AutoModelForCausalLM
 
+from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
 from grpo_math.evaluation.ask import Asked
-from grpo_math.generation.completions import token_ids, with_model
 from grpo_math.problems.prompts import as_template
 
 QUESTION = "What is 21 + 34?"
@@ -24,13 +23,11 @@ def run(small, tmp_path):
 def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
     monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
     output = {name: "".join(stream) for name, stream in Asked(str(run)).answers(QUESTION).items()}
-    base, tokenizer = AutoModelForCausalLM.from_pretrained(small), byte_tokenizer()
-    prompt = token_ids(tokenizer, [as_template("boxed").prompt(QUESTION)])
-    for name in ("base", "trained"):
-        model = base if name == "base" else PeftModel.from_pretrained(base, run / "adapter")
-        (whole,) = with_model(model, tokenizer, temperature=0.0, max_new_tokens=7)(prompt, 0)
+    rows = [{"prompt": as_template("boxed").prompt(QUESTION), "answer": "55"}]
+    for name, adapter in (("base", None), ("trained", str(run / "adapter"))):
+        (row,) = evaluate(small, rows, adapter=adapter, max_new_tokens=7, progress=False)["rows"]
         # The limit may cut a character of several tokens, which a stream does not show.
-        assert output[name].rstrip(CUT) == whole.text.rstrip(CUT)
+        assert output[name].rstrip(CUT) == row["completion"].rstrip(CUT)
         asked = Asked(str(run), only=name)
         assert (asked.template, asked.max_new_tokens) == ("boxed", 7)
         assert {side: "".join(stream) for side, stream in asked.answers(QUESTION).items()} == {name: output[name]}

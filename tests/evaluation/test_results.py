@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from grpo_math import evaluate
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends
+from grpo_math.evaluation import backends, results
 from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
@@ -68,7 +69,7 @@ def test_the_results_by_hand(small, script, capsys):
 
 # Going on where it was cut: 6 problems x 4 completions in 5 batches
 
-SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 8, "batch_size": 5, "seed": 3, "progress": False}
+SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 8, "batch_size": 5, "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -85,30 +86,24 @@ def whole(small, six, tmp_path_factory):
 def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_what_it_lacks(
     small, six, whole, tmp_path, monkeypatch
 ):
-    file, asked = Path(whole["results"]), []
-    lines = answers_file(file).read_bytes().splitlines(keepends=True)
+    lines = answers_file(whole["results"]).read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 24
     assert json.loads(lines[0])["measured"]["weights_hash"] == weights_hash(small, None)
-    generator = backends.Model.generator
-
-    def counting(model, sampling):
-        generate = generator(model, sampling)
-        return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
-
-    monkeypatch.setattr(backends.Model, "generator", counting)
-    for complete, batches in ((24, []), (19, [5, 4]), (11, [5, 5, 4]), (0, [5, 5, 5, 5, 4])):
+    asked = Mock(side_effect=batch_seed)  # once for each batch
+    monkeypatch.setattr(results, "batch_seed", asked)
+    for complete, batches in ((24, []), (19, [3, 4]), (11, [2, 3, 4]), (0, [0, 1, 2, 3, 4])):
         part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
         answers_file(tmp_path / f"{complete}.json").write_bytes(part)
         assert evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)["rows"] == whole["rows"]
-        assert asked == batches
+        assert [call.args[1] for call in asked.mock_calls] == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
-        asked.clear()
+        asked.reset_mock()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 0}, "seed=3, not 0: name another file"),
+        ({"seed": 3}, "seed=0, not 3: name another file"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
         ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
         ({"problems": slice(5)}, "problems_hash="),
@@ -157,20 +152,17 @@ main(sys.argv[1:])
 
 
 @pytest.mark.slow
-def test_a_command_that_was_killed_while_it_wrote_continues(small, tmp_path, capsys):
+def test_a_command_that_was_killed_while_it_wrote_continues(small, whole, tmp_path):
+    output = tmp_path / "results.json"
     words = [
         *("evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"),
         *("--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"),
+        *("--output", str(output)),
     ]
-    cut, at_once = (["--output", str(tmp_path / name)] for name in ("cut.json", "at_once.json"))
-    killed = subprocess.run([sys.executable, "-c", KILLED, *words, *cut])
-    assert killed.returncode == -signal.SIGKILL
-    assert answers_file(cut[1]).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
-    rows = []
-    for output in (cut, at_once):
-        assert main([*words, *output]) == 0
-        rows.append(json.loads(Path(output[1]).read_text())["rows"])
-    assert rows[0] == rows[1]
+    assert subprocess.run([sys.executable, "-c", KILLED, *words]).returncode == -signal.SIGKILL
+    assert answers_file(output).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
+    assert main(words) == 0
+    assert json.loads(output.read_text())["rows"] == whole["rows"]
 
 
 @pytest.mark.parametrize(

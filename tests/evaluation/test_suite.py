@@ -70,13 +70,11 @@ def test_a_number_within_the_authors_tolerance_is_right():
 
 
 def test_a_table_has_a_line_for_each_set():
-    one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
-    after = {"aime2024": {**one, "accuracy": 0.5}}
+    sizes = {"n": 30, "samples": 32, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2, "categories": {"truncated": 96}}
+    one, other = ({**sizes, "accuracy": accuracy} for accuracy in (0.25, 0.5))
     pair = {"n": 30, "difference": 0.25, "ci95": [0.1, 0.375]}
-    assert suite.table_of_pairs({"aime2024": pair}, {"aime2024": one}, after).splitlines() == [
+    assert suite.table_of_pairs({"aime2024": pair}, {"aime2024": one}, {"aime2024": other}).splitlines() == [
         "               n  mean@   base  trained    difference  95% paired interval",
         "aime2024      30     32  25.0%    50.0%  +25.0 points       [+10.0, +37.5]",
     ]
-    one["categories"] = {"truncated": 96}
-    table = suite.table({"a": one, "b": {**one, "accuracy": 0.5}})
-    assert table.splitlines()[-1] == "mean of 2                   37.5%"
+    assert suite.table({"a": one, "b": other}).splitlines()[-1] == "mean of 2                   37.5%"

@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from small_generation import BYTES, PROMPTS, counted, small_model
 from small_model import END
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation import cache, completions
@@ -118,14 +118,11 @@ def test_a_short_beginning_is_computed_with_each_prompt(beginning, first, model,
     assert ours[0] == first
 
 
-@pytest.mark.parametrize("changed", ["a position", "a mask within"])
-def test_a_beginning_is_common_only_with_its_mask_and_positions(changed, model, grouped):
+@pytest.mark.parametrize(("name", "where", "change"), [("position_ids", 1, 7), ("attention_mask", (2, -30), -1)])
+def test_a_beginning_is_common_only_with_its_mask_and_positions(name, where, change, model, grouped):
     inputs = grouped([BEGINNING + prompt for prompt in PROMPTS], group=1)
-    if changed == "a position":
-        inputs["position_ids"] = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
-        inputs["position_ids"][1] += 7
-    else:
-        inputs["attention_mask"][2, -30] = 0
+    inputs["position_ids"] = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+    inputs[name][where] += change
     both(model, inputs, do_sample=False)
 
 
@@ -148,11 +145,9 @@ def test_a_lora_adapter_generates_too_unless_it_drops_and_prompt_learning_is_lef
     assert (ours == plain) == by_transformers
 
 
-class ByPosition(LogitsProcessor):
+def by_position(input_ids, scores):
     """Mixes rows: a row's scores depend on its place in the batch."""
-
-    def __call__(self, input_ids, scores):
-        return scores + torch.arange(scores.size(0))[:, None] * (torch.arange(scores.size(1)) % 5)
+    return scores + torch.arange(scores.size(0))[:, None] * (torch.arange(scores.size(1)) % 5)
 
 
 OTHER_WAYS = {
@@ -162,7 +157,7 @@ OTHER_WAYS = {
     "a cache of the caller's": {"past_key_values": DynamicCache},
     "scores returned": {"return_dict_in_generate": True, "output_scores": True},
     "a prefill in chunks": {"prefill_chunk_size": 4},
-    "a processor that mixes rows": {"logits_processor": LogitsProcessorList([ByPosition()])},
+    "a processor that mixes rows": {"logits_processor": LogitsProcessorList([by_position])},
     "a repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
     "a function of the row's number": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(10 + row))},
     "guidance, which runs the model itself": {"guidance_scale": 1.5},

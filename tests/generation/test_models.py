@@ -27,16 +27,16 @@ def changed(path, drop="", **added):
 
 
 @pytest.fixture
-def copy(folder, tmp_path):
-    return Path(shutil.copytree(folder, tmp_path / "m"))
+def copy(small, tmp_path):
+    return Path(shutil.copytree(small, tmp_path / "m"))
 
 
-def test_weights_are_checked_under_zero3_too(folder):
+def test_weights_are_checked_under_zero3_too(small):
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
     before = logging.get_verbosity()
-    models.check_weights(folder)
+    models.check_weights(small)
     models.check_weights("organisation/model")  # on the Hub, so nothing to check
     assert zero3.is_zero3()
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (before, True)
@@ -134,22 +134,21 @@ def test_bfloat16_is_for_hardware_that_computes_in_it(gpu, use_cpu, flags, dtype
     assert models.fast_dtype(use_cpu) == dtype
 
 
-def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, folder):
+def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, small):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path / "new/cache"))
     monkeypatch.setattr(embedded, "_gguf_file", lambda scratch: scratch)
     monkeypatch.setattr(embedded, "_convert", lambda gguf, to: None)
     with pytest.raises(FileNotFoundError):
         embedded.embedded_model()
-    monkeypatch.setattr(embedded, "_convert", lambda gguf, to: shutil.copytree(folder, to))
+    monkeypatch.setattr(embedded, "_convert", lambda gguf, to: shutil.copytree(small, to))
     path = Path(models.model_path("embedded"))
     models.check_weights(str(path))
     monkeypatch.delattr(embedded, "_convert")
     assert embedded.embedded_model() == path
     assert [*(tmp_path / "new/cache").iterdir()] == [path]
     monkeypatch.setenv("GRPO_MATH_CACHE", "")
-    for folder, cache in (("/x", Path("/x/grpo_math")), ("", Path.home() / ".cache/grpo_math")):
-        monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert embedded.cache_dir() == cache
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert embedded.cache_dir() == Path("/x/grpo_math")
 
 
 def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how(tmp_path, monkeypatch):

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-import math
 import sys
+from operator import methodcaller
+from unittest.mock import AsyncMock
 
 import pytest
 from trl.generation import vllm_client
@@ -46,51 +47,38 @@ def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(mon
 )
 def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
-    reached, sent = [], []
-
-    async def app(scope, receive, send):
-        reached.append(scope["path"])
-
-    async def send(message):
-        sent.append(message)
-
+    app = AsyncMock()
+    send = AsyncMock()
     headers = [(b"authorization", output.encode())] if output is not None else []
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
-    assert reached == ([path] if answer is None else [])
+    assert app.await_count == (answer is None)
+    sent = [call.args[0] for call in send.await_args_list]
     assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])
 
 
 @pytest.mark.parametrize("secret", ["secret", ""])
-def test_trls_own_client_sends_the_key_too(secret, small, monkeypatch):
+def test_trls_own_client_sends_the_key_too(secret, server, monkeypatch):
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
     monkeypatch.setenv("VLLM_API_KEY", secret)
-    assert KeyedClient(base_url=small.url).model == "base"
-    assert small.headers[-1].get("Authorization") == (f"Bearer {secret}" if secret else None)
+    assert KeyedClient(base_url=server.url).model == "base"
+    assert server.headers[-1].get("Authorization") == (f"Bearer {secret}" if secret else None)
 
 
 def asked(**request):
-    return lambda client: client.generate([7], model="base", **request)
-
-
-def load(client):
-    client.load_adapter("a", "/folder")
-
-
-def unload(client):
-    return client.unload_adapter("a")
+    return methodcaller("generate", [7], model="base", **request)
 
 
 def version(number):
     return 200, json.dumps({"version": number})
 
 
-def choices(*rows):
-    """An answer whose rows are the number of a completion, its tokens and its log-probs."""
-    row = ("index", "token_ids", "logprobs")
-    return 200, json.dumps({"choices": [dict(zip(row, values, strict=True)) for values in rows]})
-
-
-THREE = [(2, [5], {"token_logprobs": [-3.0]}), (0, [1, 2], {"token_logprobs": [-1.0, math.nan]}), (1, [3], None)]
+LOAD = methodcaller("load_adapter", "a", "/folder")
+UNLOAD = methodcaller("unload_adapter", "a")
+THREE = """{"choices": [
+    {"index": 2, "token_ids": [5], "logprobs": {"token_logprobs": [-3.0]}},
+    {"index": 0, "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, NaN]}},
+    {"index": 1, "token_ids": [3], "logprobs": null}
+]}"""
 CUT = (200, '{"choices": [{"index": 0, "token_ids": [4], "finish_reason": "length"}]}')
 COMPLETIONS = [Completion([1, 2], [-1.0, None]), Completion([3]), Completion([5], [-3.0])]
 
@@ -101,17 +89,17 @@ COMPLETIONS = [Completion([1, 2], [-1.0, None]), Completion([3]), Completion([5]
         *((version(number), Server.check_version, number) for number in ("0.22.0", "0.31.4+cpu", "0.31.0rc1")),
         ((200, ""), Server.healthy, True),
         ((503, ""), Server.healthy, False),
-        ((404, "unknown"), unload, None),
+        ((404, "unknown"), UNLOAD, None),
         ((200, '{"data": [{"id": "base"}, {"id": "a"}]}'), Server.models, ["base", "a"]),
         ((200, '{"vllm_config": {}}'), Server.replicas, [None]),
         ((200, '{"vllm_config": {"parallel_config": {"data_parallel_size": 2}}}'), Server.replicas, [0, 1]),
-        (choices(*THREE), asked(n=3), COMPLETIONS),
+        ((200, THREE), asked(n=3), COMPLETIONS),
         (CUT, asked(logprobs=False), [Completion([4], truncated=True)]),
     ],
 )
-def test_an_answer_is_read(answer, call, result, small):
-    small.trouble = [answer]
-    assert call(Server(small.url, retries=0)) == result
+def test_an_answer_is_read(answer, call, result, server):
+    server.queue = [answer]
+    assert call(Server(server.url, retries=0)) == result
 
 
 @pytest.mark.parametrize(
@@ -120,51 +108,41 @@ def test_an_answer_is_read(answer, call, result, small):
         *((version(number), Server.check_version, "runs vLLM") for number in ("0.21.9", "0.32.0", "1.0.0", "dev")),
         (version("0.32.0"), Server.check_version, "vLLM 0.32.0, .*: pip install 'vllm>=0.22,<0.32'"),
         *(((200, text), Server.check_version, "is not a vLLM server") for text in ("[]", '{"title": "another"}')),
-        ((404, '{"detail": "Not Found"}'), load, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        ((404, '{"detail": "Not Found"}'), LOAD, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ((404, '{"detail": "Not Found"}'), Server.settings, "VLLM_SERVER_DEV_MODE=1"),
-        ((404, '{"error": "No adapter found for /folder"}'), load, "for /folder.*: see that the server can read"),
-        *(((400, "no"), call, "answers 400: no") for call in (load, unload, Server.settings)),
-        (choices(*THREE), asked(n=2), "gave 3 completions of a prompt with n=2"),
+        ((404, '{"error": "No adapter found for /folder"}'), LOAD, "for /folder.*: see that the server can read"),
+        *(((400, "no"), call, "answers 400: no") for call in (LOAD, UNLOAD, Server.settings)),
+        ((200, THREE), asked(n=2), "gave 3 completions of a prompt with n=2"),
     ],
 )
-def test_another_answer_is_one_line_with_the_remedy(answer, call, error, small):
-    small.trouble = [answer]
+def test_another_answer_is_one_line_with_the_remedy(answer, call, error, server):
+    server.queue = [answer]
     with pytest.raises(ServerError, match=error):
-        call(Server(small.url))
+        call(Server(server.url))
 
 
-def test_a_request_can_name_the_replica_that_samples(small):
-    for replica in (None, 0, 1):
-        small.trouble = [CUT]
-        asked(replica=replica)(Server(small.url))
-        assert small.headers[-1].get("X-data-parallel-rank") == (None if replica is None else str(replica))
-
-
-def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(small):
-    Server(small.url).wait(0)
-    small.stop()
+def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(server):
+    Server(server.url).wait(0)
+    server.stop()
     waited = []
     for alive, seconds, error in ((False, 600, "ended before it was up"), (True, 0.1, "answers at .* after 0 seconds")):
         with pytest.raises(ServerError, match=error):
-            Server(small.url).wait(seconds, lambda alive=alive: alive, waited.append)
+            Server(server.url).wait(seconds, lambda alive=alive: alive, waited.append)
     assert 0 < len(waited) < 5
     assert max(waited) < 0.1
 
 
-SLEEPS = "import time; print('it loads', flush=True); time.sleep(60)"
-
-
-def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small, tmp_path):
-    process = ServerProcess([sys.executable, "-c", SLEEPS], {}, small.url, tmp_path / "run/server.log")
+def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(server, tmp_path):
+    sleeps = "import time; print('it loads', flush=True); time.sleep(60)"
+    process = ServerProcess([sys.executable, "-c", sleeps], {}, server.url, tmp_path / "run/server.log")
     process.wait(5)
-    assert small.asked == ["/health", "/version"]
+    assert server.asked == ["/health", "/version"]
     first = process.kept.process.pid
     until(lambda: process.log.read_text() == "it loads\n")
     process.restart()
-    assert process.running
     assert process.kept.process.pid != first
     until(lambda: process.log.read_text() == 2 * "it loads\n")
-    small.version = "1.0"
+    server.version = "1.0"
     with pytest.raises(UserError, match=r"runs vLLM 1\.0"):
         process.wait(5)
     process.stop()
@@ -174,11 +152,11 @@ def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(small
 
 
 @pytest.mark.parametrize("logged", [True, False])
-def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, small, tmp_path, capfd):
-    small.stop()
+def test_a_server_that_ends_is_reported_with_the_end_of_its_log(logged, server, tmp_path, capfd):
+    server.stop()
     log = tmp_path / "server.log" if logged else None
     code = "print(*range(20), sep='\\n\\n', flush=True); raise SystemExit('out of memory')"
-    process = ServerProcess([sys.executable, "-c", code], {}, small.url, log)
+    process = ServerProcess([sys.executable, "-c", code], {}, server.url, log)
     ends = f"'out of memory', its log, {log}, ends as above" if logged else "its output is above"
     with pytest.raises(UserError) as error:
         process.wait(20)

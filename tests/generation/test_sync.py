@@ -9,14 +9,12 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from launching import ROOT, accelerate, variables
 from peft import LoraConfig, get_peft_model
-from peft.helpers import rescale_adapter_scale
-from small_vllm import generation_of, trainer_of
+from small_vllm import generation_of, move, trainer_of
 from transformers import AutoModelForCausalLM
 from trl.generation import vllm_client
 from vllm_process import VLLM, serving
@@ -24,16 +22,13 @@ from waiting import descendants, until
 
 from grpo_math import evaluate
 from grpo_math.errors import UserError
-from grpo_math.evaluation.compare import ResultsError, compare
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.adapters import logps, save_adapter
+from grpo_math.generation.adapters import save_adapter
 from grpo_math.generation.server import Server
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient
 from grpo_math.problems.datasets import load_problems
 from grpo_math.run.http import ServerError
 
-LORA = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
-PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = [
     pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with"),
     pytest.mark.timeout(1500),  # a start of the server may take minutes
@@ -53,7 +48,8 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     start = accelerate("zero2_offload", tmp_path, "--num_processes", "2")
     killed, log = descendants(process.kept.process.pid)[0].pid, tmp_path / "run.log"
     with log.open("wb") as file:
-        command = [*start, str(PROGRAM), smollm, str(tmp_path), process.url, str(killed)]
+        program = str(ROOT / "tests/processes/train_with_vllm.py")
+        command = [*start, program, smollm, str(tmp_path), process.url, str(killed)]
         run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, stdout=file, stderr=file)
     try:
         until(lambda: not process.running or run.poll() is not None, seconds=700, pause=0.2)
@@ -68,11 +64,10 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
 
     record = json.loads((tmp_path / "record.json").read_text())
     answers, lines = record.pop("answers"), record.pop("history")
-    before, after = record.pop("base")
-    assert before == after
     assert record == {
         "distributed_type": "DistributedType.DEEPSPEED",
         "processes": 2,
+        "base_is_as_it_was": True,
         "canaries": 2,
         "folders": 1,  # no older adapter is left
     }
@@ -84,34 +79,28 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     assert [(line["step"], line["staleness"]) for line in lines] == [(1, 0), (2, 1), (3, 1), (4, 1)]
     for line in lines:
         assert 0 < line["seconds/sync"] < line["step_time"]
-        assert line["sync_share"] == pytest.approx(line["seconds/sync"] / line["step_time"])
         assert line["sampling/sampling_logp_difference/mean"] < 0.3  # an older adapter's
         assert 0 < line["sampling/effective_share"] <= 1.0001
-        assert 0 <= line["seconds/overlap"] <= line["seconds/sampling"]
 
 
 def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
     rows = list(load_problems("generated:long_products", "heldout", template="python", limit=8))
     asked = {"tools": toolbox(["python"], {"wall_seconds": 30}), "max_new_tokens": 100}
     results = evaluate(smollm, rows, backend="vllm-server", server=process.url, **asked)
-    called = [row for row in results["rows"] if row["calls"]]
-    assert called
-    for row in called:
-        assert [turn["role"] for turn in row["turns"]][:2] == ["assistant", "tool"]
-    assert results["tools"]["names"] == ["python"]
+    roles = {tuple(turn["role"] for turn in row["turns"][:2]) for row in results["rows"] if row["calls"]}
+    assert roles == {("assistant", "tool")}
 
 
 def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smollm, tokenizer, tmp_path):
     rows = load_problems("generated:sums", "heldout", limit=6)
-    settings = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_completion_length": 12}
-    trainer = trainer_of(process.url, lambda: smollm, tokenizer, tmp_path, **settings)
+    trainer = trainer_of(
+        process.url, smollm, tokenizer, tmp_path, model_init_kwargs={"dtype": "bfloat16"}, max_completion_length=12
+    )
     model = trainer.accelerator.unwrap_model(trainer.model)
     first = evaluate(trainer, rows, progress=False)
     plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)
     same = [one["completion"] == other["completion"] for one, other in zip(plain["rows"], first["rows"], strict=True)]
     assert sum(same) >= 4  # near ties of bfloat16 may differ
-    with pytest.raises(ResultsError, match="backend differs"):
-        compare(plain, first)
     move(model, 0.05)
     trainer.state.global_step = 1
     assert evaluate(trainer, rows, progress=False)["rows"] != first["rows"]
@@ -156,56 +145,44 @@ class SameFolder(AdapterGeneration):
 def policy(smollm):
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
-    return get_peft_model(base, LORA)
-
-
-def move(model, size):
-    """Add ``size`` to each weight of the adapter's B, or subtract it, at random."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.add_(torch.randn_like(parameter).sign() * size)
+    return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
 
 
 def syncs(kind, model, tokenizer, url, tmp_path):
     """Two syncs with a small update between them, and a rollout after each."""
     generation = generation_of(model, url, tmp_path, kind)
-    prompts = [tokenizer(text)["input_ids"] for text in ("The capital of France is", "Water boils at a temperature of")]
-    generation.sync_weights()
-    first = generation.generate([prompts[0]] * 2 + [prompts[1]] * 2, None, 2)
-    move(model, 1e-5)  # as far as Adam goes in a step at a learning rate of 1e-5
-    generation.sync_weights()
-    generation.generate([prompts[0]], None, 1)
-    return generation, first
+    prompts = tokenizer(["The capital of France is", "Water boils at a temperature of"])["input_ids"]
+    for _ in range(2):
+        generation.sync_weights()
+        generation.generate(prompts, None, 1)
+        move(model, 1e-5)  # as far as Adam goes in a step at a learning rate of 1e-5
+    return generation
 
 
 def test_the_canary_agrees_on_every_copy_of_the_model(process, smollm, policy, tokenizer, tmp_path):
     server = Server(process.url)
     assert server.replicas() == [0, 1]
-    generation, (prompt_ids, token_ids, logprobs, _) = syncs(AdapterGeneration, policy, tokenizer, server.url, tmp_path)
+    generation = syncs(AdapterGeneration, policy, tokenizer, server.url, tmp_path)
     assert generation.canary.agreed == 2
     assert [name for name in server.models() if name.startswith(generation.run)] == [generation.folder.name]
-    for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
-        with rescale_adapter_scale(policy, 0.0):  # B was 0 then
-            ours = logps(policy, prompt, tokens)
-        assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
     move(policy, 0.3)
     generation.sync_weights()
     names = ((smollm, 0), (generation.folder.name, 0), (generation.folder.name, 1))
-    greedy = {"prompt": prompt_ids[0], "max_tokens": 8, "temperature": 0.0}
+    greedy = {"prompt": tokenizer("The capital of France is")["input_ids"], "max_tokens": 8, "temperature": 0.0}
     (base,), (one,), (other,) = (server.generate(model=model, replica=replica, **greedy) for model, replica in names)
     assert one.tokens == other.tokens != base.tokens
 
 
-def test_the_canary_stops_a_run_whose_sync_is_broken(process, policy, tokenizer, tmp_path):
-    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 2") as error:
-        syncs(SameFolder, policy, tokenizer, process.url, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "changed", "sync"),
+    [(SameFolder, slice(0), 2), (AdapterGeneration, slice(3, 6), 1)],
+    ids=["a broken sync", "another base"],
+)
+def test_the_canary_stops_a_run_whose_server_has_another_model(
+    kind, changed, sync, process, policy, tokenizer, tmp_path
+):
+    for layer in policy.get_base_model().model.layers[changed]:
+        layer.mlp.down_proj.base_layer.weight.data *= -1
+    with pytest.raises(UserError, match=f"vLLM samples the wrong model: after sync {sync}") as error:
+        syncs(kind, policy, tokenizer, process.url, tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, tokenizer, tmp_path):
-    with torch.no_grad():
-        for layer in policy.get_base_model().model.layers[3:6]:
-            layer.mlp.down_proj.base_layer.weight.mul_(-1.0)
-    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
-        syncs(AdapterGeneration, policy, tokenizer, process.url, tmp_path)

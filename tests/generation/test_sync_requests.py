@@ -1,6 +1,5 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
-import os
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import torch
 from peft import PeftModel
 from small_generation import small_model
 from small_runs import ends, history, settings, start, two
-from small_vllm import adapted, generation_of
+from small_vllm import adapted, generation_of, move
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
@@ -23,10 +22,11 @@ from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sy
 from grpo_math.run.http import ServerError
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
+PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
 CONNECT = ["/health", "/health", "/version", "/server_info?config_format=json"]
 LOAD, UNLOAD, ASK = ["/v1/models", "/v1/load_lora_adapter"], ["/v1/unload_lora_adapter"], ["/v1/completions"]
-CANARY = [CONNECT[-1], *ASK]
+CANARY = [CONNECT[-1], *2 * ASK]  # of a server with two replicas
 
 
 @pytest.fixture
@@ -35,58 +35,50 @@ def policy():
 
 
 @pytest.fixture
-def synced(small, policy, tmp_path):
+def synced(server, policy, tmp_path):
     """A generation that has sent its adapter, without the canary."""
 
     def make(**settings):
-        generation = generation_of(policy, small.url, tmp_path, **{"server_timeout": 0.2, **settings})
+        generation = generation_of(policy, server.url, tmp_path, **{"server_timeout": 0.2, **settings})
+        generation.canary.agreed = 2
         generation.sync_weights()
-        generation.canary.due = False
         return generation
 
     return make
 
 
-def update(policy):
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            parameter.data += 0.3 * torch.randn_like(parameter)
-
-
-def repeated(prompts, n=2):
-    return [prompt for prompt in prompts for _ in range(n)]
-
-
-def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(small, policy, tmp_path):
+def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(server, policy, tmp_path):
     (tmp_path / "vllm_adapters_0_killed").mkdir()
     (tmp_path / "vllm_adapters_01_other").mkdir()
-    generation = generation_of(policy, small.url, tmp_path)
+    server.settings["parallel_config"] = {"data_parallel_size": 2}
+    generation = generation_of(policy, server.url, tmp_path)
     asked = [*CONNECT]
     for number in (1, 2, 3):
         generation.sync_weights()
         assert (generation.syncs, generation.canary.due) == (number, number < 3)
-        generation.generate(repeated(PROMPTS), None, 2)
+        generation.generate(PAIRS, None, 2)
         assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
         assert [*generation.root.iterdir()] == [generation.folder]
-        assert [*small.adapters] == [generation.folder.name]
+        assert [*server.adapters] == [generation.folder.name]
         # The second canary also sends the adapter with a multiple of its effect, and then as it is.
         twice = 2 * [*LOAD, *UNLOAD, *CANARY] if number == 2 else []
         asked += [*LOAD, *(UNLOAD if number > 1 else []), *(CANARY if number == 1 else []), *twice, *3 * ASK]
-        assert small.asked == asked
+        assert server.asked == asked
         sent = PeftModel.from_pretrained(small_model(), generation.folder).state_dict()
         assert all(torch.equal(sent[name], tensor) for name, tensor in policy.state_dict().items())
-        update(policy)
+        move(policy, 0.3)
     assert (generation.canary.agreed, generation.folder.name) == (2, f"{generation.run}-5")
+    assert {headers.get("X-data-parallel-rank") for headers in server.headers} == {None, "0", "1"}
     del generation.canary, generation
     assert [path.name for path in tmp_path.iterdir()] == ["vllm_adapters_01_other"]
 
 
-def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, synced):
+def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(server, synced):
     extra = {"generation_kwargs": {"stop": ["</answer>"]}, "structured_outputs_regex": "[0-9]+"}
     generation, bodies = synced(**SAMPLING, **extra), []
-    small.sampling = bodies.append
+    server.sampling = bodies.append
     for rollout, (generation.min_p, min_p) in enumerate([(0.05, 0.05), (None, 0.0)]):
-        prompts, token_ids, logprobs, ids = generation.generate(repeated(PROMPTS), None, 2)
+        prompts, token_ids, logprobs, ids = generation.generate(PAIRS, None, 2)
         body = {
             **SAMPLING,
             "min_p": min_p,
@@ -102,22 +94,22 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(small, s
         seeds = [batch_seed(batch_seed(3, rollout), number) for number in range(3)]
         expected = [{**body, "prompt": [ids], "seed": seed} for ids, seed in zip(PROMPTS, seeds, strict=True)]
         assert sorted(bodies[-3:], key=lambda body: seeds.index(body["seed"])) == expected
-        choices = [choice for body in expected for choice in small.complete(body)]
-        assert prompts == repeated(PROMPTS)
+        choices = [choice for body in expected for choice in server.complete(body)]
+        assert prompts == PAIRS
         assert token_ids == [choice["token_ids"] for choice in choices]
         assert logprobs == [[[x] for x in choice["logprobs"]["token_logprobs"]] for choice in choices]
         assert ids == [[[token] for token in row] for row in token_ids]
 
 
-def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(small, synced):
+def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
     generation, bodies = synced(), []
-    small.sampling = bodies.append
+    server.sampling = bodies.append
     generation.sampling([[5] * 505, [5] * 600], 0, 20, logprobs=False)()
     assert sorted((len(body["prompt"][0]), body["max_tokens"]) for body in bodies) == [(505, 7), (600, 1)]
     assert not any("logprobs" in body for body in bodies)
 
 
-def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeypatch):
+def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):
     monkeypatch.setattr("grpo_math.generation.sync.AT_ONCE", 2)  # some have not been sent when the first one fails
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
@@ -128,72 +120,70 @@ def test_requests_that_fail_are_asked_again_and_no_others(small, synced, monkeyp
         asked[number] += 1
         return (500, "the engine has restarted") if asked[number] <= fails.get(number, 0) else None
 
-    small.instead, generation.rollouts = lose, 0
+    server.sampling, generation.rollouts = lose, 0
     assert generation._sampling(prompts, 1)() == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
 
 
-def test_a_server_that_restarts_gets_the_adapter_again(small, synced):
+def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
     generation = synced()
     expected = generation.generate(PROMPTS, None, 1)
 
     def restart(body):
-        small.sampling = lambda body: None  # once
-        small.stop()
-        small.start()
+        server.sampling = lambda body: None  # once
+        server.stop()
+        server.adapters.clear()
+        server.start()
+        return 500, "lost"
 
-    small.sampling, generation.rollouts = restart, 0
+    server.sampling, generation.rollouts = restart, 0
     assert generation.generate(PROMPTS, None, 1) == expected
-    assert [*small.adapters] == [generation.folder.name]
-    small.adapters.clear()  # a restart between two rollouts
+    assert [*server.adapters] == [generation.folder.name]
+    server.adapters.clear()  # a restart between two rollouts
     assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
 
 
-def test_threads_that_meet_a_restarted_server_load_the_adapter_once(small, synced):
+def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):
     generation = synced()
-    small.adapters.clear()
+    server.adapters.clear()
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(generation._load, [generation.folder] * 8))
-    assert small.asked[-9:] == [*LOAD, *7 * LOAD[:1]]
+    assert server.asked[-9:] == [*LOAD, *7 * LOAD[:1]]
 
 
-def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(small, synced):
+def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server, synced):
     generation = synced()
-    small.instead = lambda body: (400, "no such setting")
+    server.sampling = lambda body: (400, "no such setting")
     with pytest.raises(ServerError, match="answers 400: no such setting"):
         generation.generate(PROMPTS, None, 1)
     requests = []
-    small.instead = lambda body: requests.append(body) or (500, "lost")
+    server.sampling = lambda body: requests.append(body) or (500, "lost")
     with pytest.raises(ServerUnavailable, match="was lost 3 times over one request"):
         generation.generate(PROMPTS[:1], None, 1)
     assert len(requests) == 3
-    small.stop()
+    server.stop()
     with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
         generation.generate(PROMPTS, None, 1)
 
 
-def engine_of(small):
-    """Return vLLM's `LLM` in this process. ``small`` samples for it, with the adapter of each request."""
+def output_of(choice):
+    """A choice of the server as vLLM's `LLM` gives it."""
+    pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+    logprobs = [{token: SimpleNamespace(logprob=logprob, rank=1)} for token, logprob in pairs]
+    completion = SimpleNamespace(token_ids=choice["token_ids"], logprobs=logprobs)
+    return SimpleNamespace(prompt_token_ids=None, outputs=[completion])
+
+
+def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(server, policy, tmp_path, monkeypatch):
+    """With a stand-in for vLLM. test_colocated.py does the same with vLLM."""
 
     def generate(prompts, sampling_params, lora_request, use_tqdm):
         name, _, path = lora_request
-        small.answer("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        server.served("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         body = {"n": 1, **vars(sampling_params), "model": name, "prompt": [one["prompt_token_ids"] for one in prompts]}
-        outputs = []
-        for choice in small.complete(body):
-            pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
-            logprobs = [{token: SimpleNamespace(logprob=logprob, rank=1)} for token, logprob in pairs]
-            completion = SimpleNamespace(token_ids=choice["token_ids"], logprobs=logprobs)
-            outputs.append(SimpleNamespace(prompt_token_ids=None, outputs=[completion]))
-        return outputs
+        return [*map(output_of, server.complete(body))]
 
-    return Mock(generate=Mock(side_effect=generate))
-
-
-def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(small, policy, tmp_path, monkeypatch):
-    """With a stand-in for vLLM. test_colocated.py does the same with vLLM."""
-    engine, settings = engine_of(small), {}
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # TRL sets RANK and others
+    engine, settings = Mock(generate=Mock(side_effect=generate)), {}
     monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
     monkeypatch.setattr(vllm_generation, "LLM", lambda **given: settings.update(given) or engine, raising=False)
     monkeypatch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
@@ -206,7 +196,7 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(sma
     for _ in (1, 2):
         generation.sync_weights()
         generation.generate(PROMPTS, None, 1)
-        update(policy)
+        move(policy, 0.3)
     adapters = [(f"{generation.run}-{n}", n, str(generation.root / f"{generation.run}-{n}")) for n in range(5)]
     # At each sync the canary asks first. At the second one, it also sends the adapter enlarged (3), and as it is (4).
     first = [["weights"], *2 * [["kv_cache"], adapters[1]]]
@@ -215,15 +205,14 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(sma
     assert asked == [1, *first, 1, *second, 1]  # 1: the level of sleep
 
 
-def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, synced, policy, caplog):
+def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):
     generation = synced(args={"staleness": 1})
     # In place of the trainer's `Prefetch`: each next batch has the same prompts.
     look = generation.look = Mock(is_rollout=True, step=0, send=lambda: generation.ask(PROMPTS, 1))
     older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
-    update(policy)
+    move(policy, 0.3)
     look.step = 1
     generation.sync_weights()
-    generation.canary.due = False
     assert {*generation.root.iterdir()} == {older, generation.folder}
     look.is_rollout = False  # an evaluation, which uses the adapter as it is now
     generation.rollouts = 1
@@ -250,17 +239,17 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(small, syn
         ({}, {"use_dora": True}, {}, "use_dora=True cannot be synced"),
     ],
 )
-def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, small, tmp_path):
-    small.version = settings.get("version", small.version)
-    small.settings |= settings
+def test_what_the_server_cannot_do_is_an_error_before_the_first_step(settings, lora, args, message, server, tmp_path):
+    server.version = settings.get("version", server.version)
+    server.settings |= settings
     with pytest.raises((ConfigError, ServerError), match=message):
-        generation_of(adapted(small_model(), **lora), small.url, tmp_path, args=args)
+        generation_of(adapted(small_model(), **lora), server.url, tmp_path, args=args)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float32", 0.02), ("torch.bfloat16", 0.2)])
-def test_the_canary_is_strict_only_in_float32(dtype, tolerance, small, policy, tmp_path):
-    small.settings["model_config"] = {"dtype": dtype, "max_model_len": 512}
-    assert generation_of(policy, small.url, tmp_path).canary.tolerance == tolerance
+def test_the_canary_is_strict_only_in_float32(dtype, tolerance, server, policy, tmp_path):
+    server.settings["model_config"] = {"dtype": dtype, "max_model_len": 512}
+    assert generation_of(policy, server.url, tmp_path).canary.tolerance == tolerance
 
 
 @pytest.mark.parametrize(
@@ -283,24 +272,24 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, ad
 
 
 @pytest.mark.full
-def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, folder, tmp_path):
+def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(server, small, tmp_path):
     """The training program, started as it is on a cluster; the server is lost in the third rollout."""
     adapters = set()
 
     def lose_it(body):
         adapters.add(body["model"])
         if len(adapters) == 3:
-            small.stop()
+            server.stop()
 
-    small.sampling = lose_it
+    server.sampling = lose_it
     run_dir, log = tmp_path / "run", tmp_path / "log"
     command = [
         *two(tmp_path, "grpo_math.train.ranks"),
-        *settings(lambda: folder, run_dir, "--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"),
-        *("--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"),
+        *settings(lambda: small, run_dir, "--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"),
+        *("--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={server.url}", "--vllm_server_timeout=2"),
     ]
     output = ends(start(command, log), log, 2)
     (line,) = [line for line in output.splitlines() if line.startswith("error:")]
-    assert f"no vLLM server answers at {small.url} after 2 seconds" in line
+    assert f"no vLLM server answers at {server.url} after 2 seconds" in line
     assert "(checkpoint-2 is saved: the same command continues from it)" in line
     assert [line["step"] for line in history(run_dir)] == [1, 2]

@@ -1,6 +1,7 @@
 """The chat of a model that calls tools, and the loop over its turns."""
 
 from copy import deepcopy
+from unittest.mock import AsyncMock
 
 import pytest
 from small_model import END
@@ -10,6 +11,7 @@ from trl.chat_template_utils import qwen3_chat_template
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import token_ids
 from grpo_math.generation.turns import Conversation, Limits, calls_of, play
 from grpo_math.problems.prompts import as_template
 from grpo_math.tools import Answer
@@ -37,7 +39,7 @@ def conversation(own_tokenizer):
 
 
 def test_the_worked_example_reads_as_what_the_model_is_to_write(conversation, own_tokenizer):
-    prompt = conversation.prompt(as_template("python").prompt("1 + 1?"))
+    (prompt,) = token_ids(own_tokenizer, [as_template("python").prompt("1 + 1?")], conversation)
     assert f"assistant\n```python\nprint(3 + 4)\n```{END}\n<|im_start|>tool\n7{END}" in own_tokenizer.decode(prompt)
     (call,) = conversation.message(own_tokenizer.encode(block("print(3 + 4)")), prompt)["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
@@ -58,6 +60,9 @@ def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
     assert calls('\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n')[0]["function"]["arguments"] == {"a": 1, "b": 1}
     for inside in ("[" * 40_000, '{"name": "add"', '{"name": ["add"], "arguments": 1}', "null", '"a"', "{}"):
         assert not calls(inside)
+    own_tokenizer.response_template = None
+    with pytest.raises(ValueError, match="no calls: "):  # the only error of a parser that TRL expects
+        own_tokenizer.parse_response([1])
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,13 @@ class Play:
         self.conversation, self.tokenizer, self.turns, self.asked = conversation, conversation.tokenizer, turns, []
         self.prompt = conversation.prompt([{"role": "user", "content": "question"}])
         prompts, functions = [self.prompt] * len(firsts), [{"python": python}] * len(firsts)
-        self.rows = play(conversation, prompts, [*map(self.first, firsts)], functions, self.generate, limits)
+        messages = [conversation.message(self.tokenizer.encode(text), self.prompt) for text in firsts]
+        first = [self.completion(text, messages=[said]) for text, said in zip(firsts, messages, strict=True)]
+        self.rows = play(conversation, prompts, first, functions, self.generate, limits)
 
     def completion(self, text, **settings):
         ids = self.tokenizer.encode(text)
         return Completion(ids, [-0.5] * len(ids), **settings)
-
-    def first(self, text):
-        return self.completion(text, messages=[self.conversation.message(self.tokenizer.encode(text), self.prompt)])
 
     def generate(self, prompts, widest):
         self.asked.append(([self.tokenizer.decode(ids[len(self.prompt) :]) for ids in prompts], widest))
@@ -161,10 +165,6 @@ def test_the_rounds_of_calls_are_bounded(conversation):
     assert calls_of(row)
 
 
-async def later(code):
-    return f"{code} later"
-
-
 @pytest.mark.parametrize(
     ("call", "content", "status"),
     [
@@ -177,7 +177,11 @@ async def later(code):
     ],
 )
 def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, conversation):
-    functions = {"python": python, "later": later, "killed": lambda: Answer("half", "timeout")}
+    functions = {
+        "python": python,
+        "later": AsyncMock(return_value="1 later"),
+        "killed": lambda: Answer("half", "timeout"),
+    }
     first = Completion([1], messages=[{"role": "assistant", "tool_calls": [call]}])
     rows = play(conversation, [[1]], [first], [functions], lambda prompts, widest: [Completion([2])], Limits(200))
     message = rows[0].messages[1]

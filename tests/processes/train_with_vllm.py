@@ -1,11 +1,10 @@
 """One training with LoRA against a vLLM server, in each of several processes, for tests/generation/test_sync.py.
 
-train_with_vllm.py MODEL FOLDER URL SERVER_PID -> FOLDER/record.json: what kind of launch it was, hashes of the base
-before and after, the history, and after each sync the server's greedy answer with its log-probs and the trainer's.
+train_with_vllm.py MODEL FOLDER URL SERVER_PID -> FOLDER/record.json: what kind of launch it was, whether the base is as
+it was, the history, and after each sync the log-probs of the server's greedy answer, the server's and the trainer's.
 Before the third rollout the process group SERVER_PID is killed, and the test starts a new server.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -13,50 +12,31 @@ import sys
 from pathlib import Path
 
 import torch
-from datasets import Dataset
 from peft import LoraConfig
-from served import SETTINGS, vowels
+from small_vllm import trainer_of
 from transformers import AutoTokenizer
 
 from grpo_math.generation.adapters import logps
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello.", "What is 9 - 5?", "Count to five."]
 
 
-def digest(model) -> str:
-    """Of the base."""
-    frozen = [p for name, p in model.named_parameters() if "lora_" not in name]
-    return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in frozen)).hexdigest()
-
-
 def main(model: str, folder: str, url: str, server_pid: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4]
-    trainer = MathGRPOTrainer(
-        model=model,
-        reward_funcs=vowels,
-        args=MathGRPOConfig(
-            str(Path(folder) / "run"),
-            **SETTINGS,
-            max_steps=4,
-            num_generations=4,
-            max_completion_length=12,
-            learning_rate=2e-3,
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            seed=0,
-            vllm_mode="server",
-            vllm_server_base_url=url,
-            vllm_server_timeout=700.0,  # a slow machine needs minutes to start a server
-            staleness=1,
-            model_init_kwargs={"dtype": "bfloat16"},
-        ),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
+    trainer = trainer_of(
+        url,
+        model,
+        tokenizer,
+        Path(folder) / "run",
+        rows=[{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4],
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=2e-3,
+        lr_scheduler_type="constant",
+        vllm_server_timeout=700.0,  # a slow machine needs minutes to start a server
+        staleness=1,
+        model_init_kwargs={"dtype": "bfloat16"},
     )
     generation, accelerator = trainer.vllm_generation, trainer.accelerator
     probe = list(tokenizer("The sea is")["input_ids"])
@@ -66,20 +46,21 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         sync()
         if not accelerator.is_main_process:
             return
-        greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
-        (answer,) = generation.server.generate(probe, model=generation.folder.name, **greedy)
+        (answer,) = generation.server.generate(
+            probe, model=generation.folder.name, temperature=0.0, max_tokens=12, extra={"ignore_eos": True}
+        )
         answers.append({"vllm": answer.logps, "trainer": logps(policy, probe, answer.tokens).tolist()})
         if trainer.state.global_step == 2:
             os.killpg(int(server_pid), signal.SIGKILL)
 
     generation.sync_weights = sync_and_ask
-    before = digest(policy)
+    before = {name: p.detach().clone() for name, p in policy.named_parameters() if "lora_" not in name}
     trainer.train()
     if accelerator.is_main_process:
         record = {
             "distributed_type": str(accelerator.distributed_type),
             "processes": accelerator.num_processes,
-            "base": [before, digest(policy)],
+            "base_is_as_it_was": all(torch.equal(p, before.get(name, p)) for name, p in policy.named_parameters()),
             "answers": answers,
             "canaries": generation.canary.agreed,
             "folders": len(list(generation.root.iterdir())),

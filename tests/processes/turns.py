@@ -7,9 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from peft import LoraConfig
 from small_tools import python
-from small_trainers import KINDS, make
+from small_vllm import trainer_of
 from train import digest
 from transformers import AutoTokenizer
 
@@ -26,24 +25,18 @@ def main(model: str, folder: str, url: str) -> None:
         heard.extend(zip(asked, output, strict=True))
         return [float(len(prompt) % 3 + number) for number, prompt in enumerate(asked)]
 
-    trainer = make(
-        **KINDS["ours"],
-        model=model,
-        tokenizer=AutoTokenizer.from_pretrained(model, padding_side="left"),
-        folder=Path(folder) / "run",
+    trainer = trainer_of(
+        url,
+        model,
+        AutoTokenizer.from_pretrained(model, padding_side="left"),
+        Path(folder) / "run",
         rewards=rewards,
         rows=QUESTIONS,
-        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
         tools=[python],
-        per_device_train_batch_size=4,
         max_steps=2,
-        num_generations=2,
         max_completion_length=150,
-        logging_steps=1,
-        use_vllm=True,
         vllm_importance_sampling_correction=False,
-        vllm_mode="server",
-        vllm_server_base_url=url,
+        vllm_server_timeout=60.0,
     )
     turns, generate = [], trainer.vllm_generation.generate
 
@@ -53,8 +46,12 @@ def main(model: str, folder: str, url: str) -> None:
 
     trainer.vllm_generation.generate = counted
     trainer.train()
-    told = [line for line in trainer.state.log_history if "tools/call_frequency" in line]
-    record = {"heard": heard, "turns": turns, "weights": digest(trainer.model), "told": told}
+    record = {
+        "heard": heard,
+        "turns": turns,
+        "weights": digest(trainer.model),
+        "told": [line for line in trainer.state.log_history if "tools/call_frequency" in line],
+    }
     Path(folder, f"{trainer.accelerator.process_index}.json").write_text(json.dumps(record))
     trainer.accelerator.wait_for_everyone()
 

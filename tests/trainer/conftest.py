@@ -2,10 +2,12 @@
 
 import pytest
 from small_trainers import KINDS, STEPS, letters, make, sample_apart, save_small, weights
-from small_vllm import SmallVLLM
+from small_vllm import server
 from transformers import AutoTokenizer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
+
+__all__ = ["server"]
 
 
 @pytest.fixture(scope="session")
@@ -42,13 +44,6 @@ def trainer_in(small, chars):
 def ours(trainer_in, tmp_path):
     """`trainer_in`, whose ``folder`` is below ``tmp_path``."""
     return lambda *args, folder="", **settings: trainer_in(tmp_path / folder, *args, **settings)
-
-
-@pytest.fixture
-def server(small):
-    server = SmallVLLM(small)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

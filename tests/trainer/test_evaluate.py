@@ -20,15 +20,8 @@ def test_evaluations_are_sampled_by_the_server_and_change_no_training(server, sm
     ended, asked = {}, chars(ROWS[0]["prompt"])["input_ids"]
     for evaluated in (False, True):
         torch.manual_seed(0)  # of the adapter
-        trainer = trainer_of(
-            server.url,
-            lambda: small,
-            chars,
-            tmp_path / str(evaluated),
-            max_steps=2,
-            per_device_eval_batch_size=2,
-            num_generations_eval=2,
-        )
+        settings = {"max_steps": 2, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
+        trainer = trainer_of(server.url, small, chars, tmp_path / str(evaluated), **settings)
         trainer.add_callback(events := Evaluated())
         requests = []
         # The canary's have no seed.
