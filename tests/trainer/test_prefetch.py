@@ -54,8 +54,11 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
                 number = len(asked) // 2  # two prompts a batch; the first two batches are of step 0
                 asked.append(int(body["model"].rpartition("-")[2]))
             assert len(server.adapters) <= 2
-            late = "the trainer waits for the answers before it trains"
-            waiting.until(lambda: not number or trainer.state.global_step >= number, 60, late)
+            waiting.until(
+                lambda: not number or trainer.state.global_step >= number,
+                60,
+                "the trainer waits for the answers before it trains",
+            )
 
     server.sampling = hold_back
     trainer.train()
