@@ -20,7 +20,6 @@ BEST = {
     "greater_is_better": True,
 }
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1}
-HELD_OUT = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]])
 
 
 def remembered(trainer, folder: Path) -> tuple[dict, str]:
@@ -45,7 +44,11 @@ def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, ours, 
     settings, rewards = RUNS[run]
     ended = {}
     for kind, of_kind in KINDS.items():
-        trainer = ours(folder=kind, eval_dataset=HELD_OUT, **{**SAVED, **settings, **of_kind})
+        trainer = ours(
+            folder=kind,
+            eval_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:2]]),
+            **{**SAVED, **settings, **of_kind},
+        )
         trainer.add_callback(Evaluated(rewards))
         trainer.train()
         ended[kind] = remembered(trainer, tmp_path / kind), weights(trainer.model)

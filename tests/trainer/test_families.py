@@ -47,7 +47,7 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
-@pytest.mark.full(keep=["diffllama", "falcon_mamba", "roberta", "bart"])
+@pytest.mark.full(keep=["diffllama", "falcon", "roberta", "bart"])
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, ours, caplog):
     reason, model = PLAIN[family], tiny_model(family)

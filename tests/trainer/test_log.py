@@ -100,18 +100,17 @@ def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(o
         assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
         assert table["tokens"].tolist() == table["long"].tolist()
         assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
-    names = promised({"rollout", "graded", "clip"}, ["gsm8k", "long"], map(str, Verdict))
-    assert set(trainer.state.log_history[0]) == names
+    assert set(trainer.state.log_history[0]) == promised(
+        {"rollout", "graded", "clip"}, ["gsm8k", "long"], map(str, Verdict)
+    )
 
 
 def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns(ours):
-    rows = [{"prompt": row["prompt"]} for row in ROWS]
-
     def length(completions, log_extra, **columns):
         log_extra("verdict", ["mine"] * len(completions))
         return [float(len(text)) for text in completions]
 
-    for table in logged(ours(length, rows, **TABLES)):
+    for table in logged(ours(length, [{"prompt": row["prompt"]} for row in ROWS], **TABLES)):
         assert set(table["verdict"]) == {"mine"}  # a column of the user's own stays theirs
         assert not table[["gold", "extracted", "in_format"]].notna().any(axis=None)
         assert list(table["problem_id"]) == list(table["prompt"])  # without ids
@@ -185,5 +184,6 @@ def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollo
     }
     log.clear()
     log[metrics.SECONDS_STEP] = [2.0]  # a step that uses the rollout again
-    meter.write(vllm=False, cuda=False)
+    meter.write(vllm=False, cuda=True)
     assert (log[metrics.TOKENS_PER_SECOND], metrics.SECONDS_SYNC in log) == ([10.0], False)
+    assert {metrics.MEMORY_ALLOCATED, metrics.MEMORY_RESERVED} < log.keys()

@@ -9,10 +9,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from small_trainers import letters, logps_of, relative, weights
+from torch.nn.functional import kl_div
 from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
-from grpo_math.trainer.losses import importance_ratio, kl_per_token
+from grpo_math.trainer.losses import importance_ratio, kl_per_token, weight_of_micro_batch
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 V = 5
@@ -20,10 +21,6 @@ V = 5
 
 def logits(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def exact_kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a.exp() * (a - b)).sum(dim=-1)
 
 
 def mean_gradient(theta, sampler, estimator, corrected, reference):
@@ -38,8 +35,12 @@ def mean_gradient(theta, sampler, estimator, corrected, reference):
 def targets(theta, reference):
     """What a gradient can be the gradient of."""
     policy = theta.log_softmax(-1)
-    squares = (policy.exp() * (policy - reference).square()).sum() / 2
-    losses = {"reverse": exact_kl(policy, reference), "forward": exact_kl(reference, policy), "squares": squares}
+    losses = {
+        # The distribution of the mean comes second.
+        "reverse": kl_div(reference, policy, reduction="sum", log_target=True),
+        "forward": kl_div(policy, reference, reduction="sum", log_target=True),
+        "squares": (policy.exp() * (policy - reference).square()).sum() / 2,
+    }
     gradients = {name: torch.autograd.grad(loss, theta, retain_graph=True)[0] for name, loss in losses.items()}
     return {**gradients, "zero": torch.zeros_like(theta)}
 
@@ -130,6 +131,10 @@ def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
         "old_per_token_logps": logits(0, len(lengths), width).float() - 3,
         "ref_per_token_logps": logits(1, len(lengths), width).float() - 3,
     }
+
+
+def test_the_micro_batch_with_the_only_token_has_the_whole_weight():
+    assert weight_of_micro_batch("bnpo", torch.ones(1, 1), 8, torch.tensor(1)) == 1.0
 
 
 AGGREGATED = {

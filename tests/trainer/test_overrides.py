@@ -98,6 +98,7 @@ def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     trainer = ours(trainer_class=told)
     assert sees_rows(trainer, MathGRPOTrainer)
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
-    kept = "each update keeps TRL's rows, and only its prompts are shared."
-    assert lines == {f"pack_updates: Told overrides {method}; {kept}"}
+    assert lines == {
+        f"pack_updates: Told overrides {method}; each update keeps TRL's rows, and only its prompts are shared."
+    }
     assert trainer.scorer is not None

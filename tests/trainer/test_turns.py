@@ -10,6 +10,7 @@ from small_trainers import KINDS, letters, relative, weights
 from small_vllm import SmallVLLM
 
 from grpo_math.run import metrics
+from grpo_math.trainer.turns import conversation_of
 
 END = "<|im_end|>"
 
@@ -73,6 +74,12 @@ def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
     assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / calls))
 
 
+def test_the_tokenizer_may_be_given_by_position(ours, chars):
+    tokenizer = deepcopy(chars)
+    made = conversation_of("a/model", ours().args, (None, None, tokenizer), {"tools": [python]})
+    assert made.tokenizer is tokenizer
+
+
 class Calling(SmallVLLM):
     """A server whose model calls python n % 4 times for question n, each time with its number, and then says it."""
 
@@ -94,8 +101,8 @@ class Calling(SmallVLLM):
 def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, tokenizer, tmp_path):
     server = Calling(tiny())
     server.tokenizer = tokenizer
-    program = str(launching.ROOT / "tests/processes/turns.py")
-    launching.run([*launching.TORCHRUN, program, tiny(), str(tmp_path), server.url], timeout=300)
+    program = launching.ROOT / "tests/processes/turns.py"
+    launching.run([*launching.TORCHRUN, str(program), tiny(), str(tmp_path), server.url], timeout=300)
     server.stop()
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     for question, output in first["heard"] + second["heard"]:
