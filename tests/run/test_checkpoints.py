@@ -35,7 +35,7 @@ def test_a_power_failure_at_any_moment_leaves_an_unfinished_checkpoint_or_a_whol
     """What reaches the disk, in this order: the token, the files, their list, the end of the token."""
     events, folder = [], tmp_path / "run/checkpoint-1"
     for module in (checkpoints, files):
-        monkeypatch.setattr(module, "flush", lambda path: events.append(path.name))
+        monkeypatch.setattr(module, "flush", lambda path: events.append((path.name, checkpoints.unfinished(folder))))
     with checkpoints.sealed(folder, accelerator(events)):
         (folder / "more").mkdir()
         for name in ("b", "a", "more/c"):
@@ -43,8 +43,9 @@ def test_a_power_failure_at_any_moment_leaves_an_unfinished_checkpoint_or_a_whol
         assert checkpoints.damage(folder) == "it was not written to its end"
         events.append("filled")
     assert events == [
-        *("..checkpoint-1.unfinished.part", "run", "all ranks", "filled", "all ranks"),
-        *("a", "b", "c", ".files.json.part", "checkpoint-1", "run", "all ranks"),
+        *(("..checkpoint-1.unfinished.part", False), ("run", True), "all ranks", "filled", "all ranks"),
+        *((name, True) for name in ("a", "b", "c", ".files.json.part", "checkpoint-1")),
+        *(("run", False), "all ranks"),
     ]
     assert json.loads((folder / checkpoints.FILES).read_text()) == {"a": 1, "b": 1, "more/c": 6}
 
