@@ -22,7 +22,9 @@ def run(small, tmp_path):
 
 def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
     monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
-    output = {name: "".join(stream) for name, stream in Asked(str(run)).answers(QUESTION).items()}
+    both = Asked(str(run))
+    assert both.models["base"] is both.models["trained"], "the base is loaded once"
+    output = {name: "".join(stream) for name, stream in both.answers(QUESTION).items()}
     rows = [{"prompt": as_template("boxed").prompt(QUESTION), "answer": "55"}]
     for name, adapter in (("base", None), ("trained", str(run / "adapter"))):
         (row,) = evaluate(small, rows, adapter=adapter, max_new_tokens=7, progress=False)["rows"]
@@ -35,17 +37,17 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
-    prompts, inner = [], Asked._prompt
+    prompts, answers, inner = [], [], Asked._prompt
     monkeypatch.setattr(Asked, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
     asked = Asked(str(run), only="trained")
     for question in ("Hello", "And now?", None, "Hello"):
-        _ = list(asked.answers(question)["trained"]) if question else asked.forget()
+        answers.append("".join(asked.answers(question)["trained"]) if question else asked.forget())
     assert [[message["role"] for message in prompt] for prompt in prompts] == [
         ["system", "user"],
         ["system", "user", "assistant", "user"],
         ["system", "user"],
     ]
-    assert prompts[1][-1] == {"role": "user", "content": "And now?"}
+    assert [message["content"] for message in prompts[1][2:]] == [answers[0], "And now?"]
 
 
 def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small, tmp_path):

@@ -58,6 +58,7 @@ def test_a_running_server_is_asked_for_one_completion_at_a_time(server, small):
     for body in server.bodies:
         assert len(body["prompt"]) == 1
         assert (sent | {"stop_token_ids": STOPS}).items() <= body.items()
+        assert "logprobs" not in body
     assert {(row["category"], row["truncated"]) for row in results["rows"]} == {("truncated", True), ("correct", False)}
 
 

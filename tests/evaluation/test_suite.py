@@ -9,6 +9,7 @@ from grpo_math.evaluation import of_run, suite
 from grpo_math.evaluation.figures import as_published
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template
+from grpo_math.run.resume import write_problems
 
 
 @pytest.fixture
@@ -41,6 +42,19 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     assert of_run.read(str(run), str(run / "mine")) == of_run.OfRun(
         models, as_template("boxed"), 512, run / "mine", tools
     )
+
+
+def test_the_problems_that_a_run_was_trained_on_are_counted(run):
+    rows = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(3)]
+    assert of_run.trained_on(str(run), rows) == 0
+    write_problems(run, rows[:2])
+    assert of_run.trained_on(str(run), rows) == 2
+
+
+@pytest.mark.parametrize("names", ["gsm8k,gsm8k", "gsm8k,"])
+def test_each_set_is_named_once(names):
+    with pytest.raises(ConfigError, match="names nothing, or one set twice"):
+        suite.sets(names, None)
 
 
 @pytest.mark.parametrize(
