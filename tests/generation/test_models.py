@@ -147,8 +147,9 @@ def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, small):
     assert embedded.embedded_model() == path
     assert [*(tmp_path / "new/cache").iterdir()] == [path]
     monkeypatch.setenv("GRPO_MATH_CACHE", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert embedded.cache_dir() == Path("/x/grpo_math")
+    for folder, cache in (("/x", Path("/x/grpo_math")), ("", Path.home() / ".cache/grpo_math")):
+        monkeypatch.setenv("XDG_CACHE_HOME", folder)
+        assert embedded.cache_dir() == cache
 
 
 def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how(tmp_path, monkeypatch):

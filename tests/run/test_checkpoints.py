@@ -58,6 +58,7 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_deleted_and_one_of_an_e
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
     assert checkpoints.to_resume(tmp_path, None) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert [checkpoints.to_resume(tmp_path / "new", asked) for asked in (True, False)] == [True, False]
 
 
 def test_another_machine_neither_seals_nor_deletes(tmp_path):
