@@ -1,6 +1,7 @@
 """Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -186,6 +187,7 @@ def test_logits_without_a_distribution_are_an_error_as_in_multinomial(value, mod
 
 def test_prompts_are_the_ids_that_trl_trains_on(byte_ids):
     plain, chat = completions.token_ids(byte_ids, ["plain", [{"role": "user", "content": "chat"}]])
+    assert completions.token_ids(byte_ids, ["plain"], SimpleNamespace(prompt=lambda prompt: [7])) == [[7]]
     assert byte_ids.decode(plain) == "plain"
     assert byte_ids.decode(chat).endswith(f"<|im_start|>user\nchat{END}\n<|im_start|>assistant\n")
 
