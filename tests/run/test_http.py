@@ -16,6 +16,11 @@ def server():
     server.stop()
 
 
+def keys_sent(server):
+    """The path and the header Authorization of each request."""
+    return [(path, headers["Authorization"]) for path, headers in zip(server.asked, server.headers, strict=True)]
+
+
 def proxied(monkeypatch, url):
     """Make ``url`` the proxy of the environment."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
@@ -32,9 +37,7 @@ def test_a_server_on_this_machine_is_asked_without_proxy_and_with_the_hub_offlin
 def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, monkeypatch):
     proxied(monkeypatch, server.url)
     assert Client("http://judge.invalid", timeout=5).ask("/x") == {"fine": True}
-    assert [(path, headers["Authorization"]) for path, headers in zip(server.asked, server.headers, strict=True)] == [
-        ("http://judge.invalid/x", None)
-    ]
+    assert keys_sent(server) == [("http://judge.invalid/x", None)]
     with pytest.raises(ServerError, match=r"does not answer \(\[Errno"):
         Client("http://judge.invalid", timeout=5, proxies=False).ask("/x")
 
@@ -47,9 +50,7 @@ def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeat
     server.queue = [(status, "no: secret-key-of-mine")]
     with pytest.raises(ServerError) as error:
         Client(server.url, timeout=5, key_variable="K", key="secret-key-of-mine\n").ask("/x", {})
-    assert [(path, headers["Authorization"]) for path, headers in zip(server.asked, server.headers, strict=True)] == [
-        ("/x", "Bearer secret-key-of-mine")
-    ]
+    assert keys_sent(server) == [("/x", "Bearer secret-key-of-mine")]
     assert (str(error.value), error.value.status) == (message.replace("URL", server.url), status)
     assert "POST" in caplog.text
     assert "secret" not in caplog.text
