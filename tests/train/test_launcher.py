@@ -541,6 +541,8 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
         "prompts_per_step": 0,
         "per_device_train_batch_size": 4,
         "lora_dropout": 0.0,
+        "prompt_template": "as_is",
+        "eval_n": 4,  # with LoRA, vLLM computes 2,000 tokens per minute on a slow CPU
         "save_strategy": "no",
         "output_dir": str(run_dir),
     }
