@@ -55,7 +55,9 @@ def test_the_shipped_measurements_are_what_is_measured_now(measuring):
     requests = [(model.stored("shapes.json")[name], settings) for name, settings in shipped]
     expected = [model.stored("measured.json")[model.key_of(*request)] for request in requests]
     assert measuring(*requests) == expected
-    assert "model_type" in measuring(({}, None))[0]["error"]
+    chunked = {"model_type": "qwen2", **SMALL, "layer_types": ["chunked_attention"] * 5}
+    errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
+    assert ["model_type" in errors[0], "layers of type 'chunked_attention'" in errors[1]] == [True, True], errors
 
 
 def fullest(measurement, work):

@@ -235,6 +235,11 @@ def test_stored_tensors_by_hand(recipe, deepspeed, processes, expected):
     assert {name: size for name, size in terms.items() if size} == expected
 
 
+def test_trained_parameters_grow_with_the_rank_except_those_that_do_not_depend_on_it():
+    recipes = ({}, ADAPTER, {**ADAPTER, "lora_r": 8})
+    assert [memory.trainable(TINY, resolve(recipe)) for recipe in recipes] == [10_000, 100 + 3200, 100 + 3200 / 2]
+
+
 @pytest.mark.parametrize(
     ("recipe", "measured", "vocab", "expected"),
     [
