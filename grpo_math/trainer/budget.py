@@ -3,7 +3,7 @@
 Does not split rows: `micro_batches.py` does.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -69,10 +69,12 @@ class TokenBudget:
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
-    def split(self, steps: Iterable[dict[str, Any]], splitter: Splitter, reason: str) -> None:
-        """Split the micro-batches of these training steps at half of the largest that can be split."""
-        # A training step that is computed is still among the buffered ones, and must be split once.
-        steps = list({id(step): step for step in steps}.values())
+    def split(self, steps: Sequence[dict[str, Any]], splitter: Splitter, reason: str) -> None:
+        """Split the micro-batches of these training steps at half of the largest that can be split.
+
+        A training step that is computed is still among the buffered ones, and is here twice. That splits it once,
+        because a micro-batch that is small enough stays as it is.
+        """
         all_rows = [micro_batch["rows"] for step in steps for micro_batch in step["micro_batches"]]
         sizes = [(packed_tokens(*lay_out(rows)), len(rows["advantages"])) for rows in all_rows]
         several = max((tokens for tokens, completions in sizes if completions > 1), default=0)

@@ -63,7 +63,6 @@ class Endings:
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
         complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
         complete_mask = torch.tensor(complete, device=mask.device)[:, None].to(mask.dtype)
-        masks = [name for name in ("completion_mask", "tool_mask") if name in rows]
-        rows = {**rows, **{name: rows[name] * complete_mask for name in masks}}
+        rows = {**rows, "completion_mask": mask * complete_mask}
         # TRL's dapo loss divides by the tokens of all ranks.
         return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}

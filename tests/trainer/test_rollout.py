@@ -134,11 +134,13 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
 
 
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
-    trainer = resampling(ours, "e" * 12, max_steps=1, logging_steps=1)
+    trainer, asked = resampling(ours, "e" * 12, max_steps=3, logging_steps=1), []
+    trainer._grade = lambda rows, completions: asked.extend(row["prompt"] for row in rows) or grades(rows, completions)
     trainer.train()
+    # Four, and four more in each of two rounds: no problem twice in a step.
+    assert [len({*asked[start : start + 12 * G]}) for start in range(0, len(asked), 12 * G)] == [12] * 3
     names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.ACCURACY, metrics.ALL_RIGHT)
-    # Four, and four more in each of two rounds.
-    assert [history(trainer, name) for name in names] == [[12], [0], [1.0], [1.0]]
+    assert [history(trainer, name) for name in names] == [[12] * 3, [0] * 3, [1.0] * 3, [1.0] * 3]
     assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
 
 
