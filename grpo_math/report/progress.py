@@ -78,8 +78,8 @@ def total(run: Run, key: str) -> float:
 
 def duration(seconds: float) -> str:
     """
-    >>> duration(41), duration(700), duration(9000), duration(200_000)
-    ('41 s', '12 min', '2 h 30 min', '55 h 33 min')
+    >>> duration(41), duration(700), duration(5940), duration(6000), duration(200_000)
+    ('41 s', '12 min', '99 min', '1 h 40 min', '55 h 33 min')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -144,6 +144,7 @@ MODEL = ["--model", "embedded"]
         ),
         ([*MODEL, "--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
         ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
+        ([*MODEL, "--data", "gsm8k", "--tools", "pyhton"], "tools='pyhton' is not known: did you mean 'python'?"),
         ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
     ],
 )
