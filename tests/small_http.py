@@ -64,6 +64,11 @@ class AnsweringHTTP(SmallHTTP):
         return (200, self.answers[path]) if path in self.answers else (404, "")
 
 
+def keys_sent(server: AnsweringHTTP) -> list[tuple[str, str | None]]:
+    """The path and the header Authorization of each request."""
+    return [(path, headers["Authorization"]) for path, headers in zip(server.asked, server.headers, strict=True)]
+
+
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
     return request.rfile.read(int(request.headers.get("Content-Length") or 0))
 

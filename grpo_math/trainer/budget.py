@@ -72,8 +72,7 @@ class TokenBudget:
     def split(self, steps: Sequence[dict[str, Any]], splitter: Splitter, reason: str) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split.
 
-        A training step that is computed is still among the buffered ones, and is here twice. That splits it once,
-        because a micro-batch that is small enough stays as it is.
+        A step may be given twice: a micro-batch that fits is not split again.
         """
         all_rows = [micro_batch["rows"] for step in steps for micro_batch in step["micro_batches"]]
         sizes = [(packed_tokens(*lay_out(rows)), len(rows["advantages"])) for rows in all_rows]

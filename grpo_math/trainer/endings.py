@@ -63,6 +63,7 @@ class Endings:
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
         complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
         complete_mask = torch.tensor(complete, device=mask.device)[:, None].to(mask.dtype)
+        # TRL masks tool_mask too. Only the product of both masks is used.
         rows = {**rows, "completion_mask": mask * complete_mask}
         # TRL's dapo loss divides by the tokens of all ranks.
         return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}

@@ -57,7 +57,8 @@ def test_the_shipped_measurements_are_what_is_measured_now(measuring):
     assert measuring(*requests) == expected
     chunked = {"model_type": "qwen2", **SMALL, "layer_types": ["chunked_attention"] * 5}
     errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
-    assert ["model_type" in errors[0], "layers of type 'chunked_attention'" in errors[1]] == [True, True], errors
+    assert "model_type" in errors[0]
+    assert "layers of type 'chunked_attention'" in errors[1]
 
 
 def fullest(measurement, work):

@@ -5,7 +5,7 @@ import re
 from unittest.mock import Mock, patch
 
 import pytest
-from small_http import AnsweringHTTP
+from small_http import AnsweringHTTP, keys_sent
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
@@ -120,5 +120,5 @@ def test_over_http_a_judge_that_fails_is_tried_again_and_settings_come_from_the_
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     assert REWARDS["llm_judge"](["q"], ["#### 7"], answer=["7"]) == [1.0]
-    assert (server.asked[-1], server.headers[-1]["Authorization"]) == ("/v1/chat/completions", "Bearer k")
+    assert keys_sent(server)[-1] == ("/v1/chat/completions", "Bearer k")
     server.stop()

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from small_http import AnsweringHTTP
+from small_http import AnsweringHTTP, keys_sent
 
 from grpo_math.run.http import Client, ServerError, reachable
 
@@ -14,11 +14,6 @@ def server():
     server.answers["/x"] = server.answers["http://judge.invalid/x"] = '{"fine": true}'
     yield server
     server.stop()
-
-
-def keys_sent(server):
-    """The path and the header Authorization of each request."""
-    return [(path, headers["Authorization"]) for path, headers in zip(server.asked, server.headers, strict=True)]
 
 
 def proxied(monkeypatch, url):
