@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -68,6 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     # A training run collects garbage. To search all imported modules would take half the time of a small run.
     gc.freeze()
+    # accelerate reads the list of installed packages several times a step, which takes a tenth of a small run.
+    if packages := sys.modules.get("accelerate.utils.imports"):
+        packages._is_package_available = cache(packages._is_package_available)
 
 
 @pytest.fixture(autouse=True)

@@ -138,10 +138,12 @@ def test_help_and_the_light_modules_load_nothing_heavy(statements):
     assert not loaded(statements) & {"torch", "transformers", "trl", "datasets", "sympy", "matplotlib", "numpy"}
 
 
+@pytest.mark.slow
 def test_the_pure_modules_load_no_trl():
     assert "trl" not in loaded(imports(TORCH - TRL))
 
 
+@pytest.mark.slow
 def test_the_public_names_are_there():
     loaded(
         "from grpo_math import MathGRPOConfig, MathGRPOTrainer, grade, Verdict, REWARDS, load_problems, evaluate\n"

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,7 @@ UNCHECKABLE, NO_ANSWER = metrics.verdict_key("uncheckable"), metrics.verdict_key
 FORMAT = metrics.reward_key("format_soft")
 
 
+@cache
 def healthy(seed, steps=80, prompts=8, generations=8):
     """A run that learns: each prompt's pass rate is drawn around a mean that rises, each completion from its rate.
 

@@ -114,6 +114,7 @@ def verdicts(golds, completions, **options):
     return Counter(str(grade.verdict) for grade in grade_batch(golds, completions, **options))
 
 
+@pytest.mark.slow
 def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_the_next_rows(data_dir):
     answers = [row["answer"] for row in rows(data_dir, "gsm8k/train", "gsm8k/test")]
     bare = [answer.split("####")[1].strip() for answer in answers]
@@ -124,6 +125,7 @@ def test_every_gsm8k_solution_is_correct_against_its_own_gold_and_wrong_against_
     assert verdicts([answers[i] for i in others], [answers[i - 1] for i in others]) == {"wrong": len(others)}
 
 
+@pytest.mark.slow
 def test_math_solutions_are_correct_against_their_own_answers(data_dir):
     math = rows(data_dir, "math/train", "math/test_outside_math500", "math500/test")
     assert len(math) == 12_500

@@ -332,6 +332,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 def test_no_pattern_goes_over_an_answer_again_and_again():
     """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes minutes."""
     texts = [opening + piece * (1900 // len(piece)) + closing for piece in PIECES for opening, closing in ENDINGS]

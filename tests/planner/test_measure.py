@@ -45,16 +45,21 @@ def how(fields, precise=HALF, tiles=1):
     return how_of(None, resolve(fields), precise, tiles)
 
 
-def test_the_shipped_measurements_are_what_is_measured_now(measuring):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        how({"gradient_checkpointing": False}, Precision(2, 2, False)),
+        pytest.param(how({**LORA, "lora_dropout": 0.05}, tiles=4), marks=pytest.mark.slow),
+    ],
+)
+def test_the_shipped_measurements_are_what_is_measured_now(settings, measuring):
     """After a change that is meant: python tests/benchmarks/measurements.py."""
-    shipped = [
-        ("Qwen/Qwen2.5-0.5B", None),
-        ("Qwen/Qwen2.5-0.5B", how({**LORA, "lora_dropout": 0.05}, tiles=4)),
-        ("Qwen/Qwen2.5-0.5B", how({"gradient_checkpointing": False}, Precision(2, 2, False))),
-    ]
-    requests = [(model.stored("shapes.json")[name], settings) for name, settings in shipped]
-    expected = [model.stored("measured.json")[model.key_of(*request)] for request in requests]
-    assert measuring(*requests) == expected
+    request = model.stored("shapes.json")["Qwen/Qwen2.5-0.5B"], settings
+    assert measuring(request) == [model.stored("measured.json")[model.key_of(*request)]]
+
+
+def test_what_cannot_be_measured_is_answered_by_the_reason(measuring):
     chunked = {"model_type": "qwen2", **SMALL, "layer_types": ["chunked_attention"] * 5}
     errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
     assert "model_type" in errors[0]
@@ -74,6 +79,7 @@ def test_the_formula_says_what_another_row_takes(kind, measuring):
     assert fullest(formula, work) == pytest.approx(fullest(exact, work), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_layer_represents_the_later_ones_of_its_kind(measuring, monkeypatch):
     """Two kinds of layers in an order that is no period, measured by five of them and by all."""
     kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * 3]

@@ -6,12 +6,15 @@ import pytest
 from small_model import script, small
 from synthetic_run import FIVE_STEPS, RIGHT_AFTER, RIGHT_BEFORE, results, write_completions
 
+from grpo_math.report import page
+
 __all__ = ["script", "small"]
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
     """A finished run: 94 of 256 right before, 190 after, of which 110 are gained and 14 lost. Quick to draw."""
+    monkeypatch.setattr(page, "png", lambda drawn: b"")  # a third of a report's time; test_plots.py draws
     path = tmp_path / "demo"
     path.mkdir()
     (path / "before.json").write_text(json.dumps(results(RIGHT_BEFORE)))

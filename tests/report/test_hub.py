@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from grpo_math.cli import main
 from grpo_math.errors import PushError, UserError
 from grpo_math.report import hub as hub_module
+from grpo_math.report import verdict
 from grpo_math.report.verdict import conclude
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.log import write_config
@@ -189,27 +190,30 @@ def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, 
 # At the end of a training
 
 
-@pytest.mark.parametrize(
-    ("private", "revision", "words"), [(True, None, " --private"), (None, "v2", " --revision v2"), (False, None, "")]
-)
 def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
-    private, revision, words, adapter_run, tmp_path, monkeypatch, capsys
+    adapter_run, tmp_path, monkeypatch, capsys
 ):
     run = Path(shutil.copytree(adapter_run, tmp_path / "my run"))
-    config = SimpleNamespace(output_dir=run, hub_model_id=None, hub_private_repo=private, hub_revision=revision)
+    config = SimpleNamespace(output_dir=run, hub_model_id=None, hub_private_repo=True, hub_revision=None)
     monkeypatch.setattr(hub_module, "push", pushing := Mock(return_value={"url": "http://hub/ada/sums"}))
     conclude(config, run / "adapter", pushes=True)
-    pushing.assert_called_once_with(run, None, private=private, revision=revision)
+    pushing.assert_called_once_with(run, None, private=True, revision=None)
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert out[-3:] == [f"report   {run}/report.html", f"adapter  {run}/adapter", "pushed   http://hub/ada/sums"]
     assert (
         json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
     )
-    for error, reason in ((KeyboardInterrupt(), "interrupted"), (UserError("no token"), "no token")):
-        pushing.side_effect = error
+    monkeypatch.setattr(verdict, "print_verdict", Mock())  # the report, which is there
+    for error, reason, private, revision, words in (
+        (KeyboardInterrupt(), "interrupted", True, None, " --private"),
+        (UserError("no token"), "no token", None, "v2", " --revision v2"),
+        (UserError("no token"), "no token", False, None, ""),
+    ):
+        pushing.side_effect, config.hub_private_repo, config.hub_revision = error, private, revision
         with pytest.raises(PushError) as failed:
             conclude(config, run / "adapter", pushes=True)
+        pushing.assert_called_with(run, None, private=private, revision=revision)
         assert str(failed.value) == (
             f"the run is complete in {run}, but not on the Hub ({reason}): "
             f"grpo-math push '{run}' --repo_id my run{words}"

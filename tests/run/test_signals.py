@@ -126,7 +126,11 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGTERM, AGAIN, "Stopped"), (signal.SIGINT, INTERRUPTED, "Interrupted")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGTERM, AGAIN, "Stopped"),
+        pytest.param(signal.SIGINT, INTERRUPTED, "Interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(number, code, word, train, tmp_path):
     def signalled(completions, trainer_state, **columns):

@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from grpo_math.tools import PythonLimits, python
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml").read_text(encoding="utf-8"))
 LIMITS = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_chars": 200}
 CANARY = "canary-of-the-trainer"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")]
 
 
 def memory():
@@ -54,10 +55,7 @@ def answers(tmp_path_factory, request):
     assert (secret.read_text(), secret.stat().st_mode & 0o777) == (CANARY, 0o644)
 
 
-# A program with limits of its own waits for them.
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case["name"], marks=[pytest.mark.slow] * ("limits" in case)) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES, ids=itemgetter("name"))
 def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
     answer = answers[case["name"]]
     assert re.search(case["says"], answer), str(answer)

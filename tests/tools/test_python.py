@@ -188,6 +188,7 @@ def test_a_server_that_died_is_started_again():
     assert python.server().process.pid != old.pid
 
 
+@pytest.mark.slow
 def test_programs_end_with_the_process_that_asked_for_them():
     """Killed where it stands, a trainer leaves no program behind."""
     reader, writer = os.pipe()

@@ -26,7 +26,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
     [
         (lambda: {}["grade"], f"raised KeyError: 'grade' at {__file__}:"),
         (lambda: sys.exit(0), "raised SystemExit: 0 at "),
-        (lambda: math.nan, "returned nan for row 0: "),
+        pytest.param(lambda: math.nan, "returned nan for row 0: ", marks=pytest.mark.slow),
     ],
     ids=["raises", "exits", "not_a_number"],
 )

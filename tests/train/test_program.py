@@ -77,6 +77,7 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert all(torch.equal(last[name], tensor) for name, tensor in final.items())
 
 
+@pytest.mark.slow
 def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(train, tmp_path):
     run_dir, lines = tmp_path / "run", "\n".join(train(*BEST, "--max_steps=3")[1])
     assert re.search(

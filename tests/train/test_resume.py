@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import launching
 import pandas
@@ -250,14 +251,15 @@ FINISHED = {
 def finished(small, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("finished")
-    assert program.main(arguments(small, folder / "run", FINISHED)) == 0
+    with patch.object(verdict, "print_verdict"):  # half of a short run's time
+        assert program.main(arguments(small, folder / "run", FINISHED)) == 0
     return folder
 
 
 @pytest.fixture
 def again(finished, small, tmp_path, capfd, monkeypatch):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
-    monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)  # half of a short run's time
+    monkeypatch.setattr(verdict, "print_verdict", Mock())
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
 
     def start(**changed):

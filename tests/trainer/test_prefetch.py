@@ -125,8 +125,8 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_steps": 7},
-        {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+        pytest.param({"max_steps": 7}, marks=pytest.mark.slow),
+        pytest.param({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, marks=pytest.mark.slow),
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4},
         {"num_iterations": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
         {"shuffle_dataset": False, "max_steps": 2},

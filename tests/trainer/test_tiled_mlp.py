@@ -101,7 +101,9 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours
     assert trainer.state.global_step == 2
 
 
-@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize(
+    "targets", ["all-linear", *(pytest.param(one, marks=pytest.mark.slow) for one in ("full", "q and v"))]
+)
 def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, ours):
     trainer = trainer_of(ours, TARGETS[targets])
     products = []
