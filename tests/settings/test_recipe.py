@@ -6,6 +6,7 @@ import re
 from dataclasses import MISSING, fields
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,10 +185,16 @@ def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_p
     | st.lists(st.text())
     | st.dictionaries(st.text(), st.integers()),
 )
-def test_whatever_a_recipe_holds_is_taken_or_refused_in_words(name, value):
+def test_whatever_a_recipe_holds_is_refused_in_words_or_taken_and_the_same_when_written_and_read(
+    tmp_path_factory, name, value
+):
     try:
-        results, output = check(name, value), name
+        taken, output = check(name, value), name
     except UserError as error:
-        results, output = None, str(error)
+        taken, output = None, str(error)
     assert name in output
-    assert not isinstance(results, float) or math.isfinite(results)
+    assert not isinstance(taken, float) or math.isfinite(taken)
+    if taken is not None:
+        path = tmp_path_factory.getbasetemp() / "recipe.yaml"
+        path.write_text(yaml.safe_dump({name: taken}), encoding="utf-8")
+        assert check(name, read_recipe(path)[name]) == taken
