@@ -85,7 +85,14 @@ once
 
 
 def plain(config: Settings) -> Json:
-    """Return the fields that determine the shapes. For a shipped model these are the shipped fields."""
+    """Return the fields that determine the shapes. For a shipped model these are the shipped fields.
+
+    >>> shipped = stored("shapes.json")["Qwen/Qwen2.5-0.5B"]
+    >>> plain({**shipped, "head_dim": 64}) == shipped
+    True
+    >>> plain({"model_type": "mine", "hidden_size": 8, "head_dim": None, "eos_token_id": 2})
+    {'model_type': 'mine', 'hidden_size': 8}
+    """
     # The shipped fields do not include these biases, which add tensors.
     if not (config.get("attention_bias") or config.get("mlp_bias")):
         for fields in stored("shapes.json").values():

@@ -49,7 +49,8 @@ def how(fields, precise=HALF, tiles=1):
     "settings",
     [
         None,
-        how({"gradient_checkpointing": False}, Precision(2, 2, False)),
+        how({**LORA, "gradient_checkpointing": False}),
+        pytest.param(how({"gradient_checkpointing": False}, Precision(2, 2, False)), marks=pytest.mark.slow),
         pytest.param(how({**LORA, "lora_dropout": 0.05}, tiles=4), marks=pytest.mark.slow),
     ],
 )
@@ -64,6 +65,13 @@ def test_what_cannot_be_measured_is_answered_by_the_reason(measuring):
     errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
     assert "model_type" in errors[0]
     assert "layers of type 'chunked_attention'" in errors[1]
+
+
+def test_a_token_goes_through_two_of_four_experts(measuring):
+    experts = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    (answer,) = measuring(({"model_type": "mixtral", **SMALL, **experts}, None))
+    # Two layers, two experts that stand idle, three matrices.
+    assert answer["total"] - answer["active"] == 2 * 2 * 3 * 256 * 768
 
 
 def fullest(measurement, work):

@@ -139,6 +139,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
         ({"dtype": "bf16"}, [*ONE, "24"], "dtype='bf16'"),
         ({"optim": "lomo"}, [*ONE, "24"], "optim='lomo'"),
         ({"use_peft": False, "load_in_4bit": True}, [*ONE, "24"], "load_in_4bit=True"),
+        ({"load_in_4bit": True}, [*ONE, "24", "--accelerate-config", "zero3"], "load_in_4bit=True under ZeRO-3"),
         ({"fsdp": "full_shard"}, [*ONE, "24"], "fsdp='full_shard'"),
         ({"attn_implementation": "eager"}, [*ONE, "24"], "attn_implementation='eager'"),
         ({"pack_updates": False}, [*ONE, "24"], "pack_updates=False"),
@@ -158,10 +159,12 @@ def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path,
     assert named in err
 
 
-def test_the_gpus_of_this_machine_are_the_default(tmp_path, capsys, monkeypatch):
+def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
-    assert main(["plan", "--config", recipe(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
+    assert main(["plan", "--config", recipe(tmp_path), "--json", "--max_prompt_length", "512"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["layout"][0]["gpus"] == [0, 1]
+    assert err.startswith("warning: max_prompt_length=512 has no effect: ")
 
 
 def test_a_plan_needs_neither_network_nor_torch():
