@@ -72,12 +72,17 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     trainer.train()
     held = state.state_of(trainer)
     assert (held["_step"], len(held["rollout"])) == (2, 4)
+    assert [*trainer._logs["extra"]["group"]] == [number for number in range(4) for _ in range(4)]
     position = held["resampler"]["position"]
     held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": []}
     del held["resampler"]  # a run that did not resample
     state.restore(trainer, held, position=7)
     assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)
     assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)
+    trainer.num_iterations, trainer._buffered_inputs = 2, "half"
+    for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
+        trainer._step = step
+        assert (state.state_of(trainer)["rollout"] == "half") == in_rollout
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
