@@ -2,7 +2,7 @@
 # Makes a virtual environment, .venv-test, and runs the tests in it.
 #   ./launch/test.sh [--fast | --all | --gpu] [any argument of pytest]
 # Without an option: each promise of the README once, at most 10 minutes on 2 cores.
-# --fast: tests of well under a second. --all: everything. --gpu: what only a CUDA device can show.
+# --fast: the quick tests. --all: everything. --gpu: what only a CUDA device can show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

@@ -36,7 +36,7 @@ MODELS = {"smollm", "tokenizer", "tiny"}  # fixtures that load a model
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", dest="everything", help="also the tests marked full")
-    parser.addoption("--fast", action="store_true", help="only tests that take well under a second")
+    parser.addoption("--fast", action="store_true", help="only the quick tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
