@@ -8,9 +8,11 @@ Does not read a run directory: report/ does.
 
 import faulthandler
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import torch
@@ -133,17 +135,26 @@ class Progress(TrainerCallback):
 class Watchdog(TrainerCallback):
     """If no step ends for some minutes, print the stacks of all threads once, on each rank. The run continues.
 
-    Watches from the entry of this context on. Each step restarts the timer. ``minutes`` 0: off. faulthandler prints
-    from a thread of C, so it works even if C code, such as a collective of NCCL, holds Python's lock.
+    Watches from the entry of this context on. Each step restarts the timer. ``minutes`` 0: off. Prints nothing while C
+    code holds Python's lock; torch's collectives release it.
     """
 
     def __init__(self, minutes: float) -> None:
-        self.seconds = 60 * minutes
+        self.minutes, self.timer = minutes, Timer(0, bool)
 
     def restart(self, *_: Any, **kwargs: Any) -> None:
-        if self.seconds:
-            # Not sys.stderr: faulthandler needs a file descriptor, and sys.stderr may be replaced.
-            faulthandler.dump_traceback_later(self.seconds, file=2)
+        self.timer.cancel()
+        if self.minutes:
+            # A thread of Python, which holds the lock while it reads the stacks. faulthandler's own timer does not: it
+            # would crash a process that is only slow, for example in a long evaluation.
+            self.timer = Timer(60 * self.minutes, self._tell)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def _tell(self) -> None:
+        # Not sys.stderr: faulthandler needs a file descriptor, and sys.stderr may be replaced.
+        os.write(2, f"warning: no step has ended for {self.minutes:g} minutes; where each thread is:\n".encode())
+        faulthandler.dump_traceback(file=2)
 
     on_train_begin = on_step_end = restart
 
@@ -152,7 +163,7 @@ class Watchdog(TrainerCallback):
         return self
 
     def __exit__(self, *error: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        self.timer.cancel()
 
 
 class Shortened(TrainerCallback):
