@@ -2,9 +2,10 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -56,3 +57,11 @@ def until(true, seconds: float = 120.0, message: str = "it never came", pause: f
     while not true():
         assert time.monotonic() < end, message
         time.sleep(pause)
+
+
+def in_a_fork(code: Callable[[], object]) -> int | None:
+    """Run the code in a forked process, and return its exit code."""
+    child = multiprocessing.get_context("fork").Process(target=code)
+    child.start()
+    child.join()
+    return child.exitcode

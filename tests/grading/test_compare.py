@@ -186,7 +186,7 @@ def decimal_spellings(d: Decimal) -> list[str]:
 
 
 @given(st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-(10**6), 10**6), st.integers(0, 6)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
     for one, two in product(decimal_spellings(d), [*decimal_spellings(d), "{}/{}".format(*d.as_integer_ratio())]):
         marks = {unit for unit in ("$", "cm", "%") if unit in one + two}
@@ -214,7 +214,7 @@ def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, o
         max_size=14,
     ).map("".join)
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_any_text_is_correct_against_itself(text):
     assume(clean(text))
     assert compare(text, f" {text} ")[0] is Verdict.CORRECT

@@ -204,7 +204,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     assert (
         json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
     )
-    monkeypatch.setattr(verdict, "print_verdict", Mock())  # the report, which is there
+    monkeypatch.setattr(verdict, "print_verdict", Mock())  # the report is drawn already
     for error, reason, private, revision, words in (
         (KeyboardInterrupt(), "interrupted", True, None, " --private"),
         (UserError("no token"), "no token", None, "v2", " --revision v2"),

@@ -1,7 +1,6 @@
 """What a run writes under way: settings without secrets, a history, a bar, the stacks of a run that hangs."""
 
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ import yaml
 from launching import TINY, run
 from small_runs import PATH, RUN, start, two, until
 from tqdm import tqdm
+from waiting import in_a_fork
 
 from grpo_math.run import bar
 from grpo_math.run.log import History, Progress, Watchdog, write_config
@@ -159,10 +159,7 @@ def test_a_process_that_is_only_slow_is_not_harmed(capfd):
                     deep(20)
                 watchdog.on_step_end(None, None, None)
 
-    process = multiprocessing.get_context("fork").Process(target=busy)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    assert in_a_fork(busy) == 0
     assert capfd.readouterr().err.count("no step has ended") > 3
 
 

@@ -1,7 +1,6 @@
 """A run that is asked to stop, on real processes: it saves after its step, says how it goes on, and with which code."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ import pytest
 from small_runs import STEPS, ends, history, rank, settings, start, steps_done, two, until
 from small_trainers import letters
 from transformers import TrainerControl
-from waiting import alive
+from waiting import alive, in_a_fork
 
 from grpo_math.run.checkpoints import step_of
 from grpo_math.run.log import StopOnSignal
@@ -39,14 +38,6 @@ def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
 
 
 # The signals alone
-
-
-def in_a_fork(code):
-    """Run the code in a forked process, and return its exit code."""
-    child = multiprocessing.get_context("fork").Process(target=code)
-    child.start()
-    child.join()
-    return child.exitcode
 
 
 @pytest.mark.parametrize("number", [*STOPPING, signal.SIGINT])

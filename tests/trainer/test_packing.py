@@ -16,17 +16,17 @@ PROMPT = st.lists(TOKENS, min_size=1, max_size=4)
 def test_what_is_packed_is_unpacked_as_it_was_and_has_the_positions_of_its_padded_row(rows):
     prompts, completions = zip(*rows, strict=True)
     left, right = (
-        pad_sequence([torch.tensor(ids) for ids in part], batch_first=True, padding_side=side)
+        pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in part], batch_first=True, padding_side=side)
         for part, side in ((prompts, "left"), (completions, "right"))
     )
-    ids = torch.cat([left, right], dim=1).long()
+    ids = torch.cat([left, right], dim=1)
     mask = (ids > 0).long()
     packed = pack(ids, mask, right.size(1))
     written = {tuple(prompt) for prompt, completion in rows if completion}
     assert (packed is None) == (not written)
     if packed:
         assert packed.input_ids.numel() == sum(len(prompt) - 1 for prompt in written) + sum(map(len, completions))
-        assert torch.equal(unpack(packed.shift_labels, packed), right.long())
+        assert torch.equal(unpack(packed.shift_labels, packed), right)
         # The token before a label, and its position, are those of the padded row.
         before, places = ids[:, left.size(1) - 1 : -1], (mask.cumsum(dim=1) - 1)[:, left.size(1) - 1 : -1]
         for values, padded in ((packed.input_ids, before), (packed.position_ids, places)):
