@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from grpo_math.generation.server import BESIDE, command, environment, make_key
@@ -17,10 +18,10 @@ CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OM
 
 @contextmanager
 def serving(
-    model: str, folder: Path, executable: str | None, copies: int = 1, extra: tuple[str, ...] = ()
+    model: str, folder: Path, executable: str | None, copies: int = 1, **settings: Any
 ) -> Iterator[ServerProcess]:
     """Serve a model in this block. There is a key in VLLM_API_KEY, as a run's server has one."""
-    options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": extra}
+    options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, **settings}
     with patch.dict(os.environ):
         make_key()
         port = free_port()

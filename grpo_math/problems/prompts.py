@@ -1,8 +1,8 @@
 r"""A problem -> the prompt for the model, which asks for the answer in a format.
 
-Each of `TEMPLATES` is a text or a list of chat messages that TRL can tokenize, with a placeholder for the problem. Its
-name is also the name of the answer format, which grading/formats.py describes. A `Template` is one of these or the
-user's prompt, with a system prompt and an answer format.
+Each of `TEMPLATES` makes a text or a list of chat messages that TRL can tokenize. Its name is also the name of the
+answer format, which grading/formats.py describes. A `Template` is one of these or the user's prompt, with a system
+prompt and an answer format.
 
 >>> as_template("r1_zero").prompt("What is 3 + 4?")[-20:]
 '?\nAssistant: <think>'
@@ -12,8 +12,7 @@ user's prompt, with a system prompt and an answer format.
 Does not tokenize, and does not apply a chat template: TRL does both.
 """
 
-import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, one_of
@@ -25,9 +24,9 @@ PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's mes
 AS_IS = "as_is"  # the prompt of the row, unchanged
 
 
-def _chat(system: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+def _chat(system: str, problem: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a system message, an example, and the problem as the user's message."""
-    return [{"role": "system", "content": system}, *messages, {"role": "user", "content": PROBLEM}]
+    return [{"role": "system", "content": system}, *messages, {"role": "user", "content": problem}]
 
 
 def _worked(answer: str, *messages: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -35,33 +34,42 @@ def _worked(answer: str, *messages: dict[str, Any]) -> tuple[dict[str, Any], ...
     return {"role": "user", "content": "What is 3 + 4?"}, *messages, {"role": "assistant", "content": answer}
 
 
-CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
-TEMPLATES: dict[str, Prompt] = {
+def _python_call(code: str) -> dict[str, Any]:
+    """Return the message in which the assistant calls the tool python."""
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": code}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+# Functions of the problem, so that rows share no messages: a change to one would change all.
+TEMPLATES: dict[str, Callable[[str], Prompt]] = {
     # A worked example whose last line is #### N, the format of GSM8K's own solutions
-    "gsm8k": _chat("Work it out, then give the number after ####.", *_worked("3 + 4 = 7\n#### 7")),
+    "gsm8k": lambda problem: _chat(
+        "Work it out, then give the number after ####.", problem, *_worked("3 + 4 = 7\n#### 7")
+    ),
     # A worked example with only this line, so that completions are short
-    "direct": _chat("Give the number after ####.", *_worked("#### 7")),
+    "direct": lambda problem: _chat("Give the number after ####.", problem, *_worked("#### 7")),
     # The form of MATH's solutions
-    "boxed": _chat(r"Please reason step by step, and put your final answer within \boxed{}."),
+    "boxed": lambda problem: _chat(r"Please reason step by step, and put your final answer within \boxed{}.", problem),
     # Plain text for a base model, after DeepSeek-R1-Zero (arXiv 2501.12948, table 1): think, then answer, in tags
-    "r1_zero": (
+    "r1_zero": lambda problem: (
         "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
         "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
         "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
         "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
-        f"User: {PROBLEM}\nAssistant: <think>"
+        f"User: {problem}\nAssistant: <think>"
     ),
     # A reasoning or thinking part and an answer part, each in tags
-    "xml": _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"),
-    "think": _chat("Think first, then answer, in this form:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"),
+    "xml": lambda problem: _chat(
+        "Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", problem
+    ),
+    "think": lambda problem: _chat(
+        "Think first, then answer, in this form:\n<think>\n...\n</think>\n<answer>\n...\n</answer>", problem
+    ),
     # A worked example that calls the tool python, and then gives #### N
-    "python": _chat(
+    "python": lambda problem: _chat(
         "Calculate with Python, then give the number after ####.",
-        *_worked(
-            "#### 7",
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "name": "python", "content": "7"},
-        ),
+        problem,
+        *_worked("#### 7", _python_call("print(3 + 4)"), {"role": "tool", "name": "python", "content": "7"}),
     ),
 }
 
@@ -129,11 +137,9 @@ def _filled(name: str, problem: str) -> Prompt:
             remedy = "return text, or messages with role and content"
             raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
         return prompt
-    # Rows must not share messages with each other or with the table: a change to one would change all.
-    template = copy.deepcopy(TEMPLATES.get(name) or [{"role": "user", "content": name}])
-    if isinstance(template, str):
-        return template.replace(PROBLEM, problem)
-    return [*template[:-1], {"role": "user", "content": template[-1]["content"].replace(PROBLEM, problem)}]
+    if made := TEMPLATES.get(name):
+        return made(problem)
+    return [{"role": "user", "content": name.replace(PROBLEM, problem)}]
 
 
 def _format_shown(prompt: Prompt) -> str:

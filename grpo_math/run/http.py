@@ -9,6 +9,7 @@ Does not know what the servers answer: generation/server.py and rewards/judge.py
 import os
 import ssl
 import time
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,6 +47,12 @@ def read_key(variable: str, given: str | None = None) -> str:
     return key
 
 
+@cache  # reading them takes 50 milliseconds
+def _certificates() -> ssl.SSLContext:
+    """Return the system's, to which a company may have added its own. httpx's default is certifi's list."""
+    return ssl.create_default_context()
+
+
 class Client:
     """Requests to one address. ``timeout``: seconds for one answer; ``retries``: how often a request is sent again if
     no answer comes or the server is busy, after 0.5 seconds, then 1, 2, 4 and so on.
@@ -75,8 +82,7 @@ class Client:
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=timeout,
             trust_env=proxies and urlsplit(url).hostname not in LOCAL,
-            # The system's certificates, to which a company may have added its own. httpx's default is certifi's list.
-            verify=ssl.create_default_context(),
+            verify=_certificates(),
             # A connection that is kept may be to a server that has restarted since.
             # Without a limit: httpx allows 100 connections, and a request that waits for one uses up its timeout.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

@@ -16,7 +16,6 @@ from threading import Timer
 from typing import Any
 
 import torch
-import yaml
 from transformers import TrainerCallback
 
 from grpo_math.run import files, metrics
@@ -25,6 +24,7 @@ from grpo_math.run.history import number, numbers
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
+from grpo_math.yaml_files import as_yaml
 
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
@@ -46,9 +46,9 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
         "hardware": hardware(),
         "versions": versions(),
     }
-    # safe_dump refuses every type except YAML's own, such as accelerate's DistributedType.
+    # YAML has no type for values such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
-    files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+    files.replace_text(path, as_yaml(plain))
 
 
 def command_line(argv: list[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -27,6 +28,7 @@ def main_memory() -> float:
 PACKAGES = ("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the installed version of each of `PACKAGES`, of Python, and of this package."""
     # A checkout may have no metadata, or that of an older version.

@@ -38,8 +38,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")  # its key stands in this process's environment
 def process(smollm, tmp_path_factory):
-    on_cpu = ("--enforce-eager", "--max-num-seqs", "16")
-    with serving(smollm, tmp_path_factory.mktemp("vllm"), VLLM, copies=2, extra=on_cpu) as process:
+    # In bfloat16 a CPU without AVX-512 takes ten times as long.
+    on_cpu = {"dtype": "float32", "lora_rank": 8, "extra": ("--enforce-eager", "--max-num-seqs", "16")}
+    with serving(smollm, tmp_path_factory.mktemp("vllm"), VLLM, copies=2, **on_cpu) as process:
         yield process
 
 
@@ -94,13 +95,13 @@ def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
 def test_the_server_of_a_trainer_evaluates_the_adapter_as_it_is_now(process, smollm, tokenizer, tmp_path):
     rows = load_problems("generated:sums", "heldout", limit=6)
     trainer = trainer_of(
-        process.url, smollm, tokenizer, tmp_path, model_init_kwargs={"dtype": "bfloat16"}, max_completion_length=12
+        process.url, smollm, tokenizer, tmp_path, model_init_kwargs={"dtype": "float32"}, max_completion_length=12
     )
     model = trainer.accelerator.unwrap_model(trainer.model)
     first = evaluate(trainer, rows, progress=False)
     plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)
     same = [one["completion"] == other["completion"] for one, other in zip(plain["rows"], first["rows"], strict=True)]
-    assert sum(same) >= 4  # near ties of bfloat16 may differ
+    assert sum(same) >= 4  # near ties may differ
     move(model, 0.05)
     trainer.state.global_step = 1
     assert evaluate(trainer, rows, progress=False)["rows"] != first["rows"]
@@ -125,7 +126,7 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, s
     ]
     assert secret not in "".join(shown)
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
-    assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 16
+    assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 8
     with pytest.raises(Exception, match="401"):
         vllm_client.VLLMClient(base_url=url)
 
@@ -144,7 +145,7 @@ class SameFolder(AdapterGeneration):
 @pytest.fixture
 def policy(smollm):
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
+    base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32)
     return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
 
 

@@ -29,14 +29,14 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         tokenizer,
         Path(folder) / "run",
         rows=[{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4],
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
         num_generations=4,
         max_completion_length=12,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         lr_scheduler_type="constant",
         vllm_server_timeout=700.0,  # a slow machine needs minutes to start a server
         staleness=1,
-        model_init_kwargs={"dtype": "bfloat16"},
+        model_init_kwargs={"dtype": "float32"},
     )
     generation, accelerator = trainer.vllm_generation, trainer.accelerator
     probe = list(tokenizer("The sea is")["input_ids"])

@@ -158,7 +158,7 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
     ("text", "message"),
     [
         ("seed: 1\nseed: 2\n", "seed is given twice, in line 2"),
-        ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
+        ("seed: @1\n", "cannot start any token"),
         ("a: [1, 2\n", "cannot be read (ParserError: while parsing a flow sequence"),
         ("- seed\n", "contains no fields"),
         ("", "contains no fields"),
