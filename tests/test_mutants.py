@@ -12,8 +12,8 @@ PROGRAM = Path(__file__).with_name("mutants.py")
 
 @pytest.mark.full
 @pytest.mark.parametrize("package", ["grading", "problems", "rewards"])
-def test_the_quick_tests_catch_13_of_20_mutants(package):
-    command = [sys.executable, str(PROGRAM), package, "--n", "20", "--seed", "1"]
+def test_the_quick_tests_catch_8_of_12_mutants(package):
+    command = [sys.executable, str(PROGRAM), package, "--n", "12", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
-    (caught,) = re.findall(r"(\d+) of 20 mutants caught", done.stdout) or [done.stderr]
-    assert int(caught) >= 13, done.stdout
+    (caught,) = re.findall(r"(\d+) of 12 mutants caught", done.stdout) or [done.stderr]
+    assert int(caught) >= 8, done.stdout
