@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -32,14 +32,14 @@ def _hidden(): ...
 """
 
 
-def test_the_gpus_of_a_machine_are_written_down(monkeypatch):
+def test_the_gpus_of_a_machine_are_written_down():
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cpu = {"cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
     assert machine.hardware() == cpu
     card = SimpleNamespace(name="A100", total_memory=39.56 * 2**30)
     cuda = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_properties": [card].__getitem__}
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(**cuda))
-    assert machine.hardware() == {**cpu, "gpu": "A100", "gpus": 2, "gpu_memory_gb": 39.6}
+    with patch.multiple(torch.cuda, **cuda):
+        assert machine.hardware() == {**cpu, "gpu": "A100", "gpus": 2, "gpu_memory_gb": 39.6}
 
 
 @pytest.mark.parametrize(
