@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave out what takes a third of the time of small runs and changes nothing that a test asserts."""
+    """Leave out work that changes nothing that a test asserts."""
     # Each run begins with a search for garbage, in all modules that were imported.
     gc.freeze()
     if memory := sys.modules.get("accelerate.utils.memory"):

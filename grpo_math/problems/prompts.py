@@ -1,8 +1,8 @@
 r"""A problem -> the prompt for the model, which asks for the answer in a format.
 
-Each of `TEMPLATES` makes a text or a list of chat messages that TRL can tokenize. Its name is also the name of the
-answer format, which grading/formats.py describes. A `Template` is one of these or the user's prompt, with a system
-prompt and an answer format.
+Each of `TEMPLATES` is a function: problem -> text or chat messages that TRL can tokenize. The function's name in the
+table is also the name of the answer format, which grading/formats.py describes. A `Template` is one of these or the
+user's prompt, with a system prompt and an answer format.
 
 >>> as_template("r1_zero").prompt("What is 3 + 4?")[-20:]
 '?\nAssistant: <think>'
@@ -137,8 +137,8 @@ def _filled(name: str, problem: str) -> Prompt:
             remedy = "return text, or messages with role and content"
             raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
         return prompt
-    if made := TEMPLATES.get(name):
-        return made(problem)
+    if name in TEMPLATES:
+        return TEMPLATES[name](problem)
     return [{"role": "user", "content": name.replace(PROBLEM, problem)}]
 
 

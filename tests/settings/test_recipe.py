@@ -159,6 +159,7 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
     [
         ("seed: 1\nseed: 2\n", "seed is given twice, in line 2"),
         ("seed: @1\n", "cannot start any token"),
+        ("seed:\t1\n\tbeta: 2\n", "cannot be read (ScannerError: while scanning"),
         ("a: [1, 2\n", "cannot be read (ParserError: while parsing a flow sequence"),
         ("- seed\n", "contains no fields"),
         ("", "contains no fields"),

@@ -536,7 +536,7 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     settings = {
         **RECIPE,
         "model_name_or_path": smollm,
-        "dtype": "float32",  # a CPU without AVX-512 takes ten times as long in bfloat16
+        "dtype": "float32",  # a CPU without AVX-512 takes several times as long in bfloat16
         "vllm_max_model_length": 512,
         "max_steps": 2,
         "prompts_per_step": 0,
