@@ -1,7 +1,8 @@
 """A few short trainings in each of several processes: torchrun or accelerate starts it, tests/launching.py says how.
 
-train.py trl|ours MODEL FOLDER SETTINGS.json -> FOLDER/NAME.pt for each {"NAME": {setting: value}}: the trained weights,
-and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a hash of that rank's weights.
+train.py MODEL FOLDER RUNS, with RUNS = {"trl" or "ours": {"NAME": {setting: value}}} as JSON, writes for each run
+FOLDER/KIND/NAME.pt, the trained weights, and on every rank FOLDER/KIND/NAME.RANK.json with what kind of launch it was
+and a hash of that rank's weights.
 """
 
 import hashlib
@@ -135,7 +136,7 @@ def train(kind, model, folder, name, given):
             lambda m, a, kwargs: tokens.append(kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0),
             with_kwargs=True,
         )
-        before = digest(policy)
+        before, _fsdp_param_group.foreach_reduce.calls = digest(policy), 0
         trainer.train(resume_from_checkpoint=options["checkpoint"] and str(folder / options["checkpoint"]))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     rank, lines = trainer.accelerator.process_index, [line for line in trainer.state.log_history if "loss" in line]
@@ -151,7 +152,7 @@ def train(kind, model, folder, name, given):
         "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
         "resample": {key: value for line in lines for key, value in line.items() if "resample" in key},
         "skipped": [line["skipped"] for line in lines if "skipped" in line],
-        "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
+        "reduce_scatters": _fsdp_param_group.foreach_reduce.calls,  # fsdp_on_cpu.py counts
         "saved": callback.saved,
         "best": trainer.state.best_global_step,
         "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
@@ -163,5 +164,7 @@ def train(kind, model, folder, name, given):
 
 
 if __name__ == "__main__":
-    for run, of_run in json.loads(sys.argv[4]).items():
-        train(sys.argv[1], sys.argv[2], Path(sys.argv[3]), run, of_run)
+    model, folder, kinds = sys.argv[1:]
+    for kind, runs in json.loads(kinds).items():
+        for name, given in runs.items():
+            train(kind, model, Path(folder, kind), name, given)

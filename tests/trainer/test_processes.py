@@ -20,9 +20,8 @@ RUNS = {
 }
 
 
-def launch(start: list[str], kind: str, model: str, folder: Path, runs: dict) -> None:
-    folder.mkdir()
-    run([*start, str(PROGRAM), kind, model, str(folder), json.dumps(runs)])
+def launch(start: list[str], model: str, folder: Path, **kinds: dict) -> None:
+    run([*start, str(PROGRAM), model, str(folder), json.dumps(kinds)])
 
 
 def relative(ours: Path, trl: Path) -> float:
@@ -34,8 +33,7 @@ def both(
     start: list[str], model: str, tmp_path: Path, runs: dict, launched: tuple, only_ours: Any = ()
 ) -> dict[str, list]:
     """Train in TRL and here; what the ranks wrote of our runs. ``launched``: what the processes must find they are."""
-    launch(start, "trl", model, tmp_path / "trl", runs)
-    launch(start, "ours", model, tmp_path / "ours", {**runs, **dict(only_ours)})
+    launch(start, model, tmp_path, trl=runs, ours={**runs, **dict(only_ours)})
     for name in runs:
         seen = ranks(tmp_path / "ours", name, *launched)
         plain = ranks(tmp_path / "trl", name, *launched)
@@ -61,11 +59,11 @@ def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(
         ("MULTI_CPU", 2): TORCHRUN,
         ("DEEPSPEED", 2, (2, "cpu", None)): accelerate("zero2_offload", tmp_path, "--num_processes", "2"),
     }
-    one = tmp_path / "1NO"
+    one = tmp_path / "1NO/ours"
     for (kind, processes, *zero), start in starts.items():
-        folder, rows = tmp_path / f"{processes}{kind}", 16 // processes
+        folder, rows = tmp_path / f"{processes}{kind}/ours", 16 // processes
         runs = {name: {**run, **SHORT, "per_device_train_batch_size": rows} for name, run in SCRIPTED.items()}
-        launch(start, "ours", tiny("llama"), folder, runs)
+        launch(start, tiny("llama"), folder.parent, ours=runs)
         for name in runs:
             seen = ranks(folder, name, kind, processes, *map(list, zero))
             assert relative(folder / f"{name}.pt", one / f"{name}.pt") < 1e-6, (kind, name)
@@ -100,8 +98,7 @@ def test_a_rank_that_cannot_pack_leaves_every_rank_unpacked(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
     sparse = {"rewards": "sparse", "ddp_timeout": 60}  # if a rank waits for one that packs, the run ends
     runs = {how: {**sparse, "one_rank_unpacked": how} for how in ("model", "layer", "log-probs")}
-    launch(start, "trl", tiny("llama"), tmp_path / "trl", {"plain": sparse})
-    launch(start, "ours", tiny("llama"), tmp_path / "ours", runs)
+    launch(start, tiny("llama"), tmp_path, trl={"plain": sparse}, ours=runs)
     plain = ranks(tmp_path / "trl", "plain", "MULTI_CPU", 2)
     for how in runs:
         assert relative(tmp_path / f"ours/{how}.pt", tmp_path / "trl/plain.pt") < 1e-6, how
@@ -140,7 +137,7 @@ BEST = {
 def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_end(stage, tiny, tmp_path):
     pytest.importorskip("deepspeed")
     start = accelerate(f"zero{stage}", tmp_path, "--num_processes", "2")
-    launch(start, "ours", tiny("llama"), tmp_path / "ours", {"plain": BEST, "lora": {**BEST, "lora": True}})
+    launch(start, tiny("llama"), tmp_path, ours={"plain": BEST, "lora": {**BEST, "lora": True}})
     for name in ("plain", "lora"):
         for rank in ranks(tmp_path / "ours", name, "DEEPSPEED", 2, [stage, None, None]):
             assert rank["best"] == 2
@@ -177,7 +174,7 @@ def test_the_kl_is_zero_after_each_refresh_of_a_split_reference_also_after_a_che
     runs = {"full": REFRESHED, "lora": {**REFRESHED, "lora": True}}
     resumed = {f"{name} again": {**run, "checkpoint": f"{name}/checkpoint-3"} for name, run in runs.items()}
     start, launched = accelerate("zero3_offload", tmp_path, "--num_processes", "2"), ("DEEPSPEED", 2, [3, "cpu", "cpu"])
-    launch(start, "ours", tiny("llama"), tmp_path / "ours", {**runs, **resumed})
+    launch(start, tiny("llama"), tmp_path, ours={**runs, **resumed})
     for name in runs:
         kl, kl_again = (ranks(tmp_path / "ours", of, *launched)[0]["kl"] for of in (name, f"{name} again"))
         assert [abs(value) < 1e-7 for value in kl] == [True, False, True, False, True], kl
