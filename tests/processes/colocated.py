@@ -75,7 +75,7 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
             use_vllm=True,
             max_steps=2,
             num_generations=4,
-            max_completion_length=12,
+            max_completion_length=6,
             lr_scheduler_type="constant",
             model_init_kwargs={"dtype": "float32"},
             vllm_mode="colocate",
@@ -113,7 +113,7 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
         generation.generate(token_ids(trainer.processing_class, PROMPTS), None, 1)
     rows = [{"id": str(i), "prompt": prompt, "answer": "7"} for i, prompt in enumerate(PROMPTS)]
     evaluated = evaluate(trainer, rows)
-    plain = evaluate(policy, rows, tokenizer=trainer.processing_class, max_new_tokens=12)
+    plain = evaluate(policy, rows, tokenizer=trainer.processing_class, max_new_tokens=6)
     return {
         "rollouts": rollouts,
         "agreed": getattr(getattr(generation, "canary", None), "agreed", None),
@@ -129,7 +129,7 @@ def main(model: str, folder: str) -> None:
     shared.make_group_name = partial(of_this_run, shared.make_group_name)
     # The engine pauses and resumes as on a GPU. Its CPU worker frees no memory, so vLLM would refuse the setting.
     type(current_platform).is_sleep_mode_available = lambda platform: True
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     record = {
         "adapter": trained(model, Path(folder) / "adapter", lora, learning_rate=2e-3, vllm_enable_sleep_mode=True)
     }
