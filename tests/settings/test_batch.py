@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.settings.batch import Batch, plan, solve
+from grpo_math.settings.batch import Batch, divides, plan, solve
 
 FIELDS = {
     "prompts_per_step": 0,
@@ -108,6 +108,11 @@ def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_re
                 planned(**fields)
         else:
             assert planned(**fields) == Batch(8, 1, rows, steps, config.generation_batch_size)
+
+
+def test_some_numbers_of_processes_divide_a_step():
+    given = {"prompts_per_step": 3}  # of 24 completions
+    assert [n for n in range(1, 10) if divides({**FIELDS, **given}, given, n)] == [1, 2, 3, 4, 6, 8]
 
 
 def test_problems_that_do_not_fill_a_rollout_are_refused():

@@ -10,6 +10,7 @@ from benchmarks.reward_farms import blind, hedged
 from grpo_math.cli import main
 from grpo_math.grading.formats import made_up
 from grpo_math.rewards import load_reward
+from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.shipped import find
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,20 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, cap
     assert Path(file).read_bytes() == (ROOT / folder / file).read_bytes()
     refusal = f"error: copy={name!r} is here already, as {file}: rename that, or go to another folder\n"
     assert capsys.readouterr() == (f"copied   {file}\n", refusal)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tried"),
+    [
+        ({"deepspeed": "zero2.json"}, [""]),
+        ({"fsdp": "full_shard"}, [""]),
+        ({"use_cpu": True}, [""]),
+        ({"eval_n": 4}, ["", "zero2", "zero2_offload"]),  # by the model itself, which ZeRO-3 splits
+        ({"eval_n": 4, "use_vllm": True}, ["", "zero2", "zero2_offload", "zero3", "zero3_offload"]),
+    ],
+)
+def test_the_shipped_configs_that_are_tried_suit_the_recipe(recipe, tried):
+    assert [*shipped_configs(recipe)] == tried
 
 
 GOLDS = [str(n) for n in range(1003, 1183, 9)]  # none of them is a constant that is tried

@@ -162,3 +162,14 @@ def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, ours):
 @pytest.mark.parametrize(("family", "served"), [("mistral", 2), ("gemma2", 0), ("olmo2", 0)])
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone(family, served):
     assert tiled_mlp.set_up([tiny_model(family)]) == served
+
+
+def test_a_norm_that_does_not_feed_its_mlp_is_an_error():
+    model = tiny_model("llama")
+    states = torch.ones(1, 2, model.config.hidden_size)
+    tiled_mlp.set_up([model])
+    layer = model.model.layers[0]
+    layer.mlp(layer.post_attention_layernorm(states))
+    layer.post_attention_layernorm(states)
+    with pytest.raises(RuntimeError, match="the norm of LlamaDecoderLayer does not feed its MLP"):
+        layer.mlp(states.clone())

@@ -1,7 +1,10 @@
 """Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
 
 import json
+from contextlib import nullcontext
 from copy import deepcopy
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import launching
 import pytest
@@ -9,8 +12,9 @@ from small_tools import python
 from small_trainers import KINDS, letters, relative, weights
 from small_vllm import SmallVLLM
 
+from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.trainer.turns import conversation_of
+from grpo_math.trainer.turns import Turns, conversation_of
 
 END = "<|im_end|>"
 
@@ -78,6 +82,33 @@ def test_the_tokenizer_may_be_given_by_position(ours, chars):
     tokenizer = deepcopy(chars)
     made = conversation_of("a/model", ours().args, (None, None, tokenizer), {"tools": [python]})
     assert made.tokenizer is tokenizer
+
+
+@pytest.mark.parametrize(("use_vllm", "processes", "refused"), [(True, 1, False), (False, 2, False), (True, 2, True)])
+def test_an_environment_has_trls_turns_but_for_several_processes_with_vllm(use_vllm, processes, refused):
+    args = SimpleNamespace(use_vllm=use_vllm, world_size=processes)
+    with pytest.raises(ConfigError, match="train on one GPU") if refused else nullcontext():
+        assert conversation_of("a/model", args, (), {"environment_factory": dict, "tools": [python]}) is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings", "waits", "context"),
+    [
+        (2, {"use_vllm": False}, False, 400),
+        (1, {"use_vllm": True, "vllm_mode": "server"}, False, 300),
+        (2, {"use_vllm": True, "vllm_mode": "server"}, True, 300),
+        (2, {"use_vllm": True, "vllm_mode": "colocate"}, True, 200),
+    ],
+)
+def test_ranks_wait_for_each_other_with_vllm_and_turns_end_with_the_shorter_context(
+    processes, settings, waits, context
+):
+    engine = Mock(context=300)
+    engine.llm.llm_engine.model_config.max_model_len = 200
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=400))
+    accelerator = SimpleNamespace(state=None, num_processes=processes)
+    turns = Turns(SimpleNamespace(model=model, vllm_generation=engine, accelerator=accelerator, **settings), None)
+    assert (turns.waits, turns._context()) == (waits, context)
 
 
 class Calling(SmallVLLM):
