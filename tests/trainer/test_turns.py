@@ -78,10 +78,13 @@ def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
     assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / calls))
 
 
-def test_the_tokenizer_may_be_given_by_position(ours, chars):
-    tokenizer = deepcopy(chars)
-    made = conversation_of("a/model", ours().args, (None, None, tokenizer), {"tools": [python]})
-    assert made.tokenizer is tokenizer
+def test_the_tokenizer_is_the_one_given_by_position_or_else_the_models(ours, chars, small):
+    args, tokenizer = ours().args, deepcopy(chars)
+    assert conversation_of("a/model", args, (None, None, tokenizer), {"tools": [python]}).tokenizer is tokenizer
+    for model in (small, ours().model):
+        given = {"tools": [python]}
+        assert conversation_of(model, args, (), given).tokenizer is given["processing_class"]
+        assert given["processing_class"].get_vocab() == chars.get_vocab()
 
 
 @pytest.mark.parametrize(("use_vllm", "processes", "refused"), [(True, 1, False), (False, 2, False), (True, 2, True)])
