@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,12 @@ def test_a_power_failure_at_any_moment_leaves_an_unfinished_checkpoint_or_a_whol
         *(("run", False), "all ranks"),
     ]
     assert json.loads((folder / checkpoints.FILES).read_text()) == {"a": 1, "b": 1, "more/c": 6}
+
+
+def test_no_file_of_a_checkpoint_stays_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    checkpoint(tmp_path, 1)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_deleted_and_one_of_an_earlier_run_is_replaced_whole(tmp_path):

@@ -57,11 +57,11 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server, monkeypatch):
     server.queue = [(503, ""), (500, ""), (429, "")]
     assert Client(server.url, timeout=5, retries=3).ask("/x") == {"fine": True}
     assert pauses == [0.5, 1.0, 2.0]
-    for status, retries in ((400, None), (503, 0)):
-        server.queue = [(status, "no")]
+    for status, retries in ((400, None), (503, 0), (503, 1)):
+        server.queue = 2 * [(status, "no")]
         with pytest.raises(ServerError, match=f"answers {status}: no"):
             Client(server.url, timeout=5, retries=3).ask("/x", retries=retries)
-    assert len(server.asked) == 6
+    assert len(server.asked) == 4 + 1 + 1 + 2
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "Success", ""])

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from small_runs import STEPS, ends, history, rank, settings, start, steps_done, two, until
@@ -41,13 +42,12 @@ def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
 
 
 @pytest.mark.parametrize("number", [*STOPPING, signal.SIGINT])
-def test_a_signal_ends_the_run_unless_a_step_is_under_way_and_a_second_ctrl_c_ends_that(number, capfd, monkeypatch):
+def test_a_signal_ends_the_run_unless_a_step_is_under_way_and_a_second_ctrl_c_ends_that(number, capfd):
     code, ending = (INTERRUPTED, KeyboardInterrupt) if number == signal.SIGINT else (AGAIN, Stopped)
     with pytest.raises(ending), stopping() as stop:
         signal.raise_signal(number)
-    for rank_of_run, lines in (("1", 0), ("0", 1)):
-        monkeypatch.setenv("RANK", rank_of_run)
-        with stopping() as stop:
+    for ranks, lines in (({"RANK": "1"}, 0), ({"RANK": "0"}, 1), ({}, 1)):
+        with patch.dict(os.environ, ranks), stopping() as stop:
             stop.begin()
             signal.raise_signal(number)
             signal.raise_signal(signal.SIGTERM)
@@ -69,9 +69,13 @@ def test_a_forked_helper_dies_of_the_signal():
 
 def test_what_was_started_is_stopped_undisturbed_when_a_signal_ends_the_block():
     before, stopped = [signal.getsignal(number) for number in STOPPING], []
+
+    def stop():
+        signal.raise_signal(signal.SIGUSR1)
+        stopped.append("all")
+
     stack = contextlib.ExitStack()
-    stack.callback(stopped.append, "all")
-    stack.callback(signal.raise_signal, signal.SIGUSR1)
+    stack.callback(stop)
     with pytest.raises(SystemExit) as ended, ended_by_signals(3), stack:
         signal.raise_signal(signal.SIGTERM)
     assert (ended.value.code, stopped) == (3, ["all"])
