@@ -87,7 +87,8 @@ def run(command: list[str], timeout: float = 900, cwd: Path = ROOT, **environmen
 def variables(PYTHONPATH: str = f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **more: str) -> dict[str, str]:
     """Return the environment of a process, to which this package looks installed without its extras."""
     alone = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    path = os.pathsep.join([str(ROOT / "tests/processes/base_install"), PYTHONPATH])
+    base = str(ROOT / "tests/processes/base_install")
+    path = os.pathsep.join(filter(None, (base, PYTHONPATH, os.environ.get("PYTHONPATH"))))
     return {**os.environ, **alone, "PYTHONPATH": path, **more}
 
 

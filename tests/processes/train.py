@@ -136,7 +136,8 @@ def train(kind, model, folder, name, given):
             lambda m, a, kwargs: tokens.append(kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0),
             with_kwargs=True,
         )
-        before, _fsdp_param_group.foreach_reduce.calls = digest(policy), 0
+        before = digest(policy)
+        _fsdp_param_group.foreach_reduce.calls = 0
         trainer.train(resume_from_checkpoint=options["checkpoint"] and str(folder / options["checkpoint"]))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     rank, lines = trainer.accelerator.process_index, [line for line in trainer.state.log_history if "loss" in line]
