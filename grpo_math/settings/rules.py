@@ -257,6 +257,30 @@ VLLM = [
         "set vllm_importance_sampling_correction to true",
     ),
     Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and (not s["use_vllm"] or _on_server(s)),
+        "needs an engine in the training process (use_vllm={use_vllm}, vllm_mode={vllm_mode})",
+        "set use_vllm: true and vllm_mode: colocate",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_sync"] != "adapter",
+        "with vllm_sync={vllm_sync!r} would merge the adapter into the weights that vLLM uses",
+        "set vllm_sync to adapter",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_tensor_parallel_size"] > 1,
+        "does not work with vllm_tensor_parallel_size={vllm_tensor_parallel_size}, which splits each weight",
+        "set vllm_tensor_parallel_size to 1",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["cast_lm_head_to_fp32"],
+        "does not work with cast_lm_head_to_fp32, which copies the LM head",
+        "leave cast_lm_head_to_fp32 out",
+    ),
+    Rule(
         "top_p top_k min_p",
         lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, "top_p top_k min_p"),
         "cuts the distribution: vLLM normalises log-probs over the kept tokens, the trainer over all, so the ratio "
