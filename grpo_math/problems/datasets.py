@@ -131,7 +131,12 @@ def _open(dataset: str, split: str, accepted: which.Columns) -> Opened:
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        return path.name.partition(".")[0], dataset, _table(path, split)
+        rows = _table(path, split)
+        is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
+        if is_text and rows and not which.used(rows[0][1], accepted):
+            reason = f"has no line of column names: its first line is {', '.join(rows[0][1])[:120]!r}"
+            raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or name its columns in columns")
+        return path.name.partition(".")[0], dataset, rows
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")

@@ -7,7 +7,6 @@ import os
 import subprocess
 from typing import NamedTuple
 
-
 DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 
 

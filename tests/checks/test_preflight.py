@@ -155,8 +155,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             QLORA,
             {"versions": {"bitsandbytes": "0.50.2", "vllm": "0.31.0"}},
             [
-                "error: load_in_4bit with vLLM 0.28 or newer needs vllm-bnb-plugin, which is not installed. Remedy: pip "
-                'install vllm-bnb-plugin, or pip install "vllm<0.28"'
+                "error: load_in_4bit with vLLM 0.28 or newer needs vllm-bnb-plugin, which is not installed. Remedy: "
+                'pip install vllm-bnb-plugin, or pip install "vllm<0.28"'
             ],
         ),
         (
@@ -347,6 +347,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
     ],
     "golds": [
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(0)}, []),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "1(1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
+            [
+                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1(1/2)', for "
+                "which '3/2' is not correct. Remedy: write the gold answers as plain numbers"
+            ],
+        ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(99)}, [of_golds("warning", 99)]),
