@@ -37,14 +37,16 @@ MADE = (
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 
-def chosen(text: str | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the stated one, or the data set's columns and the common names.
+def chosen(stated: str | Mapping[str, str] | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
+    """Return the columns of each field: the stated one, or the data set's columns and the common names. The stated
+    ones are a text or a mapping.
 
     >>> columns = chosen("problem=query, answer=meta.gold", {"subject": "type"})
     >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
     (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
     columns = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
+    text = as_text(stated)
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
         if not column or field not in ACCEPTED:
@@ -52,6 +54,17 @@ def chosen(text: str | None, of_source: Mapping[str, str] = MappingProxyType({})
             raise ConfigError("columns", text, f"does not name a field and its column in {part!r}", remedy)
         columns[field] = (column,)
     return {**ACCEPTED, **columns}
+
+
+def as_text(stated: str | Mapping[str, str] | None) -> str | None:
+    """Return stated columns as a text.
+
+    >>> as_text({"problem": "query", "answer": "meta.gold"})
+    'problem=query,answer=meta.gold'
+    """
+    if not isinstance(stated, Mapping):
+        return stated
+    return ",".join(f"{field}={column}" for field, column in stated.items())
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
@@ -134,6 +135,8 @@ def check(name: str, value: Any) -> Any:
     if field is None:
         near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
+    if name in ("columns", "eval_columns"):
+        value = as_text(value)
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)

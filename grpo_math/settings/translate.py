@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_math.problems.columns import as_text
 from grpo_math.problems.prompts import AS_IS, PROBLEM
 from grpo_math.reading import is_table
 from grpo_math.yaml_files import read_yaml
@@ -95,6 +96,6 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"
     if column:
-        ours["columns"] = ",".join(filter(None, (ours.get("columns"), f"problem={column}")))
+        ours["columns"] = ",".join(filter(None, (as_text(ours.get("columns")), f"problem={column}")))
     ours.setdefault("prompt_template", PROBLEM if column or ours.get("system_prompt") else AS_IS)
     return ours

@@ -14,10 +14,13 @@ import pytest
 from pyarrow.parquet import write_table
 
 from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.problems.columns import as_text
 from grpo_math.problems.datasets import ACCEPTED, load_problems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
+from grpo_math.problems.of_recipe import RecipeProblems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
+from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
 GOOD = {"problem": "What is 3 + 4?", "answer": "7"}
@@ -393,6 +396,22 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, cap
     with pytest.raises(UserError, match=rf"^{message}.*\Z"):  # the dot matches no line end
         load_problems(str(tmp_path / name))
     assert capfd.readouterr() == ("", "")
+
+
+def test_columns_may_be_a_mapping(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"Question": "a?", "meta": {"gold": 7}})
+    columns = {"problem": "Question", "answer": "meta.gold"}
+    (row,) = load_problems(file, columns=columns)
+    assert (row["problem"], row["answer"]) == ("a?", "7")
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"dataset": file, "columns": columns}))
+    assert read(["--config", str(tmp_path / "recipe.yaml")]).sound().values["columns"] == as_text(columns)
+
+
+def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
+    train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
+    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
+    with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* say --eval_columns answer=NAME"):
+        RecipeProblems(settings).held_out  # noqa: B018
 
 
 def test_instruction_and_input_are_one_problem(tmp_path):
