@@ -37,6 +37,7 @@ from grpo_math.tools.sandbox import require_layers
 
 Row = Mapping[str, Any]
 Records = dict[tuple[str, int], Record]  # by problem and sample
+PLAIN = Request()
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def evaluate(
     rows: Sequence[Row],
     sampling: Sampling,
     output: Output,
-    request: Request = Request(),
+    request: Request = PLAIN,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,

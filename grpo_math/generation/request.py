@@ -1,5 +1,5 @@
-"""What a model is asked, and how the answer is sampled: one description for training, evaluations, `ask`, the model card
-and `doctor --show`.
+"""A request to a model: the prompt's template, and how the answer is sampled. Training, evaluations, `ask`, the model
+card and `doctor --show` use the same one.
 
 An evaluation changes the temperature and the length, and nothing else. The results of an evaluation contain the
 description, so that results of different requests are not compared.
