@@ -15,6 +15,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, one_of
 from grpo_math.generation.models import config_file
+from grpo_math.generation.request import request_of
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
@@ -182,7 +183,7 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as text."""
     if not _is_chat(setup):
         return [str(row["prompt"]) for row in rows]
-    options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    options = {"tokenize": False, "add_generation_prompt": True, **request_of(setup.settings).template_kwargs}
     if setup.settings["tools"]:
         conversation = _conversation(setup)
         options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
@@ -223,5 +224,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    text = "\n".join([*lines, f"answer format: {answer_format}"])
-    return Answer({"answer_format": answer_format, "prompts": shown}, text)
+    request = request_of(setup.settings).stated()
+    sampled = ", ".join(f"{name} {value}" for name, value in request.items() if value not in (None, [], {}))
+    text = "\n".join([*lines, f"answer format: {answer_format}", f"request: {escaped(sampled)}"])
+    return Answer({"answer_format": answer_format, "request": request, "prompts": shown}, text)

@@ -49,7 +49,8 @@ from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.generation.server import Server, key, served_rank
+from grpo_math.generation.request import request_of
+from grpo_math.generation.server import Server, any_aborted, key, served_rank
 from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
@@ -116,6 +117,13 @@ class KeyedClient(VLLMClient):
         if key():
             self.session.headers["Authorization"] = f"Bearer {key()}"
         super().check_server(*arguments, **kwargs)
+
+    def _post(self, url: str, **kwargs: Any) -> dict:
+        for _ in range(RESTARTS):
+            response = super()._post(url, **kwargs)
+            if not any_aborted(response):
+                return response
+        raise ServerUnavailable(f"{url} aborted a completion {RESTARTS} times: its own log says why")
 
 
 class AdapterGeneration(VLLMGeneration):
@@ -276,20 +284,14 @@ class AdapterGeneration(VLLMGeneration):
 
         The seeds follow from the run's seed, so that another server or a restart does not change the samples.
         """
-        extra = dict(self.generation_kwargs)
-        if self.structured_outputs_regex is not None:
-            extra["structured_outputs"] = {"regex": self.structured_outputs_regex}
-        settings: Any = {
-            "n": n,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p or 0.0,
-            "repetition_penalty": self.repetition_penalty,
-            "extra": extra,
-        }
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+        settings = {name: getattr(self, name) for name in names}
+        request = request_of({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
+        # Other keys, such as a seed, are the user's own.
+        extra = {**self.generation_kwargs, **request.for_vllm()}
         self.rollouts += 1
-        return self.sampling(prompts, batch_seed(self.seed, self.rollouts - 1), self.max_completion_length, **settings)
+        seed = batch_seed(self.seed, self.rollouts - 1)
+        return self.sampling(prompts, seed, self.max_completion_length, n=n, extra=extra)
 
     def sampling(
         self, prompts: list[list[int]], seed: int, longest: int, **settings: Any

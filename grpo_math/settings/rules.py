@@ -210,6 +210,14 @@ REFERENCE = [
 ]
 
 
+# Settings that change the distribution that vLLM samples from, and not the trainer's.
+_BIASING = "top_p top_k min_p repetition_penalty vllm_structured_outputs_regex"
+_BIASING_KEYS = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
+    *("structured_outputs", "logits_processors"),
+)
+
+
 def _on_server(s: Settings) -> bool:
     return s["use_vllm"] and s["vllm_mode"] == "server"
 
@@ -281,10 +289,22 @@ VLLM = [
         "leave cast_lm_head_to_fp32 out",
     ),
     Rule(
-        "top_p top_k min_p",
-        lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, "top_p top_k min_p"),
-        "cuts the distribution: vLLM normalises log-probs over the kept tokens, the trainer over all, so the ratio "
-        "that corrects the loss is too small",
+        _BIASING,
+        lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, _BIASING),
+        "changes the distribution: vLLM's log-probs are of the changed one, the trainer's are not, so the ratio "
+        "that corrects the loss is biased",
+        LEAVE,
+        "warning",
+    ),
+    Rule(
+        "generation_kwargs",
+        lambda s: (
+            s["use_vllm"]
+            and s["vllm_importance_sampling_correction"]
+            and any(_mapping(s, "generation_kwargs").get(name) for name in _BIASING_KEYS)
+        ),
+        "changes the distribution that vLLM's log-probs are of, and not the trainer's, so the ratio that corrects the "
+        "loss is biased",
         LEAVE,
         "warning",
     ),

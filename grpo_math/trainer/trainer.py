@@ -28,7 +28,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
-from grpo_math.errors import RewardError, UserError
+from grpo_math.errors import RewardError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
@@ -94,7 +94,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
         self.last_step: dict[str, Any] | None = None
-        self.saved_step: int | None = None  # the step of the last checkpoint
+        self.saved_step = 0  # the step of the last checkpoint, or 0
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
@@ -156,10 +156,7 @@ class MathGRPOTrainer(GRPOTrainer):
             nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
-            try:
-                return super()._generate_single_turn(*args, **kwargs)
-            except ServerUnavailable as error:
-                raise UserError(state.saved_before(self, error)) from None
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
         return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
@@ -203,7 +200,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
         error, self._reward_context.error = self._reward_context.error, None
         if message := scoring.of_any_rank(str(error) if error else None):
-            raise RewardError(state.saved_before(self, RewardError(message))) from error
+            raise RewardError(message) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
@@ -392,6 +389,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        # The evaluation may fail. It also draws random numbers, and fills the table of completions.
+        state.remember_step(self)
         if self.evaluate_held_out is None or eval_dataset is not None:
             return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
         values: dict[str, float] = {}
@@ -429,16 +428,31 @@ class MathGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.last_step = self.saved_step = None
-        return super().train(resume, *args, **kwargs)
+        self.last_step, self.saved_step = None, 0
+        try:
+            return super().train(resume, *args, **kwargs)
+        # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
+        except (RewardError, ServerUnavailable) as error:
+            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
         self._restore_state(kwargs["steps_trained_in_current_epoch"])
         if self.state.global_step >= self.state.max_steps:
+            self._evaluate_failed_step()
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        self._evaluate_failed_step()
+
+    def _evaluate_failed_step(self) -> None:
+        """Evaluate the step of the checkpoint, if its evaluation has failed and ended the run."""
+        if self.control.should_evaluate:
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -489,6 +503,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))
         # Without a KL term no reference is used.
