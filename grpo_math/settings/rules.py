@@ -70,6 +70,11 @@ def _off(name: str) -> Callable[[Settings], bool]:
     return lambda s: not s[name]
 
 
+def steps_in_backward(optim: str) -> bool:
+    """Return True for an optimizer of transformers that steps in each backward pass, layer by layer."""
+    return "lomo" in optim or optim.endswith("layerwise")
+
+
 # Settings of the trainer, for recipes and scripts.
 
 _ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
@@ -177,6 +182,12 @@ UPDATE = [
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
         "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
+    ),
+    Rule(
+        "optim",
+        lambda s: s["pack_updates"] and steps_in_backward(s["optim"]),
+        "steps in each backward pass: once for each micro-batch of a packed update",
+        "use another optimizer, or set pack_updates to false",
     ),
 ]
 

@@ -109,7 +109,8 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(self)
         self._set_up_updates()
-        self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
+        steps = self.settings.reference_refresh_steps
+        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
         self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -494,7 +495,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self._reference is not None:
+        # With FSDP a rank has parts of weights. `Reference.load` refuses a checkpoint without the file.
+        if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
         torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
