@@ -4,8 +4,8 @@ Every function takes ``(prompts, completions, **columns)``. It returns one numbe
 could not be graded. TRL leaves None out of the sum, so None is never counted as 0. Completions are texts or chat
 messages. The functions read the columns ``answer`` (the gold answer; TRL's name ``solution`` works too),
 ``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (columns.py). A function with
-settings is made by a factory whose name starts with ``make_``. The table contains it with the default settings. For other settings, call the factory in your own module and
-name the result in the recipe (``my_rewards:overlong``).
+settings is made by a factory whose name starts with ``make_``. The table contains it with the default settings. For
+other settings, call the factory in your own module and name the result in the recipe (``my_rewards:overlong``).
 
 >>> accuracy(["1 + 1?", "1 + 1?"], ["#### 2", "#### 3"], answer=["2", "2"])
 [1.0, 0.0]

@@ -162,7 +162,11 @@ def save_last_step(trainer: Any) -> None:
 
 def saved_before(trainer: Any, error: Exception) -> str:
     """Call `save_last_step` for a run that must stop. Return the error's text with the checkpoint's name."""
+    # A script that saves nothing gets no checkpoint either.
+    if not trainer.of_recipe and trainer.args.save_strategy == "no":
+        return str(error)
     save_last_step(trainer)
     if not trainer.state.global_step:
         return str(error)
-    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command continues from it)"
+    resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
+    return f"{error} (checkpoint-{trainer.state.global_step} is saved: {resume} continues from it)"

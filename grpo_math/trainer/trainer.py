@@ -73,6 +73,7 @@ class MathGRPOTrainer(GRPOTrainer):
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(

@@ -172,7 +172,8 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
 
 
 @pytest.mark.parametrize(
-    ("step", "saved"), [(0, "$"), (2, r".* \(checkpoint-2 is saved: the same command continues from it\)$")]
+    ("step", "saved"),
+    [(0, "$"), (2, r".* \(checkpoint-2 is saved: train\(resume_from_checkpoint=True\) continues from it\)$")],
 )
 def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_are_done(step, saved, ours, tmp_path):
     def reward(completions, trainer_state, **columns):
@@ -181,7 +182,7 @@ def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_
         return shaped(completions)
 
     with pytest.raises(RewardError, match=f"no reward today[^(]*{saved}"):
-        ours(reward, max_steps=3).train()
+        ours(reward, max_steps=3, save_strategy="steps").train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"][: bool(step)]
 
 
