@@ -21,6 +21,7 @@ from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.rewards.guard import checked
 from grpo_math.settings.batch import plan
 
@@ -182,20 +183,21 @@ def _pay(function: Any, setup: Setup, trial: Sequence[Mapping[str, Any]], texts:
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
         "prompts": [row["prompt"] for row in rows],
         "completions": [[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
-        "grade": grade_batch(
-            [row["answer"] for row in rows], texts, answer_format=setup.problems.template.answer_format
-        ),
         # Rewards on the length need tokens, and no tokenizer is loaded: bytes take their place.
         "completion_ids": [list(text.encode()) for text in texts],
-        "max_completion_length": s["max_completion_length"],
-        "grade_timeout": s["grade_timeout"],
         # TRL passes these three to every reward function.
         "trainer_state": SimpleNamespace(global_step=0, max_steps=s["max_steps"], epoch=0.0),
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
+    gold_texts, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
+    added = {
+        GRADE: grade_batch(gold_texts, texts, answer_format=answer_format),
+        GRADE_TIMEOUT: s["grade_timeout"],
+        MAX_LENGTH: s["max_completion_length"],
+    }
     try:
-        called = checked(function)(**columns)
+        called = checked(function, added)(**columns)
         return asyncio.run(called) if inspect.iscoroutine(called) else called
     except RewardError as error:
         remedy = ": training stops instead of assuming a reward of 0"  # of rewards/guard.py

@@ -28,12 +28,9 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 # Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
-ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
+ARGUMENTS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 # TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
-MADE = (
-    *(*ARGUMENTS, "prompt", "completion", "completion_ids", "max_completion_length", "grade_timeout"),
-    *("answer_format", "image", "images"),
-)
+MADE = (*(*ARGUMENTS, "prompt", "completion", "completion_ids", "answer_format", "image", "images"),)
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 

@@ -34,8 +34,8 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import text_of
-from grpo_math.rewards.columns import gold_of
-from grpo_math.rewards.guard import RewardContext
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
+from grpo_math.rewards.guard import checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
@@ -73,6 +73,7 @@ class MathGRPOTrainer(GRPOTrainer):
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
@@ -86,8 +87,6 @@ class MathGRPOTrainer(GRPOTrainer):
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
         self._grades: list[Any] | None = None
-        limits = {"max_completion_length": args.max_completion_length, "grade_timeout": self.settings.grade_timeout}
-        self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # The state in the checkpoint that this run resumes from.
@@ -101,7 +100,7 @@ class MathGRPOTrainer(GRPOTrainer):
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
+            super().__init__(model, resolved(reward_funcs), args, *arguments, **kwargs)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
@@ -175,12 +174,20 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            # Rows without gold answers must not get the grades of an earlier rollout.
-            self._reward_context.columns.pop("grade", None)
-            if self._grades is not None:
-                self._reward_context.columns["grade"] = self._grades
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            self._raise_reward_errors()
+            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.args.max_completion_length}
+            added = limits if self._grades is None else {**limits, GRADE: self._grades}
+            errors: list[UserError] = []
+            # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
+            # calls a model itself, with tokens instead of columns.
+            functions = self.reward_funcs
+            self.reward_funcs = [
+                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in functions
+            ]
+            try:
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            finally:
+                self.reward_funcs = functions
+            self._raise_reward_errors(errors)
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
@@ -197,9 +204,9 @@ class MathGRPOTrainer(GRPOTrainer):
         formats = [row.get("answer_format") for row in inputs]
         return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
-    def _raise_reward_errors(self) -> None:
+    def _raise_reward_errors(self, errors: list[UserError]) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error, self._reward_context.error = self._reward_context.error, None
+        error = errors[0] if errors else None
         if message := scoring.of_any_rank(str(error) if error else None):
             raise RewardError(message) from error
 
