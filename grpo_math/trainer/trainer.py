@@ -323,12 +323,15 @@ class MathGRPOTrainer(GRPOTrainer):
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Return TRL's loss of one micro-batch, with the configured surrogate and KL estimator."""
         beta, inputs_of_trl, settings = self.beta, inputs, self.settings
-        if settings.surrogate == "reinforce":
+        users = is_user_function(settings.surrogate)
+        if settings.surrogate != "clip":
             # Without old log-probs, TRL uses the current ones, detached: the ratio is 1, and its gradient is the score.
             inputs_of_trl = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
-        elif is_user_function(settings.surrogate):  # TRL's own surrogate is then 0 for every ratio
-            inputs_of_trl = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL computes k3 itself
+        if users:
+            # TRL's own surrogate is then 0. A ratio that overflows would make it infinity times 0.
+            inputs_of_trl["advantages"] = torch.zeros_like(inputs["advantages"])
+        # TRL computes k3 itself, but with the ratio that it is given.
+        our_kl = beta != 0.0 and (settings.kl_estimator != "k3" or users)
         # With beta 0 TRL leaves out its k3 and its metric ``kl``. The log-probs are those of TRL's forward pass:
         # our terms need no second pass.
         with replaced(self, beta=0.0 if our_kl else beta), results_of(self, SCORING) as scores:
@@ -337,7 +340,7 @@ class MathGRPOTrainer(GRPOTrainer):
         mask, now = scored(inputs), logps.detach()
         old = inputs.get("old_per_token_logps", now)
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
-        if is_user_function(settings.surrogate):
+        if users:
             values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
             # TRL has applied this factor to its own surrogate, which is 0 here.
             if self.use_vllm and self.vllm_importance_sampling_correction:
@@ -347,7 +350,7 @@ class MathGRPOTrainer(GRPOTrainer):
             kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
             if cast(Any, self.args).use_bias_correction_kl:
                 # TRL multiplies k3 by the ratio of its surrogate, which is held at 1 for reinforce.
-                sampler_logps = inputs_of_trl.get("old_per_token_logps", now)
+                sampler_logps = now if settings.surrogate == "reinforce" else old
                 kl = kl * losses.importance_ratio(logps, sampler_logps, mask, self.importance_sampling_level)
             means[metrics.KL] = kl.detach()
             # TRL adds its KL after vLLM's correction, so this term is not corrected either.
