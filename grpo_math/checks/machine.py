@@ -103,8 +103,7 @@ def capabilities() -> tuple[float, ...]:
     """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
     visible = {str(gpu.number) for gpu in visible_gpus()}
     try:
-        listed = ask_nvidia_smi("gpu=index,compute_cap")
-        return tuple(float(capability) for number, capability in listed if number in visible)
+        return tuple(float(cap) for number, cap in ask_nvidia_smi("gpu=index,compute_cap") if number in visible)
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 
