@@ -5,6 +5,7 @@ Does not import torch, which would take memory of each GPU.
 
 import os
 import subprocess
+from functools import cache
 from typing import NamedTuple
 
 
@@ -47,6 +48,17 @@ def visible_gpus() -> list[Gpu]:
             break
         chosen += matches
     return chosen
+
+
+@cache
+def capabilities() -> tuple[float, ...]:
+    """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
+        return ()
+    try:
+        return tuple(float(capability) for _, capability in ask_nvidia_smi("gpu=index,compute_cap"))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
 
 
 def ask_nvidia_smi(query: str) -> list[list[str]]:

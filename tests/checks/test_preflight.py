@@ -533,7 +533,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
     monkeypatch.setattr(
-        machine, "ask_nvidia_smi", lambda query: [[str(i), str(gpu)] for i, gpu in enumerate(world.get("gpus", ()))]
+        gpus, "ask_nvidia_smi", lambda query: [[str(i), str(gpu)] for i, gpu in enumerate(world.get("gpus", ()))]
     )
     replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
