@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -270,9 +271,11 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    # Frozen weights lose almost no accuracy in bfloat16.
+    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
+    adapter = {**ADAPTER, **half}
     choices: dict[str, list[Json]] = {
-        # Frozen weights lose almost no accuracy in bfloat16.
-        "dtype": [{"dtype": "bfloat16"}] if s["use_peft"] and has_bfloat16(counted.machine.capability) else [],
+        "dtype": [half] if half and s["use_peft"] else [],
         "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
         "micro_batch": budgets,
@@ -286,7 +289,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "accelerate_config": [],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
         "generation": [{"use_vllm": False} if s["use_vllm"] else {**vllm, "vllm_max_model_length": sequence}],
-        "adapter": [] if s["use_peft"] else [ADAPTER, {**ADAPTER, **QUANTISED}],
+        "adapter": [] if s["use_peft"] else [adapter, {**adapter, **QUANTISED}],
         "prompts": [{name: count} for count in prompts],
         "completions": [
             {
@@ -338,7 +341,8 @@ def search(counted: Counted, first: Changes) -> tuple[Changes, Counted]:
     back = now.fits
     while back:
         back = False
-        for name in [name for name in reversed(choices) if name in changes and name != "share"]:
+        # The dtype saves time, too, so it is not taken back.
+        for name in [name for name in reversed(choices) if name in changes and name not in ("dtype", "share")]:
             rest = {known: change for known, change in changes.items() if known != name}
             milder = choices[name][: choices[name].index(changes[name])]
             for less in (rest, *({**changes, name: change} for change in milder)):
@@ -373,6 +377,10 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
         dear = list(choices).index("accelerate_config")
         if any(cost < [dear] for cost, *_ in found):
             break
+        if config:
+            # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
+            measured = partial(start.machine.shape.measured, measures=False)
+            start.machine = start.machine._replace(shape=replace(start.machine.shape, measured=measured))
         for first in ({}, *({"generation": change} for change in choices["generation"])):
             changes, then = search(start, first)
             nearest.append(then)
