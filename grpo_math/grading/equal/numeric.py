@@ -8,7 +8,7 @@ The result "different" is certain if mpmath is correct. The result "equal" is wr
 
 >>> from grpo_math.grading.equal.expression import parse
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
-(True, False)
+(<Comparison.EQUAL: 'equal'>, <Comparison.DIFFERENT: 'different'>)
 
 Does not bound its own time or memory: the worker process does.
 """
@@ -21,9 +21,29 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.equal.expression import Tree
-from grpo_math.grading.equal.relations import names as names_of
 from grpo_math.grading.equal.structure import Rules, exact_leaf, places
+from grpo_math.grading.equal.tree import (
+    DIFFERENT,
+    EQUAL,
+    ONE,
+    UNDECIDED,
+    Call,
+    Comparison,
+    Constant,
+    Degrees,
+    Factorial,
+    Negative,
+    Number,
+    Percent,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Tree,
+    Variable,
+    compared,
+)
+from grpo_math.grading.equal.tree import names as names_of
 from grpo_math.grading.verdict import POLICY
 
 LOW, HIGH = 40, 90  # decimal digits, in addition to those that the largest and the smallest term of a sum need
@@ -36,25 +56,25 @@ class Overflow(Exception):
     """A power too large to compute even in floating point."""
 
 
-def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
-    """Return True, False, or None if no point gives a value. Raises `Overflow` if a power is too large."""
+def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Comparison:
+    """Compare two expressions; undecided if no point gives a value. Raises `Overflow` if a power is too large."""
     exact = exact_leaf(gold, answer, digits)
-    if exact is not None:
+    if exact is not UNDECIDED:
         return exact
     names = sorted(names_of(gold) | names_of(answer))
     if not names and (_stands_for(gold, answer, digits) or _stands_for(answer, gold, digits)):
-        return True
+        return EQUAL
     verdicts = []
     for number, sign in SAMPLES if names else SAMPLES[:1]:
         verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
-        if verdicts[-1] is False:
-            return False
-    return True if True in verdicts else None
+        if verdicts[-1] is DIFFERENT:
+            return DIFFERENT
+    return EQUAL if EQUAL in verdicts else UNDECIDED
 
 
 def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
     """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
-    at = places(decimal[1], digits) if decimal[0] == "num" else None
+    at = places(decimal.value, digits) if isinstance(decimal, Number) else None
     number = None if at is None else _real(exact, at + 20)
     with mp.workdps((at or 0) + 30):
         return number is not None and abs(_value(decimal, {}) - number) * 10 ** (at or 0) < 1
@@ -71,11 +91,11 @@ def _real(tree: Tree, precision: int = LOW) -> Any:
         return None
 
 
-def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
-    """Return True if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
+def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
+    """Return EQUAL if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
     names = sorted(names_of(gold) | names_of(answer))
     if names_of(gold) != names_of(answer):
-        return False if names else None
+        return DIFFERENT if names else UNDECIDED
     ratios = []
     with mp.workdps(LOW):
         for number, sign in SAMPLES:
@@ -83,44 +103,44 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
             try:
                 above, below = _value(gold, point), _value(answer, point)
                 if below == 0 or above == 0:
-                    return None
+                    return UNDECIDED
                 ratios.append(above / below)
             except (ArithmeticError, ValueError, TypeError):
                 continue
         if len(ratios) < 2:
-            return None
+            return UNDECIDED
         same = all(abs(ratio - ratios[0]) <= abs(ratios[0]) * mpmath.mpf(10) ** (10 - LOW) for ratio in ratios[1:])
-        return bool(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
+        return compared(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
 
 
-def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
+def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> Comparison:
     try:
         near = _near(gold, answer, point, real)
-        if not near:
+        if near is not EQUAL:
             return near
         apart = max(_places(gold, point), _places(answer, point))
         if apart > MOST:
-            return None
+            return UNDECIDED
         return near if apart < LOW // 2 else _near(gold, answer, point, real, apart)
     except (ArithmeticError, ValueError, TypeError):
-        return None
+        return UNDECIDED
 
 
-def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> bool | None:
-    """Return True if the difference shrinks with the precision, None without a value. ``apart``: additional digits."""
+def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> Comparison:
+    """Return EQUAL if the difference shrinks with the precision. ``apart``: additional digits."""
     gaps = []
     for digits in (LOW + apart, HIGH + apart):
         with mp.workdps(digits):
             p, q = _value(gold, point), _value(answer, point)
             if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
-                return None
+                return UNDECIDED
             if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
-                return None
+                return UNDECIDED
             gaps.append(abs(p - q))
             scale = max(abs(p), abs(q))
     with mp.workdps(HIGH):
         shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
-        return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+        return compared(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
 
 
 def _places(tree: Tree, point: dict[str, Any]) -> int:
@@ -149,23 +169,23 @@ def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
 
 def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
     """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``."""
-    kind = tree[0]
-    if kind == "num":
-        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
-    if kind == "var":
-        return point[tree[1]]
-    if kind == "const":
-        if tree[1] == "inf":
+    match tree:
+        case Number(number):
+            return mpmath.mpf(number.numerator) / number.denominator
+        case Variable(name):
+            return point[name]
+        case Constant("inf"):
             raise ArithmeticError("infinity is no value")
-        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
-    if kind not in ARITHMETIC and kind not in ("call", "pow"):
-        raise ArithmeticError(f"a {kind} has no value")
-    values = [_value(part, point, terms) for part in tree[2 if kind == "call" else 1 :]]
-    if terms is not None and (kind == "add" or (kind == "call" and tree[1] not in ("sqrt", "abs"))):
+        case Constant(name):
+            return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[name]
+    if not isinstance(tree, (Call, Power, *ARITHMETIC)):
+        raise ArithmeticError(f"a {type(tree).__name__} has no value")
+    values = [_value(part, point, terms) for part in tree.children()]
+    if terms is not None and (isinstance(tree, Sum) or (isinstance(tree, Call) and tree.name not in ("sqrt", "abs"))):
         terms += values
-    if kind == "call":
-        return _call(tree[1], values)
-    return _power(tree, *values) if kind == "pow" else ARITHMETIC[kind](*values)
+    if isinstance(tree, Call):
+        return _call(tree.name, values)
+    return _power(tree, *values) if isinstance(tree, Power) else ARITHMETIC[type(tree)](*values)
 
 
 def _factorial(n: Any) -> Any:
@@ -174,9 +194,9 @@ def _factorial(n: Any) -> Any:
     return mpmath.gamma(n + 1)
 
 
-ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": lambda *terms: mpmath.fsum(terms), "mul": lambda *factors: mpmath.fprod(factors), "neg": operator.neg,
-    "div": operator.truediv, "percent": lambda x: x / 100, "degrees": lambda x: x * mp.pi / 180, "fact": _factorial,
+ARITHMETIC: dict[type[Tree], Callable[..., Any]] = {
+    Sum: lambda *terms: mpmath.fsum(terms), Product: lambda *factors: mpmath.fprod(factors), Negative: operator.neg,
+    Quotient: operator.truediv, Percent: lambda x: x / 100, Degrees: lambda x: x * mp.pi / 180, Factorial: _factorial,
 }  # fmt: skip
 
 
@@ -184,9 +204,9 @@ def _power(tree: Tree, base: Any, exponent: Any) -> Any:
     if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
         raise Overflow
     # The odd root of a negative number is real.
-    root = tree[2]
-    if root[:2] == ("div", ("num", 1)) and root[2][0] == "num" and root[2][1] % 2 == 1 and mpmath.im(base) == 0 > base:
-        return -((-base) ** exponent)
+    match tree:
+        case Power(_, Quotient(one, Number(root))) if one == ONE and root % 2 == 1 and mpmath.im(base) == 0 > base:
+            return -((-base) ** exponent)
     return base**exponent
 
 

@@ -16,7 +16,7 @@ Does not convert: 5 cm and 50 mm are different answers.
 
 import re
 
-from grpo_math.grading.equal.expression import SHORT_WORDS
+from grpo_math.grading.equal.notation import SHORT_WORDS
 from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
 
 Unit = dict[str, int]  # measure -> power

@@ -1,17 +1,18 @@
 r"""Answers that are not expressions: times of day, dates, choice letters, plain words.
 
->>> same_words("8:34 pm", "20:34", compare=None), same_words("Tuesday", "It is tuesday", compare=None)
-(True, True)
+>>> same_words("8:34 pm", "20:34", compare=None).value, same_words("Tuesday", "It is tuesday", compare=None).value
+('equal', 'equal')
 
-Does not read mathematics: None means that expression.py has to read the texts.
+Does not read mathematics: UNDECIDED means that expression.py has to read the texts.
 """
 
 import re
 from collections.abc import Callable
 from string import ascii_lowercase
 
-from grpo_math.grading.equal.expression import FUNCTIONS, GREEK
+from grpo_math.grading.equal.notation import FUNCTIONS, GREEK
 from grpo_math.grading.equal.text import strip_wrappers
+from grpo_math.grading.equal.tree import DIFFERENT, EQUAL, UNDECIDED, Comparison, compared
 from grpo_math.grading.verdict import Verdict
 
 WORD = re.compile(
@@ -19,7 +20,7 @@ WORD = re.compile(
 )
 MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
-Compare = Callable[[str, str], "tuple[Verdict | None, str]"]
+Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
 TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 LETTER = re.compile(
@@ -70,42 +71,44 @@ def is_time_date_or_choice(text: str) -> bool:
     return any((_time(plain), DATE.fullmatch(plain), _choice(plain)))
 
 
-def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
-    """Return True if two cleaned texts are the same time of day, date, choice or words.
+def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
+    """Compare two cleaned texts as times of day, dates, choices or words.
 
-    Return None if the gold answer is something else. ``compare`` compares the texts of choices such as "(B) 12".
+    The result is undecided if the gold answer is something else. ``compare`` compares the texts of choices, as in
+    "(B) 12".
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
     gold_time, answer_time = _time(plain_gold), _time(plain_answer)
     if gold_time and answer_time and (gold_time[3] or answer_time[3] or None not in (gold_time[1], answer_time[1])):
         same = _same_time(gold_time, answer_time)
         if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
-            return same
+            return compared(same)
     gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
     if gold_date is not None and answer_date is not None:
-        return _date(gold_date) == _date(answer_date)
+        return compared(_date(gold_date) == _date(answer_date))
     gold_choice = _choice(plain_gold)
     if gold_choice is not None and gold_choice[0].isupper():
         letter, label = gold_choice
         answer_choice = _choice(plain_answer)
         if answer_choice is not None:
             if answer_choice[0].upper() != letter or (not label and BESIDE.match(answer_choice[1])):
-                return False
-            return not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
+                return DIFFERENT
+            agrees = not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
+            return compared(agrees)
         if not label and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
-            return False  # B/E times E, A or C = A
-        verdict = compare(label, plain_answer)[0] if label else None
-        return None if verdict is None else verdict is Verdict.CORRECT
+            return DIFFERENT  # B/E times E, A or C = A
+        verdict = compare(label, plain_answer)[0] if label else UNDECIDED
+        return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
-        return plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())
+        return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)
     if gold_words and (gold_words == answer_words or (gold_words in NOTHING and answer_words in NOTHING)):
-        return True
+        return EQUAL
     if _everything(gold, gold_words) and _everything(answer, answer_words):
-        return True
+        return EQUAL
     if "\\emptyset" in (gold, answer) and (gold_words in NOTHING or answer_words in NOTHING):
-        return True
-    return None
+        return EQUAL
+    return UNDECIDED
 
 
 def _plain(text: str) -> str:
