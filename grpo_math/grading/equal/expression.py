@@ -149,7 +149,9 @@ class _Reader(Scanner):
             elif self.take("/"):
                 factors = [Quotient(joined(Product, factors), self.signed())]
             elif self.starts_factor():
-                if (self.text[self.at] in DIGITS or self.text[self.at] == ".") and not isinstance(factors[-1], Power):
+                if (self.text[self.at] in DIGITS or self.text[self.at] == ".") and not (
+                    isinstance(factors[-1], Power) or notation.COEFFICIENT_POWER.match(self.text, self.at)
+                ):
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())
             else:

@@ -16,7 +16,7 @@ ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 FUNCTION_NAMES = (
-    "arcsin arccos arctan arccot sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min "
+    "arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min "
     "floor ceil"
 )
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
@@ -51,6 +51,7 @@ BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d{1,2})\s*\}
 LETTERS = re.compile(r"[A-Za-z]+")
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
+COEFFICIENT_POWER = re.compile(r"\d+(?:\.\d+)? ?\^")  # n2^{n-1}
 SUBSCRIPT = re.compile(
     r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
     r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"

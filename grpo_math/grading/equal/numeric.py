@@ -16,6 +16,7 @@ Does not bound its own time or memory: the worker process does.
 import math
 import operator
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import mpmath
@@ -25,6 +26,7 @@ from grpo_math.grading.equal.structure import Rules, exact_leaf, places
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
+    IMAGINARY,
     ONE,
     UNDECIDED,
     Call,
@@ -42,13 +44,20 @@ from grpo_math.grading.equal.tree import (
     Tree,
     Variable,
     compared,
+    contains,
+    has_names,
+    walk,
 )
 from grpo_math.grading.equal.tree import names as names_of
 from grpo_math.grading.verdict import POLICY
 
 LOW, HIGH = 40, 90  # decimal digits, in addition to those that the largest and the smallest term of a sum need
 MOST = 10_000  # of these additional digits
-SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
+INTEGERS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, -1, -2, -7, 1000, 1009)
+INTEGER_NAMES = frozenset("ijklmnN")  # with a floor or a residue, these stand for integers
+STEPS = frozenset(("floor", "ceil"))
+WHOLE = frozenset(("gcd", "lcm", "binom", "perm"))  # functions of integers
+BENT = STEPS | WHOLE | {"abs", "sqrt", "max", "min"}  # functions that depend on the sign or the size of a variable
 MAX_EXPONENT = 10**15
 
 
@@ -64,12 +73,19 @@ def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Comparison:
     names = sorted(names_of(gold) | names_of(answer))
     if not names and (_stands_for(gold, answer, digits) or _stands_for(answer, gold, digits)):
         return EQUAL
-    verdicts = []
-    for number, sign in SAMPLES if names else SAMPLES[:1]:
-        verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
-        if verdicts[-1] is DIFFERENT:
-            return DIFFERENT
-    return EQUAL if EQUAL in verdicts else UNDECIDED
+    # With variables the real points count. Points where a root or a logarithm is not real count if there are no others.
+    points = _points(names, gold, answer)
+    for real in (
+        (True, False) if names and not any(node == IMAGINARY for node in chain(walk(gold), walk(answer))) else (False,)
+    ):
+        verdicts = set()
+        for point in points:
+            verdicts.add(_equal_at(gold, answer, point, real))
+            if DIFFERENT in verdicts:
+                return DIFFERENT
+        if EQUAL in verdicts:
+            return EQUAL
+    return UNDECIDED
 
 
 def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
@@ -98,12 +114,11 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
         return DIFFERENT if names else UNDECIDED
     ratios = []
     with mp.workdps(LOW):
-        for number, sign in SAMPLES:
-            point = _point(names, number, sign)
+        for point in _points(names, gold, answer):
             try:
                 above, below = _value(gold, point), _value(answer, point)
-                if below == 0 or above == 0:
-                    return UNDECIDED
+                if below == 0 and above == 0:
+                    continue
                 ratios.append(above / below)
             except (ArithmeticError, ValueError, TypeError):
                 continue
@@ -122,6 +137,10 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> Co
         if apart > MOST:
             return UNDECIDED
         return near if apart < LOW // 2 else _near(gold, answer, point, real, apart)
+    except Overflow:
+        if point:  # a large value of a variable
+            return UNDECIDED
+        raise
     except (ArithmeticError, ValueError, TypeError):
         return UNDECIDED
 
@@ -131,10 +150,8 @@ def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: in
     gaps = []
     for digits in (LOW + apart, HIGH + apart):
         with mp.workdps(digits):
-            p, q = _value(gold, point), _value(answer, point)
+            p, q = _value(gold, point, real=real), _value(answer, point, real=real)
             if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
-                return UNDECIDED
-            if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
                 return UNDECIDED
             gaps.append(abs(p - q))
             scale = max(abs(p), abs(q))
@@ -148,27 +165,68 @@ def _places(tree: Tree, point: dict[str, Any]) -> int:
 
     >>> from grpo_math.grading.equal.expression import parse
     >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("2^{2005} / 7"), {})
-    (604, 400, 1)
+    (604, 1596, 1)
     """
     terms: list[Any] = []
     with mp.workdps(LOW):
         _value(tree, point, terms)
         sizes = [mpmath.mag(term) for term in terms if term != 0 and mpmath.isfinite(term)]
-    return int(max(map(abs, sizes), default=0) * 0.30103) + 1
+    # 1 - cos(x) is as small as the square of x. Other combinations are as small as its fourth power.
+    return int(max((size if size > 0 else -4 * size for size in sizes), default=0) * 0.30103) + 1
 
 
-def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
-    """Return values for the names that are fixed, distinct and arbitrary."""
+def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
+    """Return points, each with a value for every name. The values are fixed, distinct and arbitrary.
+
+    Functions with steps and corners get points with each sign of each variable, and with large values. Functions of
+    integers get integers.
+    """
+    nodes = list(chain(*map(walk, trees)))
+    calls = {node.name for node in nodes if isinstance(node, Call)}
+    whole = bool(calls & WHOLE) or any(map(_alternates, nodes))
+    stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
+    if not names or not (whole or calls & BENT or any(isinstance(n, Power) and _is_fraction(n.right) for n in nodes)):
+        masks = [(0, 1.0), (0, 1.0), (0x5555, 1.0), (0x5555, 1.0)] if names else [(0, 1.0)]
+    else:
+        singles = [(1 << index, 1.0) for index in range(min(len(names), 8))]
+        masks = [(0, 1.0), (0, 1.0), (-1, 1.0), *singles, (0, 12.0), (-1, 12.0), (0, 400.0), (-1, 400.0)]
+    points = [] if whole or stepped else [_point(names, number + 1, *mask) for number, mask in enumerate(masks)]
+    if whole or calls & STEPS:
+        rows = range(len(INTEGERS))
+        points += [
+            {n: mpmath.mpf(INTEGERS[(r * (2 * i + 1) + 3 * i) % len(rows)]) for i, n in enumerate(names)} for r in rows
+        ]
+    return points
+
+
+def _alternates(tree: Tree) -> bool:
+    """Return True for a factorial of a name, and for a power of a negative number such as (-1)^n."""
+    match tree:
+        case Factorial(operand):
+            return has_names(operand)
+        case Power(Number(base), exponent):
+            return base < 0 and has_names(exponent)
+    return False
+
+
+def _is_fraction(tree: Tree) -> bool:
+    return contains(tree, Quotient) or (isinstance(tree, Number) and tree.value.denominator > 1)
+
+
+def _point(names: list[str], number: int, mask: int, scale: float) -> dict[str, Any]:
+    """Return one point. The bits of ``mask`` are the names with negative values."""
     values = {}
     for index, name in enumerate(names):
         fraction = ((index + 1) * 0.6180339887 + number * 0.4142135623) % 1
-        value = mpmath.mpf(round(0.35 + 1.9 * fraction, 6))
-        values[name] = -value if sign < 0 and index % 2 == 0 else value
+        values[name] = mpmath.mpf(round((0.35 + 1.9 * fraction) * scale, 6)) * (-1 if mask >> index & 1 else 1)
     return values
 
 
-def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
-    """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``."""
+def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None, real: bool = False) -> Any:
+    """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``.
+
+    With ``real``, raises `ArithmeticError` if the tree or a part of the tree is not real.
+    """
     match tree:
         case Number(number):
             return mpmath.mpf(number.numerator) / number.denominator
@@ -180,12 +238,16 @@ def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) ->
             return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[name]
     if not isinstance(tree, (Call, Power, *ARITHMETIC)):
         raise ArithmeticError(f"a {type(tree).__name__} has no value")
-    values = [_value(part, point, terms) for part in tree.children()]
+    values = [_value(part, point, terms, real) for part in tree.children()]
     if terms is not None and (isinstance(tree, Sum) or (isinstance(tree, Call) and tree.name not in ("sqrt", "abs"))):
         terms += values
     if isinstance(tree, Call):
-        return _call(tree.name, values)
-    return _power(tree, *values) if isinstance(tree, Power) else ARITHMETIC[type(tree)](*values)
+        value = _call(tree.name, values)
+    else:
+        value = _power(tree, *values) if isinstance(tree, Power) else ARITHMETIC[type(tree)](*values)
+    if real and mpmath.im(value) != 0:
+        raise ArithmeticError("not real")
+    return value
 
 
 def _factorial(n: Any) -> Any:
@@ -217,7 +279,7 @@ def _call(name: str, values: list[Any]) -> Any:
         "sqrt": mpmath.sqrt, "abs": abs, "ln": mpmath.log, "exp": mpmath.exp, "sin": mpmath.sin, "cos": mpmath.cos,
         "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin,
         "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
-        "tanh": mpmath.tanh, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
+        "tanh": mpmath.tanh, "csch": mpmath.csch, "sech": mpmath.sech, "coth": mpmath.coth, "cosec": mpmath.csc, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
         "max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm,
         "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
     }  # fmt: skip
@@ -226,6 +288,8 @@ def _call(name: str, values: list[Any]) -> Any:
     if name in ("exp", "sinh", "cosh", "binom", "perm") and any(abs(v) > MAX_EXPONENT for v in values):
         raise Overflow
     if name in ("gcd", "lcm"):
+        if any(value != int(value) for value in values):
+            raise ArithmeticError(f"{name} of a fraction")
         values = [int(value) for value in values]
     return functions[name](*values)
 

@@ -12,7 +12,8 @@ Does not compare.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import dropwhile, takewhile
+from functools import reduce
+from itertools import chain, dropwhile, product, takewhile
 from typing import Any
 
 from grpo_math.grading.equal.tree import (
@@ -192,13 +193,33 @@ def resolved(tree: Tree) -> Tree:
             member
         ):
             return collection
+        case Relation((Tuple(members), Tuple(given)), ("=",)) if len(members) == len(given):  # (x, y) = (1, 2)
+            return List(tuple(Relation(pair, ("=",)) for pair in zip(members, given, strict=True)))
+        case Relation((bound, Call((Variable(),), "abs")), ("<" | "<=" as sign,)) if not has_names(bound):  # |x| > 1
+            out, inward = ("(", ")") if sign == "<" else ("[", "]")
+            below = Tuple((Negative(INFINITE), negated(bound)), "(", inward)
+            return Union((below, Tuple((bound, INFINITE), out, ")")))
+        case Relation(parts, signs) if set(signs) <= MIRRORED.keys():
+            return resolved(Relation(parts[::-1], tuple(MIRRORED[sign] for sign in reversed(signs))))
         case Relation():
             return interval(tree) or tree
         case List(parts) | Both(parts) | Either(parts):
-            spans = [interval(part) for part in parts if isinstance(part, Relation)]
-            if len(spans) == len(parts) and None not in spans:
-                return (Intersection if isinstance(tree, Both) else Union)(tuple(filter(None, spans)))
+            spans = [resolved(part) for part in parts if isinstance(part, Relation)]
+            if len(spans) == len(parts) and any(isinstance(span, Tuple | Union) for span in spans):
+                spans = [_point(span) for span in spans]
+                if all(isinstance(span, Tuple | Union | Set) for span in spans):
+                    holes = any(part.signs == ("!=",) for part in parts if isinstance(part, Relation))
+                    both = isinstance(tree, Both) or (holes and not isinstance(tree, Either))
+                    return (Intersection if both else Union)(tuple(spans))
             return List(parts)
+    return tree
+
+
+def _point(tree: Tree) -> Tree:
+    """Return the set of the one value of ``x = 4``, next to an interval, and any other tree as it is."""
+    match tree:
+        case Relation((Variable(), value), ("=",)) if not has_names(value):
+            return Set((value,))
     return tree
 
 
@@ -209,39 +230,45 @@ def _is_member(tree: Tree) -> bool:
     return has_names(tree) and not contains(tree, Relation, Union, Intersection, Set, List)
 
 
+Span = tuple[Any, bool, Any, bool]  # start, closed, end, closed
 Value = Callable[[Tree], Any]  # the value of a tree as an object with an order, or None
 
 
-def as_union(tree: Tree, number: Value) -> list[tuple[Any, bool, Any, bool]] | None:
+def as_union(tree: Tree, number: Value) -> list[Span] | None:
     """Return a set of real numbers as separate intervals in order: (start, closed, end, closed).
 
     Return None if the tree is not an interval, union or intersection, or if an end has no value.
     """
-    parts = tree.parts if isinstance(tree, Union | Intersection) else (tree,)
-    spans: list[tuple[Any, bool, Any, bool]] = []
-    for part in parts:
-        match part:
-            case Tuple((start, end), opening, closing):
-                spans.append((_end(start, number), opening == "[", _end(end, number), closing == "]"))
-            case _:
+    match tree:
+        case Tuple((start, end), opening, closing):
+            spans = [(_end(start, number), opening == "[", _end(end, number), closing == "]")]
+        case Set(parts):
+            spans = [(number(part), True, number(part), True) for part in parts]
+        case Union(parts) | Intersection(parts):
+            sets = [as_union(part, number) for part in parts]
+            known = [spans for spans in sets if spans is not None]
+            if len(known) < len(sets):
                 return None
-    if any(span[0] is None or span[2] is None for span in spans):
-        return None
-    return _meet(spans) if isinstance(tree, Intersection) else _merged(spans)
+            return reduce(_meet, known) if isinstance(tree, Intersection) else _merged(list(chain(*known)))
+        case _:
+            return None
+    return None if any(span[0] is None or span[2] is None for span in spans) else _merged(spans)
 
 
 def _end(tree: Tree, number: Value) -> Any:
     return float("inf") if tree == INFINITE else float("-inf") if is_infinite(tree) else number(tree)
 
 
-def _meet(spans: Sequence[tuple[Any, bool, Any, bool]]) -> list[tuple[Any, bool, Any, bool]]:
-    start, _, end, _ = max(s[0] for s in spans), 0, min(s[2] for s in spans), 0
-    closed = all(s[1] for s in spans if s[0] == start), all(s[3] for s in spans if s[2] == end)
-    return _merged([(start, closed[0], end, closed[1])])
+def _meet(one: Sequence[Span], two: Sequence[Span]) -> list[Span]:
+    spans = []
+    for (a, a_closed, b, b_closed), (c, c_closed, d, d_closed) in product(one, two):
+        start, end = max((a, not a_closed), (c, not c_closed)), min((b, b_closed), (d, d_closed))
+        spans.append((start[0], not start[1], end[0], end[1]))
+    return _merged(spans)
 
 
-def _merged(spans: Sequence[tuple[Any, bool, Any, bool]]) -> list[tuple[Any, bool, Any, bool]]:
-    merged: list[tuple[Any, bool, Any, bool]] = []
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    merged: list[Span] = []
     for start, closed, end, last in sorted(spans, key=lambda s: (s[0], not s[1])):
         if start > end or (start == end and not (closed and last)):
             continue

@@ -23,6 +23,7 @@ from grpo_math.grading.equal.relations import as_union, difference, resolved, si
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
+    PI,
     UNDECIDED,
     ZERO,
     Based,
@@ -54,6 +55,7 @@ from grpo_math.grading.equal.tree import (
     names,
     negated,
     rebuilt,
+    walk,
 )
 from grpo_math.grading.verdict import POLICY, GradingPolicy
 
@@ -83,6 +85,8 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     if gold == answer:
         return EQUAL
     match resolved(gold), resolved(answer):
+        case Relation() as one, Relation() as two if one == two:
+            return EQUAL
         case Relation() as one, Relation() as two:
             return _equal_relations(one, two, rules)
         case one, Relation() as two:
@@ -160,7 +164,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     match gold, answer:  # a pair without brackets, or a list in brackets
         case (Tuple(opening="(", closing=")"), List()):
             return _in_order(_items(gold), _items(answer), rules)
-        case (List(), Tuple(opening="(", closing=")")) if not _could_be_interval(answer):
+        case (List(), Tuple(opening="(", closing=")")) if gold_named or not _could_be_interval(answer):
             return _in_order(_items(gold), _items(answer), rules)
         case (Tuple(), _) | (_, Tuple()):
             return DIFFERENT
@@ -205,6 +209,8 @@ def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     if not kinds:
         return rules.leaf(gold, answer, digits)
     same = rules.leaf(bare[0], bare[1], digits)
+    if kinds == {Degrees} and any(node == PI for tree in (gold, answer) for node in walk(tree)):  # 45° and pi/4
+        return rules.leaf(gold, answer, digits)
     if kinds == {Degrees} or type(gold) is type(answer) or (same is EQUAL and as_number):
         return same
     # 25% is 0.25, and also 25, because a problem may ask for a percentage.
@@ -264,6 +270,9 @@ def _matrix(tree: Tree) -> Matrix | None:
 
 
 def _equal_ratios(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
+    if isinstance(gold, Ratio) and isinstance(answer, Ratio) and len(gold.parts) == len(answer.parts) > 2:
+        pairs = zip(gold.parts[1:], answer.parts[1:], strict=True)
+        return _all(_equal(Quotient(g, gold.parts[0]), Quotient(a, answer.parts[0]), rules) for g, a in pairs)
     one, two = (Quotient(*t.parts) if isinstance(t, Ratio) and len(t.parts) == 2 else t for t in (gold, answer))
     return DIFFERENT if isinstance(one, Ratio) or isinstance(two, Ratio) else _equal_values(one, two, rules)
 
@@ -306,7 +315,7 @@ def expanded(tree: Tree) -> Tree:
     if not contains(tree, PlusMinus):
         return tree
     match tree:
-        case List(parts) | Either(parts):
+        case List(parts) | Either(parts) | Set(parts):
             items: list[Tree] = []
             for item in parts:
                 both = expanded(item)
