@@ -78,7 +78,7 @@ def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Comparison:
     for real in (
         (True, False) if names and not any(node == IMAGINARY for node in chain(walk(gold), walk(answer))) else (False,)
     ):
-        verdicts = set()
+        verdicts: set[Comparison] = set()
         for point in points:
             verdicts.add(_equal_at(gold, answer, point, real))
             if DIFFERENT in verdicts:

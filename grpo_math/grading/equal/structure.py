@@ -76,9 +76,17 @@ class Rules(NamedTuple):
 
 def equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     """Compare two answers. The result is undecided if `rules` cannot decide."""
+    match gold, answer:
+        case (Relation((Product((f, Variable(x))), _)), Relation((Product((g, Variable(y))), _))) if f == g and x != y:
+            # The name of a function's variable is free: f(x) = 2x and f(t) = 2t.
+            return DIFFERENT if x in names(answer) else equal(gold, _renamed(answer, y, x), rules)
     if isinstance(gold, Tuple) and isinstance(answer, PlusMinus):
         return DIFFERENT
     return _equal(expanded(gold), expanded(answer), rules)
+
+
+def _renamed(tree: Tree, old: str, new: str) -> Tree:
+    return Variable(new) if tree == Variable(old) else rebuilt(tree, lambda part: _renamed(part, old, new))
 
 
 def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:

@@ -55,7 +55,7 @@ _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 # Words that change the value before or after them.
 _CHANGING = (
     "and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least "
-    "most power root infinity pi sqrt but except under over below above mille permille hundred"
+    "most power root infinity pi sqrt but except mille permille hundred"
 )
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
