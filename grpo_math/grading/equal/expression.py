@@ -46,7 +46,7 @@ from grpo_math.grading.equal.tree import (
     Variable,
     joined,
     negated,
-)
+)  # fmt: skip
 
 
 def parse(text: str, thousands: bool = True) -> Tree:

@@ -22,7 +22,8 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.equal.structure import Rules, exact_leaf, places
+from grpo_math.grading.equal.rounding import places
+from grpo_math.grading.equal.structure import Rules, exact_leaf
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
@@ -47,7 +48,7 @@ from grpo_math.grading.equal.tree import (
     contains,
     has_names,
     walk,
-)
+)  # fmt: skip
 from grpo_math.grading.equal.tree import names as names_of
 from grpo_math.grading.verdict import POLICY
 

@@ -44,7 +44,7 @@ from grpo_math.grading.equal.tree import (
     is_infinite,
     names,
     negated,
-)
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------- equalities
 

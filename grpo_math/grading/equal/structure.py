@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.grading.equal.exact import rational
 from grpo_math.grading.equal.relations import as_union, difference, resolved, sides, stated, values
+from grpo_math.grading.equal.rounding import is_rounded, stands_for
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
@@ -56,11 +57,10 @@ from grpo_math.grading.equal.tree import (
     negated,
     rebuilt,
     walk,
-)
+)  # fmt: skip
 from grpo_math.grading.verdict import POLICY, GradingPolicy
 
 CHOICES = frozenset("ABCDEFGHIJ")
-MAX_DIGITS = 60  # significant digits of a decimal that can equal the number it is rounded from
 COLLECTIONS = Tuple | Union | Intersection | Set
 
 
@@ -215,7 +215,8 @@ def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     bare = [tree.operand if isinstance(tree, Percent | Degrees) else tree for tree in (gold, answer)]
     kinds = {type(tree) for tree in (gold, answer)} & {Percent, Degrees}
     if not kinds:
-        return rules.leaf(gold, answer, digits)
+        rounded = rules.policy.rounded_golds and is_rounded(gold, answer, rules.number)
+        return EQUAL if rounded else rules.leaf(gold, answer, digits)
     same = rules.leaf(bare[0], bare[1], digits)
     if kinds == {Degrees} and any(node == PI for tree in (gold, answer) for node in walk(tree)):  # 45° and pi/4
         return rules.leaf(gold, answer, digits)
@@ -355,29 +356,6 @@ def exact_leaf(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Compari
     if (p is not None and is_infinite(answer)) or (q is not None and is_infinite(gold)):
         return DIFFERENT
     return _same_form(gold, answer)
-
-
-def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
-    """Return the decimal places of a decimal with at least ``digits`` significant digits, else None.
-
-    >>> places(Fraction("0.333333333333")), places(Fraction("0.333")), places(Fraction(1, 3))
-    (12, None, None)
-    """
-    if not digits or decimal.denominator == 1 or decimal.denominator.bit_length() > 4 * MAX_DIGITS:
-        return None
-    n, twos, fives = decimal.denominator, 0, 0
-    while n % 2 == 0:
-        n, twos = n // 2, twos + 1
-    while n % 5 == 0:
-        n, fives = n // 5, fives + 1
-    at = max(twos, fives)
-    return at if n == 1 and len(str(abs(decimal.numerator) * 10**at // decimal.denominator)) >= digits else None
-
-
-def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:
-    """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
-    at = places(decimal, digits)
-    return at is not None and abs(decimal - exact) * 10**at < 1
 
 
 def _form(tree: Tree) -> str:
