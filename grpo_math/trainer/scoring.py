@@ -47,7 +47,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]
     reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
-    if reason := of_any_rank(next(iter(reasons), None)):
+    if reason := agree_on_first(next(iter(reasons), None)):
         _warn_unpacked(models[0], reason)
         return False
     for model in models:
@@ -105,14 +105,14 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
             if reason is None and (difference := (packed - plain).abs().max().item()) > limit:
                 reason = f"log-probs that change by {difference:.2g} when packed"
     model.train(training)
-    if reason := of_any_rank(reason):
+    if reason := agree_on_first(reason):
         scorer.disable_packing(reason)
     else:
         trainer.scorer = scorer
 
 
-def of_any_rank(reason: str | None) -> str | None:
-    """Return the first rank's reason on every rank. If one rank decided by itself, the others would wait for it."""
+def agree_on_first(reason: str | None) -> str | None:
+    """Return the first rank's reason on all ranks, which all call this: if one decided alone, the others would wait."""
     return next(filter(None, gather_object([reason])), None)
 
 
@@ -149,19 +149,23 @@ class PackedScorer:
         logits_to_keep: int,
         batch_size: int | None,
         compute_entropy: bool,
+        group: Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
-        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding."""
+        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding.
 
-        def score(ids: Tensor, mask: Tensor) -> Scores:
-            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, **kwargs)
+        ``group`` (B,): the number of each row's group.
+        """
+
+        def score(ids: Tensor, mask: Tensor, group: Tensor | None = None) -> Scores:
+            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, group, **kwargs)
 
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
         batches = (
             [] if torch.is_grad_enabled() else self._batches(input_ids, attention_mask, logits_to_keep, batch_size)
         )
         if len(batches) < 2:
-            return score(input_ids, attention_mask)
+            return score(input_ids, attention_mask, group)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in batches:
@@ -179,10 +183,11 @@ class PackedScorer:
         entropy: bool,
         ids: Tensor,
         mask: Tensor,
+        group: Tensor | None,
         **kwargs: Any,
     ) -> Scores:
         """Score these rows in one forward pass."""
-        row = pack(ids, mask, keep)
+        row = pack(ids, mask, keep, group)
         # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
         # even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
