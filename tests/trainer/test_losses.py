@@ -1,4 +1,4 @@
-"""The KL estimators against the exact KL of a tiny vocabulary, and the loss, its gradient and its figures against TRL's.
+"""The KL estimators against the exact KL of a tiny vocabulary, and loss, gradient and figures against TRL's.
 
 Where a claim is about a mean, the mean is an enumeration of everything that can be sampled, in float64.
 """
