@@ -3,13 +3,9 @@
 Does not override a method of TRL: `trainer.py` does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from accelerate.logging import get_logger
-
-from grpo_math.run.replaced import replaced
 
 logger = get_logger(__name__)
 
@@ -19,19 +15,6 @@ OF_ROWS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
     *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
 )
-
-
-@contextmanager
-def results_of(owner: Any, name: str) -> Iterator[list[Any]]:
-    """Record the last result of a method, as its caller gets it: a subclass may change what our method returns."""
-    method, results = getattr(owner, name), list[Any]()
-
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        results[:] = [method(*args, **kwargs)]
-        return results[0]
-
-    with replaced(owner, **{name: kept}):
-        yield results
 
 
 def sees_rows(trainer: Any, ours: type) -> bool:

@@ -34,8 +34,8 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import text_of
-from grpo_math.rewards.columns import gold_of
-from grpo_math.rewards.guard import RewardContext
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
+from grpo_math.rewards.guard import checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
@@ -51,7 +51,7 @@ from grpo_math.trainer.losses import Loss, LossInputs, LossSettings, compute_los
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import results_of, sees_rows
+from grpo_math.trainer.overrides import sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
@@ -77,6 +77,7 @@ class MathGRPOTrainer(GRPOTrainer):
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
     # TRL's rows, or ours, of the training steps of a rollout.
     _buffered_inputs: Any = None
+    of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
@@ -90,22 +91,20 @@ class MathGRPOTrainer(GRPOTrainer):
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
         self._grades: list[Any] | None = None
-        limits = {"max_completion_length": args.max_completion_length, "grade_timeout": self.settings.grade_timeout}
-        self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
         self.last_step: dict[str, Any] | None = None
-        self.saved_step: int | None = None  # the step of the last checkpoint
+        self.saved_step = 0  # the step of the last checkpoint, or 0
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
+            super().__init__(model, resolved(reward_funcs), args, *arguments, **kwargs)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
@@ -113,7 +112,8 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(self)
         self._set_up_updates()
-        self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
+        steps = self.settings.reference_refresh_steps
+        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
         self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -162,10 +162,7 @@ class MathGRPOTrainer(GRPOTrainer):
             nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
-            try:
-                return super()._generate_single_turn(*args, **kwargs)
-            except ServerUnavailable as error:
-                raise UserError(state.saved_before(self, error)) from None
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
         return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
@@ -183,12 +180,20 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            # Rows without gold answers must not get the grades of an earlier rollout.
-            self._reward_context.columns.pop("grade", None)
-            if self._grades is not None:
-                self._reward_context.columns["grade"] = self._grades
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            self._raise_reward_errors()
+            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
+            added = limits if self._grades is None else {**limits, GRADE: self._grades}
+            errors: list[UserError] = []
+            # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
+            # calls a model itself, with tokens instead of columns.
+            functions = self.reward_funcs
+            self.reward_funcs = [
+                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in functions
+            ]
+            try:
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            finally:
+                self.reward_funcs = functions
+            self._raise_reward_errors(errors)
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
@@ -205,11 +210,11 @@ class MathGRPOTrainer(GRPOTrainer):
         formats = [row.get("answer_format") for row in inputs]
         return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
-    def _raise_reward_errors(self) -> None:
+    def _raise_reward_errors(self, errors: list[UserError]) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error, self._reward_context.error = self._reward_context.error, None
+        error = errors[0] if errors else None
         if message := scoring.agree_on_first(str(error) if error else None):
-            raise RewardError(state.saved_before(self, RewardError(message))) from error
+            raise RewardError(message) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
@@ -238,19 +243,27 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
         first, n = self._first_group, len(inputs)
-        # The rewards are those that TRL gets: a subclass may override `_calculate_rewards`.
-        with results_of(self, "_calculate_rewards") as rewards:
+        calculate, results = self._calculate_rewards, list[Tensor]()
+
+        def calculated(*arguments: Any) -> Tensor:
+            results.append(calculate(*arguments))
+            return results[0]
+
+        # The rewards are those that TRL gets: a subclass may change what our method returns, and TRL's table has room
+        # for one rollout only.
+        with replaced(self, _calculate_rewards=calculated):
             rows = super()._generate_and_score_completions(inputs)
-        self._first_group += len(rewards[0]) // self.group_size
+        rewards = results[0]
+        self._first_group += len(rewards) // self.group_size
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
         numbers = torch.arange(n, device=rows["advantages"].device) + n * self.accelerator.process_index
         rows["group"] = first + numbers // self.group_size
         if self._grades is None:
-            return Rollout(rows, rewards[0], None)
+            return Rollout(rows, rewards, None)
         of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
         verdicts, in_format = zip(*of_all_ranks, strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
-        return Rollout(rows, rewards[0], verdicts)
+        return Rollout(rows, rewards, verdicts)
 
     @property
     def group_size(self) -> int:
@@ -513,6 +526,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        # The evaluation may fail. It also draws random numbers, and fills the table of completions.
+        state.remember_step(self)
         if self.evaluate_held_out is None or eval_dataset is not None:
             return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
         values: dict[str, float] = {}
@@ -550,16 +565,31 @@ class MathGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.last_step = self.saved_step = None
-        return super().train(resume, *args, **kwargs)
+        self.last_step, self.saved_step = None, 0
+        try:
+            return super().train(resume, *args, **kwargs)
+        # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
+        except (RewardError, ServerUnavailable) as error:
+            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
         self._restore_state(kwargs["steps_trained_in_current_epoch"])
         if self.state.global_step >= self.state.max_steps:
+            self._evaluate_failed_step()
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        self._evaluate_failed_step()
+
+    def _evaluate_failed_step(self) -> None:
+        """Evaluate the step of the checkpoint, if its evaluation has failed and ended the run."""
+        if self.control.should_evaluate:
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -601,7 +631,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self._reference is not None:
+        # With FSDP a rank has parts of weights. `Reference.load` refuses a checkpoint without the file.
+        if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
         torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
@@ -610,6 +641,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))
         # Without a KL term no reference is used.
