@@ -102,7 +102,7 @@ class Splitter:
         layouts = [self._scored_layout(rows) for rows in of_trl]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
         by_step = REDUCTIONS[self.loss_type].over == "tokens"
-        split = self._split_by_step if by_step else self._split_over_ranks
+        split = self._split_by_step if by_step else self._exchange_and_split
         micro_batches = split(of_trl, layouts, budget)
         # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(micro_batches):
@@ -148,7 +148,7 @@ class Splitter:
             for rows, plan, count in zip(of_trl, plans, counts, strict=True)
         ]
 
-    def _split_over_ranks(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+    def _exchange_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
         columns = [list(chain(*column)) for column in zip(*layouts, strict=True)]

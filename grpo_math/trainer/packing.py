@@ -35,6 +35,14 @@ class GroupLayout:
     lengths: tuple[int, ...]
 
 
+@dataclass
+class LayerCalls:
+    """Counts the layers that have used a packed row, in one forward pass: a layer may lose an argument that it gets."""
+
+    attention: int = 0
+    states: int = 0
+
+
 @dataclass(frozen=True)
 class PackedRow:
     """A packed row of L tokens, N of them scored, and the indices that `unpack` needs."""
@@ -99,7 +107,6 @@ def pack(
     True
     """
     batch, width = input_ids.shape
-    split = width - completion_length
     prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length, group)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -113,15 +120,15 @@ def pack(
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
-        # A prompt is padded on the left, so its last token is in column ``split - 1``.
-        first = rows[0] * width + split - prompt - 1
+        # A prompt is padded on the left, so its last token is the one before its completion.
+        first = (rows[0] + 1) * width - completion_length - prompt - 1
         taken.append((first, prompt))
         positions.append((0, prompt))
         offset = start + prompt
         for row in rows:
             length = lengths[row]
             # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
-            taken.append((row * width + split - 1, length))
+            taken.append(((row + 1) * width - completion_length - 1, length))
             positions.append((prompt, length))
             scored.append((offset, length))
             padded.append((row * completion_length, length))
@@ -130,8 +137,8 @@ def pack(
         start = offset
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
-    n_scored = sum(length for _, length in scored)
-    at, position_ids, scored_index, padded_index = index.split([start, start, n_scored, n_scored])
+    n = sum(length for _, length in scored)
+    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
     ids = input_ids.reshape(-1)
     return PackedRow(
         input_ids=ids[at][None],

@@ -21,7 +21,7 @@ from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import attention, positions, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
+from grpo_math.trainer.packing import LayerCalls, Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
@@ -230,7 +230,9 @@ class PackedScorer:
 
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
         batches = (
-            [] if torch.is_grad_enabled() else self._batches(input_ids, attention_mask, logits_to_keep, batch_size)
+            []
+            if torch.is_grad_enabled()
+            else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         )
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
@@ -261,7 +263,7 @@ class PackedScorer:
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
             logps, entropies, _ = plain(model, ids, mask, keep, compute_entropy=entropy, **kwargs)
             return logps.float(), entropies, None
-        called = attention.calls, recurrent.calls
+        calls = LayerCalls()
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
@@ -272,18 +274,19 @@ class PackedScorer:
                 shift_labels=row.shift_labels,
                 fused_lm_head=True,
                 packed_groups=row.groups,
+                packed_calls=calls,
                 scored_index=row.scored_index,
             )
-        self._count(attention.calls - called[0], recurrent.calls - called[1])
+        self._check(calls)
         self._log_new_kernels()
         return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
 
-    def _count(self, attended: int, states: int) -> None:
+    def _check(self, calls: LayerCalls) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""
-        if attended != self.attending:
-            raise Unpackable(f"{self.attending} layers and {attended} calls of packed attention")
-        if states != self.stateful:
-            raise Unpackable(f"{self.stateful} layers with a state, of which {states} continue a prompt's state")
+        if calls.attention != self.attending:
+            raise Unpackable(f"{self.attending} layers and {calls.attention} calls of packed attention")
+        if calls.states != self.stateful:
+            raise Unpackable(f"{self.stateful} layers with a state, of which {calls.states} continue a prompt's state")
 
     def _log_new_kernels(self) -> None:
         # In every pass, because a long prompt may be the first to need another kernel.
@@ -291,7 +294,7 @@ class PackedScorer:
             logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
         self.logged |= attention.kernels_used
 
-    def _batches(
+    def _agree_on_batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
     ) -> list[list[int]]:
         """Return the rows of each forward pass without a gradient, each of at most the token budget."""

@@ -170,7 +170,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
         if self.endings:
-            for name, value in self.endings.corrected_metrics(generated[1], self.accelerator).items():
+            for name, value in self.endings.gather_metrics(generated[1], self.accelerator).items():
                 # TRL has appended its value of this rollout just now.
                 self._metrics[self.mode][name][-1] = value
         return generated
@@ -197,7 +197,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
-                self.add_metrics(self.turns.metrics(completions))
+                self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
@@ -233,8 +233,8 @@ class MathGRPOTrainer(GRPOTrainer):
                         self.prefetch.send(resampled=True)
             output = rollout.rows
             if self.mode == "train":
-                self.add_metrics(correction.figures(output, self.accelerator))
-                output = self.endings.mask(output, self.accelerator)
+                self.add_metrics(correction.gather_figures(output, self.accelerator))
+                output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
@@ -335,7 +335,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.accelerator.sync_gradients:
             figures.skipped_rows = sum(one.skipped_rows for one in done)
             figures.skipped_tokens = sum(one.skipped_tokens for one in done)
-            self._log_figures(figures, len(done))
+            self._reduce_figures(figures, len(done))
             self._optimizer_step = OptimizerStep()
 
     @property
@@ -399,7 +399,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = {name: value for name, value in inputs.items() if name != "group"}
         figures = StepFigures()
         loss = self._micro_batch_loss(model, figures, MicroBatch(rows, 1.0, len(rows["advantages"])))
-        self._log_figures(figures, 1)
+        self._reduce_figures(figures, 1)
         return loss
 
     def _micro_batch_loss(self, model: Any, figures: StepFigures, micro_batch: MicroBatch) -> Tensor:
@@ -473,7 +473,7 @@ class MathGRPOTrainer(GRPOTrainer):
             entropy_coef=coefficient,
         )
 
-    def _log_figures(self, figures: StepFigures, training_steps: int) -> None:
+    def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
         """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
         means = figures.reduce_means(self.accelerator, training_steps)
         self.add_metrics(means.figures)

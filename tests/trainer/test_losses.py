@@ -205,7 +205,7 @@ def loss_of_ours(trainer, inputs, logps, entropies):
     )
     figures = StepFigures()
     figures.add(loss, scored(inputs), len(logps))
-    MathGRPOTrainer._log_figures(trainer, figures, 1)
+    MathGRPOTrainer._reduce_figures(trainer, figures, 1)
     return loss.loss
 
 
