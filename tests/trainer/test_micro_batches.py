@@ -96,6 +96,15 @@ def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
         assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
 
 
+def test_a_step_comes_back_from_a_checkpoint_also_from_one_of_an_earlier_version():
+    steps = splitter().split(BATCHES, BUDGET)
+    assert [TrainingStep.from_state_dict(step.state_dict()) for step in steps] == steps
+    masked = {**BATCHES[0], "completion_mask": BATCHES[0]["completion_mask"] * torch.tensor([[1], [1], [1], [0]])}
+    read = TrainingStep.from_state_dict({**masked, "micro_batches": [{"rows": masked, "weight": 0.5}]})
+    assert [(one.weight, one.completions) for one in read.micro_batches] == [(0.5, 3)]
+    assert (read.skipped_rows, read.skipped_tokens) == (0, 0)
+
+
 def tokens(rows, prompts, prompt_tokens, lengths):
     return sum({prompts[r]: prompt_tokens[r] - 1 for r in rows}.values()) + sum(lengths[r] for r in rows)
 
