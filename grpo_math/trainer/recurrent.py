@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.trainer.packing import GroupLayout, Unpackable
+from grpo_math.trainer.packing import GroupLayout, LayerCalls, Unpackable
 
-calls = 0  # of layers with packed rows, in this process
 verified: set[type] = set()  # layers that are known to continue a given state
 
 
@@ -85,6 +84,7 @@ def _forward(
     hidden_states: Tensor,
     *args: Any,
     packed_groups: tuple[GroupLayout, ...] | None = None,
+    packed_calls: LayerCalls | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
@@ -94,8 +94,8 @@ def _forward(
         if mask is not None and mask.dim() == 4:
             raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
         return plain(hidden_states, *args, **kwargs)
-    global calls
-    calls += 1
+    if packed_calls is not None:
+        packed_calls.states += 1
     outputs = []
     for group in packed_groups:
         states, start = States(), group.start
