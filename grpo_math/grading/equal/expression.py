@@ -17,7 +17,16 @@ from itertools import chain
 
 from grpo_math.grading.equal import notation
 from grpo_math.grading.equal.notation import ASCII_LETTERS, DIGITS
-from grpo_math.grading.equal.scanner import Scanner, TooLarge, Unreadable, check_depth, letter, names_only, read_number
+from grpo_math.grading.equal.scanner import (
+    Scanner,
+    TooLarge,
+    Unreadable,
+    check_depth,
+    deeper,
+    letter,
+    names_only,
+    read_number,
+)
 from grpo_math.grading.equal.spelled import NUMBER_WORDS
 from grpo_math.grading.equal.tree import (
     ONE,
@@ -191,10 +200,8 @@ class _Reader(Scanner):
                 break
         return base
 
+    @deeper
     def exponent(self) -> Tree:
-        return self.deeper(self.signed_exponent)
-
-    def signed_exponent(self) -> Tree:
         if self.peek("{"):
             return self.group()
         if self.take("-"):
@@ -203,12 +210,10 @@ class _Reader(Scanner):
         tree = self.atom() if number is None else Number(read_number(number.group()))
         return Power(tree, self.exponent()) if self.take("^", "**") else tree
 
+    @deeper
     def group(self) -> Tree:
         """Read an expression in braces."""
         self.need("{")
-        return self.deeper(self.in_braces)
-
-    def in_braces(self) -> Tree:
         inner = self.sum()
         if self.take("\\over"):
             inner = Quotient(inner, self.sum())
@@ -248,10 +253,8 @@ class _Reader(Scanner):
             return letter(char)
         return self.atom()
 
+    @deeper
     def atom(self) -> Tree:
-        return self.deeper(self.bare_atom)
-
-    def bare_atom(self) -> Tree:
         self.skip()
         if self.at >= len(self.text):
             raise Unreadable("an operand is missing")
@@ -325,9 +328,9 @@ class _Reader(Scanner):
             return Variable(name + self.text[start : self.at].strip())
         if name in notation.FUNCTIONS:
             return self.call(name)
-        if name in notation.GREEK:
-            return self.named(name)
-        raise Unreadable(f"\\{name} is not of this grammar")
+        if name not in notation.GREEK:
+            raise Unreadable(f"\\{name} is not of this grammar")
+        return self.named(name)
 
     def call(self, name: str) -> Tree:
         power: Tree | None = None
@@ -365,10 +368,10 @@ class _Reader(Scanner):
         if lower in notation.WORDS:
             return notation.WORDS[lower]
         if lower in notation.FUNCTIONS:
-            if lower == "sqrt" and not self.peek("(", "{"):
-                raise Unreadable("sqrt without its argument")
             if lower == "sqrt" and self.peek("{"):
                 return Call((self.group(),), "sqrt")
+            if lower == "sqrt" and not self.peek("("):
+                raise Unreadable("sqrt without its argument")
             return self.call(lower)
         if word in ("C", "P") and notation.CHOOSING.match(self.text, self.at):
             return Call(tuple(self.atom().children()), "binom" if word == "C" else "perm")
