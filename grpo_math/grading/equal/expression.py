@@ -13,9 +13,9 @@ Does not evaluate.
 
 import re
 from fractions import Fraction
-from itertools import chain
 
 from grpo_math.grading.equal import notation
+from grpo_math.grading.equal.matrices import read_matrix
 from grpo_math.grading.equal.notation import ASCII_LETTERS, DIGITS
 from grpo_math.grading.equal.scanner import (
     Scanner,
@@ -37,7 +37,6 @@ from grpo_math.grading.equal.tree import (
     Either,
     Factorial,
     List,
-    Matrix,
     Number,
     Percent,
     PlusMinus,
@@ -298,7 +297,7 @@ class _Reader(Scanner):
                 return Set(())
             return self.members("\\}")
         if self.peek("\\begin"):
-            return self.matrix()
+            return read_matrix(self)
         command = self.match(notation.COMMAND)
         if command is None:
             raise Unreadable("a stray backslash")
@@ -395,20 +394,3 @@ class _Reader(Scanner):
         if subscript is not None:
             return Variable(f"{name}_{(subscript[1] or subscript[2]).replace(' ', '')}{primes}")
         return Variable(name + primes) if primes or len(name) > 1 else letter(name)
-
-    def matrix(self) -> Tree:
-        environment = self.match(notation.MATRIX)
-        if environment is None:
-            raise Unreadable("an environment that is no matrix")
-        rows: list[list[Tree]] = [[self.sum()]]
-        while sign := self.take("&", "\\\\"):
-            if sign == "&":
-                rows[-1].append(self.sum())
-            elif self.peek("\\end"):
-                break
-            else:
-                rows.append([self.sum()])
-        self.need("\\end")
-        self.need("{" + environment[1] + "}")
-        matrix = Matrix(tuple(chain(*rows)), tuple(map(len, rows)))
-        return Call((matrix,), "det") if environment[1] in ("vmatrix", "Vmatrix") else matrix
