@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from grpo_math import planner
 from grpo_math.checks import Finding
@@ -23,7 +24,7 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb
+from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb, visible_gpus
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
@@ -36,6 +37,12 @@ from grpo_math.tools.python import server
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
+PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
+# vLLM pins other versions of packages that training uses, so pip would break this environment.
+INSTALL = {
+    "vllm": 'in a new environment, pip install -c constraints-vllm.txt -e ".[vllm]"',
+    PLUGIN: f'pip install {PLUGIN}, or pip install "vllm<0.28"',
+}
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -58,6 +65,8 @@ def versions(setup: Setup) -> Iterator[Finding]:
     needed: dict[str, str] = {"trl": "every run"}
     if generates(s) == "colocate":
         needed["vllm"] = "use_vllm"
+        if s["load_in_4bit"] and Version(_installed("vllm") or "0.28") >= Version("0.28"):
+            needed[PLUGIN] = "load_in_4bit with vLLM 0.28 or newer"
     if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     # transformers takes the 8-bit optimizers from bitsandbytes.
@@ -67,12 +76,13 @@ def versions(setup: Setup) -> Iterator[Finding]:
         needed["liger_kernel"] = "use_liger_kernel"
     for name, why in needed.items():
         required = supported().get(name)
-        # vLLM needs older versions of packages that training uses, so pip would break this environment.
-        separate = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
-        remedy = separate if name == "vllm" else f'pip install "{required or name}"'
-        try:
-            installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        # Without the marker of an extra, which pip refuses.
+        remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
+        # A server needs a GPU of its own.
+        if name == "vllm" and count_and_gb()[0] > 1:
+            remedy += ", or set vllm_mode: server"
+        installed = _installed(name)
+        if not installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
             continue
         if required and not required.specifier.contains(installed, prereleases=True):
@@ -80,13 +90,20 @@ def versions(setup: Setup) -> Iterator[Finding]:
             yield Finding("error", message, remedy)
 
 
+def _installed(name: str) -> str:
+    """Return the version of a package, or "" if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 @cache
 def capabilities() -> tuple[float, ...]:
-    """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
-        return ()
+    """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
+    visible = {str(gpu.number) for gpu in visible_gpus()}
     try:
-        return tuple(float(capability) for _, capability in ask_nvidia_smi("gpu=index,compute_cap"))
+        return tuple(float(cap) for number, cap in ask_nvidia_smi("gpu=index,compute_cap") if number in visible)
     except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 

@@ -70,6 +70,11 @@ def _off(name: str) -> Callable[[Settings], bool]:
     return lambda s: not s[name]
 
 
+def steps_in_backward(optim: str) -> bool:
+    """Return True for an optimizer of transformers that steps in each backward pass, layer by layer."""
+    return "lomo" in optim or optim.endswith("layerwise")
+
+
 # Settings of the trainer, for recipes and scripts.
 
 _ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
@@ -178,6 +183,12 @@ UPDATE = [
         "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
     ),
+    Rule(
+        "optim",
+        lambda s: s["pack_updates"] and steps_in_backward(s["optim"]),
+        "steps in each backward pass: once for each micro-batch of a packed update",
+        "use another optimizer, or set pack_updates to false",
+    ),
 ]
 
 REFERENCE = [
@@ -263,6 +274,30 @@ VLLM = [
         lambda s: s["staleness"] and not s["vllm_importance_sampling_correction"],
         "trains on samples of an older policy, and vllm_importance_sampling_correction=False leaves it at that",
         "set vllm_importance_sampling_correction to true",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and (not s["use_vllm"] or _on_server(s)),
+        "needs an engine in the training process (use_vllm={use_vllm}, vllm_mode={vllm_mode})",
+        "set use_vllm: true and vllm_mode: colocate",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_sync"] != "adapter",
+        "with vllm_sync={vllm_sync!r} would merge the adapter into the weights that vLLM uses",
+        "set vllm_sync to adapter",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_tensor_parallel_size"] > 1,
+        "does not work with vllm_tensor_parallel_size={vllm_tensor_parallel_size}, which splits each weight",
+        "set vllm_tensor_parallel_size to 1",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["cast_lm_head_to_fp32"],
+        "does not work with cast_lm_head_to_fp32, which copies the LM head",
+        "leave cast_lm_head_to_fp32 out",
     ),
     Rule(
         _BIASING,

@@ -157,8 +157,10 @@ def remember_step(trainer: Any) -> None:
 def save_last_step(trainer: Any) -> str:
     """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
     step, then = trainer.state.global_step, trainer.last_step
+    # A script that saves nothing gets no checkpoint here either.
+    saves = trainer.of_recipe or trainer.args.save_strategy != "no"
     # Without a snapshot of this step, the state of the trainer belongs to another step than its weights.
-    if then and then["step"] == step != trainer.saved_step:
+    if saves and then and then["step"] == step != trainer.saved_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
         restore(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]
@@ -171,5 +173,7 @@ def save_last_step(trainer: Any) -> str:
     # torch's agent ends all processes when the first one exits.
     trainer.accelerator.wait_for_everyone()
     name = f"checkpoint-{step}"
-    is_saved = name in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]
-    return f" ({name} is saved: the same command continues from it)" if is_saved else ""
+    if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
+        return ""
+    resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
+    return f" ({name} is saved: {resume} continues from it)"
