@@ -174,7 +174,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.args.max_completion_length}
+            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
             added = limits if self._grades is None else {**limits, GRADE: self._grades}
             errors: list[UserError] = []
             # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
