@@ -3,32 +3,18 @@
 Does not override a method of TRL: `trainer.py` does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from accelerate.logging import get_logger
-
-from grpo_math.run.replaced import replaced
 
 logger = get_logger(__name__)
 
 SCORING = "_get_per_token_logps_and_entropies"
 # Methods that get an update's rows.
-OF_ROWS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING)
-
-
-@contextmanager
-def results_of(owner: Any, name: str) -> Iterator[list[Any]]:
-    """Record the last result of a method, as its caller gets it: a subclass may change what our method returns."""
-    method, results = getattr(owner, name), list[Any]()
-
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        results[:] = [method(*args, **kwargs)]
-        return results[0]
-
-    with replaced(owner, **{name: kept}):
-        yield results
+OF_ROWS = (
+    *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
+    *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
+)
 
 
 def sees_rows(trainer: Any, ours: type) -> bool:
@@ -36,9 +22,11 @@ def sees_rows(trainer: Any, ours: type) -> bool:
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged.
     """
-    methods = {name: getattr(getattr(trainer, name), "__func__", None) for name in OF_ROWS}
-    others = [name for name, method in methods.items() if method is not getattr(ours, name)]
+    methods = {name: getattr(trainer, name) for name in OF_ROWS}
+    others = [
+        name for name, method in methods.items() if getattr(method, "__func__", method) is not getattr(ours, name)
+    ]
     if others:
         text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
-        logger.warning_once(f"{text}each update keeps TRL's rows, and only its prompts are shared.")
+        logger.warning_once(f"{text}each update keeps TRL's rows and TRL's loss, and only its prompts are shared.")
     return bool(others)

@@ -21,7 +21,7 @@ from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import attention, positions, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
+from grpo_math.trainer.packing import LayerCalls, Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
@@ -55,7 +55,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]
     reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
-    if reason := of_any_rank(next(iter(reasons), None)):
+    if reason := agree_on_first(next(iter(reasons), None)):
         _warn_unpacked(models[0], reason)
         return False
     for model in models:
@@ -99,7 +99,7 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
         except Unpackable as error:
             reason = str(error)
     model.train(training)
-    if reason := of_any_rank(reason):
+    if reason := agree_on_first(reason):
         scorer.disable_packing(reason)
     else:
         trainer.scorer = scorer
@@ -179,8 +179,8 @@ def _median(values: Tensor) -> Tensor:
     return values.float().median(dim=1).values.max()
 
 
-def of_any_rank(reason: str | None) -> str | None:
-    """Return the first rank's reason on every rank. If one rank decided by itself, the others would wait for it."""
+def agree_on_first(reason: str | None) -> str | None:
+    """Return the first rank's reason on all ranks, which all call this: if one decided alone, the others would wait."""
     return next(filter(None, gather_object([reason])), None)
 
 
@@ -217,19 +217,25 @@ class PackedScorer:
         logits_to_keep: int,
         batch_size: int | None,
         compute_entropy: bool,
+        group: Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
-        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding."""
+        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding.
 
-        def score(ids: Tensor, mask: Tensor) -> Scores:
-            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, **kwargs)
+        ``group`` (B,): the number of each row's group.
+        """
+
+        def score(ids: Tensor, mask: Tensor, group: Tensor | None = None) -> Scores:
+            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, group, **kwargs)
 
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
         batches = (
-            [] if torch.is_grad_enabled() else self._batches(input_ids, attention_mask, logits_to_keep, batch_size)
+            []
+            if torch.is_grad_enabled()
+            else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         )
         if len(batches) < 2:
-            return score(input_ids, attention_mask)
+            return score(input_ids, attention_mask, group)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in batches:
@@ -247,16 +253,17 @@ class PackedScorer:
         entropy: bool,
         ids: Tensor,
         mask: Tensor,
+        group: Tensor | None,
         **kwargs: Any,
     ) -> Scores:
         """Score these rows in one forward pass."""
-        row = pack(ids, mask, keep)
+        row = pack(ids, mask, keep, group)
         # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
         # even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
             logps, entropies, _ = plain(model, ids, mask, keep, compute_entropy=entropy, **kwargs)
             return logps.float(), entropies, None
-        called = attention.calls, recurrent.calls
+        calls = LayerCalls()
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
@@ -267,18 +274,19 @@ class PackedScorer:
                 shift_labels=row.shift_labels,
                 fused_lm_head=True,
                 packed_groups=row.groups,
+                packed_calls=calls,
                 scored_index=row.scored_index,
             )
-        self._count(attention.calls - called[0], recurrent.calls - called[1])
+        self._check(calls)
         self._log_new_kernels()
         return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
 
-    def _count(self, attended: int, states: int) -> None:
+    def _check(self, calls: LayerCalls) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""
-        if attended != self.attending:
-            raise Unpackable(f"{self.attending} layers and {attended} calls of packed attention")
-        if states != self.stateful:
-            raise Unpackable(f"{self.stateful} layers with a state, of which {states} continue a prompt's state")
+        if calls.attention != self.attending:
+            raise Unpackable(f"{self.attending} layers and {calls.attention} calls of packed attention")
+        if calls.states != self.stateful:
+            raise Unpackable(f"{self.stateful} layers with a state, of which {calls.states} continue a prompt's state")
 
     def _log_new_kernels(self) -> None:
         # In every pass, because a long prompt may be the first to need another kernel.
@@ -286,7 +294,7 @@ class PackedScorer:
             logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
         self.logged |= attention.kernels_used
 
-    def _batches(
+    def _agree_on_batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
     ) -> list[list[int]]:
         """Return the rows of each forward pass without a gradient, each of at most the token budget."""

@@ -21,6 +21,7 @@ from accelerate.utils import gather_object
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.main_process import on_main
+from grpo_math.trainer.micro_batches import TrainingStep
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = (
@@ -53,7 +54,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
-        "rollout": trainer._buffered_inputs if in_rollout else None,
+        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
@@ -65,6 +66,10 @@ def state_of(trainer: Any) -> dict[str, Any]:
 
 def _collaborators(trainer: Any) -> dict[str, Any]:
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
+
+
+def _plain_step(step: Any) -> Any:
+    return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
 def to_keep(trainer: Any) -> dict[str, Any]:
@@ -110,7 +115,9 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
             part.load_state_dict(state[name])
     # transformers divides the sum of all losses, which is restored, by the steps since this one.
     trainer._initial_global_step = 0
-    trainer._buffered_inputs = state["rollout"]
+    # Rows of TRL have no micro-batches.
+    steps = [TrainingStep.from_state_dict(step) if "micro_batches" in step else step for step in state["rollout"] or ()]
+    trainer._buffered_inputs = steps or None
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
         trainer._buffered_inputs, trainer._step = None, position

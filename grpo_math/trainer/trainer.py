@@ -14,8 +14,8 @@ loss. Differences from TRL:
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
-from grpo_math.errors import RewardError, UserError
+from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
@@ -41,15 +41,17 @@ from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
+from grpo_math.trainer import console, correction, gradients, longest, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
+from grpo_math.trainer.budget import TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
-from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
-from grpo_math.trainer.micro_batches import Splitter
+from grpo_math.trainer.figures import StepFigures
+from grpo_math.trainer.losses import Loss, LossInputs, LossSettings, compute_loss
+from grpo_math.trainer.meter import StepMeter, shares, spread
+from grpo_math.trainer.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import SCORING, results_of, sees_rows
+from grpo_math.trainer.overrides import sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
@@ -73,6 +75,8 @@ class MathGRPOTrainer(GRPOTrainer):
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    # TRL's rows, or ours, of the training steps of a rollout.
+    _buffered_inputs: Any = None
     of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
@@ -121,15 +125,18 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        # DDP warns if it looks for unused parameters and finds none. TRL sets this for vision models, which have some.
+        # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.find_unused_parameters = False
+            towers = set(self.model.config.sub_configs) - {"text_config"}
+            accelerator.ddp_handler.find_unused_parameters = bool(towers)
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
-        whole = whole or (packs and sees_rows(self, MathGRPOTrainer))
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
+        # A loss that TRL lacks.
+        self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
+        whole = self._takes_trls_loss() or sees_rows(self, MathGRPOTrainer) or whole
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -138,7 +145,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
-        self._retry = OutOfMemoryRetry(accelerator, self.budget, self.splitter, self.meter.undo)
+        self._optimizer_step = OptimizerStep()
         self._gradients = gradients.buffer_of(self.model, is_single_process=single and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
@@ -164,7 +171,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
         if self.endings:
-            for name, value in self.endings.corrected_metrics(generated[1], self.accelerator).items():
+            for name, value in self.endings.gather_metrics(generated[1], self.accelerator).items():
                 # TRL has appended its value of this rollout just now.
                 self._metrics[self.mode][name][-1] = value
         return generated
@@ -191,7 +198,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
-                self.add_metrics(self.turns.metrics(completions))
+                self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
@@ -207,7 +214,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _raise_reward_errors(self, errors: list[UserError]) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
         error = errors[0] if errors else None
-        if message := scoring.of_any_rank(str(error) if error else None):
+        if message := scoring.agree_on_first(str(error) if error else None):
             raise RewardError(message) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -227,8 +234,8 @@ class MathGRPOTrainer(GRPOTrainer):
                         self.prefetch.send(resampled=True)
             output = rollout.rows
             if self.mode == "train":
-                self.add_metrics(correction.figures(output, self.accelerator))
-                output = self.endings.mask(output, self.accelerator)
+                self.add_metrics(correction.gather_figures(output, self.accelerator))
+                output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
@@ -236,16 +243,28 @@ class MathGRPOTrainer(GRPOTrainer):
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
-        # The rewards are those that TRL gets: a subclass may override `_calculate_rewards`.
-        with results_of(self, "_calculate_rewards") as rewards:
+        first, n = self._first_group, len(inputs)
+        calculate, results = self._calculate_rewards, list[Tensor]()
+
+        def calculated(*arguments: Any) -> Tensor:
+            results.append(calculate(*arguments))
+            return results[0]
+
+        # The rewards are those that TRL gets: a subclass may change what our method returns, and TRL's table has room
+        # for one rollout only.
+        with replaced(self, _calculate_rewards=calculated):
             rows = super()._generate_and_score_completions(inputs)
-        self._first_group += len(rewards[0]) // self.group_size
+        rewards = results[0]
+        self._first_group += len(rewards) // self.group_size
+        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
+        numbers = torch.arange(n, device=rows["advantages"].device) + n * self.accelerator.process_index
+        rows["group"] = first + numbers // self.group_size
         if self._grades is None:
-            return Rollout(rows, rewards[0], None)
+            return Rollout(rows, rewards, None)
         of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
         verdicts, in_format = zip(*of_all_ranks, strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
-        return Rollout(rows, rewards[0], verdicts)
+        return Rollout(rows, rewards, verdicts)
 
     @property
     def group_size(self) -> int:
@@ -274,9 +293,56 @@ class MathGRPOTrainer(GRPOTrainer):
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
-            longest.dry_run(self, self._loss_of, model)
-        step = partial(super().training_step, model, inputs, num_items_in_batch)
-        return self._retry.run(step, partial(self._compute_loss, model), model, lambda: self._buffered_inputs)
+            longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model)
+        args: Any = self.args
+        loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
+        while failure is not None:
+            # The rows of later optimizer steps would not fit either.
+            self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
+            step = self._buffered_inputs[self._step % args.steps_per_generation]
+            training_step = partial(super().training_step, model, step, num_items_in_batch)
+            loss, failure = self._attempt(partial(self._repeat, model, training_step))
+        if self._is_split:
+            self._finish_training_step(self._buffered_inputs[(self._step - 1) % args.steps_per_generation])
+        return loss
+
+    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
+        """Return the loss, or the reason why memory ran out."""
+        try:
+            return step(), None
+        except torch.OutOfMemoryError as error:
+            # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
+            if not self._is_split:
+                raise
+            # As text, because the error's traceback keeps the activations alive.
+            return None, str(error)
+
+    def _repeat(self, model: Any, training_step: Callable[[], Tensor]) -> Tensor:
+        """Compute the optimizer step again, up to this training step.
+
+        Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
+        """
+        # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
+        model.zero_grad(set_to_none=True)
+        self._optimizer_step.figures = StepFigures()
+        for step in self._optimizer_step.done:
+            self.accelerator.backward(self._compute_loss(model, step))
+        return training_step()
+
+    def _finish_training_step(self, step: TrainingStep) -> None:
+        done, figures = self._optimizer_step.done, self._optimizer_step.figures
+        done.append(step)
+        # The optimizer's step follows: the next training step is the first of another optimizer step.
+        if self.accelerator.sync_gradients:
+            figures.skipped_rows = sum(one.skipped_rows for one in done)
+            figures.skipped_tokens = sum(one.skipped_tokens for one in done)
+            self._reduce_figures(figures, len(done))
+            self._optimizer_step = OptimizerStep()
+
+    @property
+    def _is_split(self) -> bool:
+        """True if the rollout is one of ours; None while a rollout is sampled."""
+        return bool(self._buffered_inputs) and isinstance(self._buffered_inputs[0], TrainingStep)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -293,81 +359,140 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         # Memory ran out: the same rows, in smaller micro-batches.
-        if self._retry.inputs is not None:
-            return self._retry.inputs
-        # TRL replaces this list when it samples, and never otherwise.
-        buffered = self._buffered_inputs
+        if isinstance(generation_batch, TrainingStep):
+            return generation_batch
+        args: Any = self.args
+        steps_per_rollout = args.steps_per_generation
+        if self.mode == "train" and self._step % (steps_per_rollout * self.num_iterations) == 0:
+            # TRL samples, and a failure before it has must not repeat a step of the last rollout.
+            self._buffered_inputs = None
+        is_new = self.mode == "train" and self._buffered_inputs is None
         inputs = super()._prepare_inputs(generation_batch)
-        of_trl = self._buffered_inputs
-        # `sees_rows` again: a script may replace a method after the constructor.
-        if self.scorer and of_trl is not buffered and not sees_rows(self, MathGRPOTrainer):
-            # This many training steps always belong to one optimizer step. Rows change places within these only.
-            window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-            windows = (of_trl[i : i + window] for i in range(0, len(of_trl), window))
-            steps = chain.from_iterable(self.splitter.split(rows, self.budget.tokens) for rows in windows)
-            self._buffered_inputs = [{**rows, "micro_batches": step} for rows, step in zip(of_trl, steps, strict=True)]
-            # TRL has selected this training step's rows before they were split.
-            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
-        if "micro_batches" in inputs:
-            self._retry.inputs = inputs
-        return inputs
+        # In each rollout, because a script may replace a method after the constructor.
+        if not is_new or self._takes_trls_loss() or sees_rows(self, MathGRPOTrainer):
+            return inputs
+        splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
+        # This many training steps always belong to one optimizer step. Rows change places within these only.
+        window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
+        of_trl, self._buffered_inputs = self._buffered_inputs, []
+        for start in range(0, steps_per_rollout, window):
+            self._buffered_inputs += splitter.split(of_trl[start : start + window], self.budget.tokens)
+        return self._buffered_inputs[self._step % steps_per_rollout]
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _takes_trls_loss(self) -> bool:
+        """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
+        missing = {"images": self._is_vlm, "an auxiliary loss of the router": self.aux_loss_enabled}
+        for name in (name for name, applies in missing.items() if applies):
+            if self._has_own_loss:
+                reason = f"does not work with {name}, of which TRL computes the loss"
+                raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
+            logger.warning_once(f"TRL computes the loss, because the model has {name}.")
+        return any(missing.values()) or (sees_rows(self, MathGRPOTrainer) and not self._has_own_loss)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
-        # `OutOfMemoryRetry` drops what is logged from here, because it computes the loss again.
-        self.meter.mark()
-        if "micro_batches" not in inputs:
-            return self._loss_of(model, inputs)
-        return self.splitter.accumulate(inputs["micro_batches"], partial(self._loss_of, model), model)
-
-    def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return TRL's loss of one micro-batch, with the configured surrogate and KL estimator."""
-        beta, inputs_of_trl, settings = self.beta, inputs, self.settings
-        users = is_user_function(settings.surrogate)
-        if settings.surrogate != "clip":
-            # Without old log-probs, TRL uses the current ones, detached: the ratio is 1, and its gradient is the score.
-            inputs_of_trl = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
-        if users:
-            # TRL's own surrogate is then 0. A ratio that overflows would make it infinity times 0.
-            inputs_of_trl["advantages"] = torch.zeros_like(inputs["advantages"])
-        # TRL computes k3 itself, but with the ratio that it is given.
-        our_kl = beta != 0.0 and (settings.kl_estimator != "k3" or users)
-        # With beta 0 TRL leaves out its k3 and its metric ``kl``. The log-probs are those of TRL's forward pass:
-        # our terms need no second pass.
-        with replaced(self, beta=0.0 if our_kl else beta), results_of(self, SCORING) as scores:
-            loss = super()._compute_loss(model, inputs_of_trl)
-        logps = cast(Tensor, scores[0][0])
-        mask, now = scored(inputs), logps.detach()
-        old = inputs.get("old_per_token_logps", now)
-        means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
-        if users:
-            values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
-            # TRL has applied this factor to its own surrogate, which is 0 here.
-            if self.use_vllm and self.vllm_importance_sampling_correction:
-                values = values * inputs["importance_sampling_ratio"]
-            loss = loss + self._aggregated(values, mask, inputs)
-        if our_kl:
-            kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
-            if cast(Any, self.args).use_bias_correction_kl:
-                # TRL multiplies k3 by the ratio of its surrogate, which is held at 1 for reinforce.
-                sampler_logps = now if settings.surrogate == "reinforce" else old
-                kl = kl * losses.importance_ratio(logps, sampler_logps, mask, self.importance_sampling_level)
-            means[metrics.KL] = kl.detach()
-            # TRL adds its KL after vLLM's correction, so this term is not corrected either.
-            loss = loss + beta * self._aggregated(kl, mask, inputs)
-        self.add_metrics(over_tokens(means, mask, self.accelerator))
+        if isinstance(inputs, TrainingStep):
+            loss_of = partial(self._micro_batch_loss, model, self._optimizer_step.figures)
+            return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
+        if self._takes_trls_loss():
+            return super()._compute_loss(model, inputs)
+        # In an evaluation, or called by a subclass.
+        rows = {name: value for name, value in inputs.items() if name != "group"}
+        figures = StepFigures()
+        loss = self._micro_batch_loss(model, figures, MicroBatch(rows, 1.0, len(rows["advantages"])))
+        self._reduce_figures(figures, 1)
         return loss
 
-    def _aggregated(self, values: Tensor, mask: Tensor, inputs: Rows) -> Tensor:
-        """Reduce values (B, T) as TRL's loss does."""
+    def _micro_batch_loss(self, model: Any, figures: StepFigures, micro_batch: MicroBatch) -> Tensor:
+        """Return the weighted loss of a micro-batch, and add its figures to those of the step."""
+        loss = self._loss_of(model, micro_batch.rows)
+        figures.add(loss, scored(micro_batch.rows), micro_batch.completions, micro_batch.weight)
+        return loss.loss * micro_batch.weight
+
+    def _loss_of(self, model: Any, rows: Rows) -> Loss:
+        """Score rows, and return their loss."""
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        keep = rows["completion_ids"].size(1)
+        # Without the argument for rows without the number, because a subclass may have TRL's signature.
+        group = {"group": rows["group"]} if "group" in rows else {}
+        logps, entropies, _ = self._get_per_token_logps_and_entropies(
+            model, ids, mask, keep, compute_entropy=True, **group
+        )
+        return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
+
+    def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
         args: Any = self.args
+        mask, advantages = scored(rows), rows["advantages"]
         # num_items_in_batch counts the tokens of the rollout batch on all ranks.
-        per_step, accumulation = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
+        per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             per_step = per_step * accumulation / args.steps_per_generation
-        return losses.aggregate(values, mask, self.loss_type, args.max_completion_length, per_step, accumulation)
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        entropy_mask = None
+        if self.top_entropy_quantile < 1.0:
+            entropy_mask = self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+        return LossInputs(
+            logps=logps,
+            old_logps=rows.get("old_per_token_logps", logps.detach()),
+            advantages=advantages if advantages.dim() > 1 else advantages[:, None],
+            mask=mask,
+            entropies=entropies,
+            ref_logps=rows["ref_per_token_logps"] if self.beta != 0.0 else None,
+            sampling_logps=rows.get("sampling_per_token_logps"),
+            sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
+            entropy_mask=entropy_mask,
+            tokens_per_step=per_step,
+            accumulation=accumulation,
+        )
+
+    def _loss_settings(self) -> LossSettings:
+        args: Any = self.args
+        coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
+        if self.use_adaptive_entropy and self._last_world_entropy > args.entropy_target:
+            coefficient = 0.0
+        return LossSettings(
+            surrogate=self.settings.surrogate,
+            loss_type=self.loss_type,
+            kl_estimator=self.settings.kl_estimator,
+            beta=self.beta,
+            use_bias_correction_kl=args.use_bias_correction_kl,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=args.delta,
+            importance_sampling_level=self.importance_sampling_level,
+            off_policy_mask_threshold=self.off_policy_mask_threshold,
+            sapo_temperature_pos=args.sapo_temperature_pos,
+            sapo_temperature_neg=args.sapo_temperature_neg,
+            vespo_k_pos=args.vespo_k_pos,
+            vespo_lambda_pos=args.vespo_lambda_pos,
+            vespo_k_neg=args.vespo_k_neg,
+            vespo_lambda_neg=args.vespo_lambda_neg,
+            max_completion_length=cast(int, self.max_completion_length),
+            entropy_coef=coefficient,
+        )
+
+    def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
+        """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
+        means = figures.reduce_means(self.accelerator, training_steps)
+        self.add_metrics(means.figures)
+        if not self._entropy_bonus_enabled:
+            return
+        self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
+        if self.mode == "eval":
+            return
+        args: Any = self.args
+        if self.use_adaptive_entropy:
+            # As in TRL: above the target the coefficient falls, and the bonus is left out.
+            rises = means.entropy <= args.entropy_target
+            change = args.entropy_coef_delta if rises else -args.entropy_coef_delta
+            self.entropy_coef = self.entropy_coef + change
+            bound = min if rises else max
+            self.entropy_coef = bound(self.entropy_coef, args.entropy_coef_max if rises else args.entropy_coef_min)
+            self._last_world_entropy = means.entropy
+        self.add_metrics({metrics.ENTROPY_COEF: self.entropy_coef})
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -378,6 +503,8 @@ class MathGRPOTrainer(GRPOTrainer):
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
+        *,
+        group: Tensor | None = None,
         **kwargs: Any,
     ) -> scoring.Scores:
         plain = super()._get_per_token_logps_and_entropies
@@ -386,7 +513,7 @@ class MathGRPOTrainer(GRPOTrainer):
         with self._offload if torch.is_grad_enabled() else nullcontext():
             # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
             if self.scorer is not None and not compute_aux_loss:
-                return self.scorer(plain, *rows, **kwargs)
+                return self.scorer(plain, *rows, group, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)

@@ -64,7 +64,7 @@ def test_the_trial_leaves_the_whole_state_of_the_trainer_as_it_was(ours):
     trainer = ours(use_adaptive_entropy=True, entropy_target=5.0, longest_first=True)
     trainer.current_gradient_accumulation_steps = 1
     before = plain_state(trainer)
-    dry_run(trainer, trainer._loss_of, trainer.model)
+    dry_run(trainer, lambda *rows: trainer._loss_of(*rows).loss, trainer.model)
     assert plain_state(trainer) == before
 
 
@@ -127,4 +127,4 @@ def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice,
     runs_out_forward(trainer.model, 0)
     with counted(trainer.model) as shapes, pytest.raises(OutOfMemory, match=advice):
         trainer.train()
-    assert len(shapes) <= 2, "after two short rows, scored both ways, something was generated"
+    assert len(shapes) <= 4, "after the passes over two short rows, something was generated"

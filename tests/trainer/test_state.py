@@ -79,10 +79,10 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     state.restore(trainer, held, position=7)
     assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)
     assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)
-    trainer.num_iterations, trainer._buffered_inputs = 2, "half"
+    trainer.num_iterations, trainer._buffered_inputs = 2, ["half"]
     for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
         trainer._step = step
-        assert (state.state_of(trainer)["rollout"] == "half") == in_rollout
+        assert (state.state_of(trainer)["rollout"] == ["half"]) == in_rollout
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
