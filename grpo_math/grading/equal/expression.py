@@ -47,6 +47,7 @@ from grpo_math.grading.equal.tree import (
     Relation,
     Residue,
     Set,
+    Single,
     Sum,
     Tree,
     Tuple,
@@ -54,6 +55,7 @@ from grpo_math.grading.equal.tree import (
     Variable,
     joined,
     negated,
+    with_sign,
 )  # fmt: skip
 
 
@@ -66,6 +68,9 @@ def parse(text: str, thousands: bool = True) -> Tree:
         raise Unreadable(f"cannot read {text[reader.at : reader.at + 20]!r}")
     check_depth(tree)
     return tree
+
+
+SUFFIXES: dict[str, type[Single]] = {"!": Factorial, "°": Degrees, "%": Percent}
 
 
 class _Reader(Scanner):
@@ -95,10 +100,7 @@ class _Reader(Scanner):
 
     def relation(self) -> Tree:
         tree = self.bare_relation()
-        if not self.take("\\pmod"):
-            return tree
-        self.skip()
-        return self.congruence(tree, self.argument())
+        return self.congruence(tree, self.argument()) if self.take("\\pmod") else tree
 
     def congruence(self, tree: Tree, modulus: Tree) -> Tree:
         r"""``a \equiv b \pmod m`` -> ``a \bmod m = b``, with b reduced."""
@@ -128,21 +130,14 @@ class _Reader(Scanner):
     # -- arithmetic
 
     def sum(self) -> Tree:
-        negative = plus_minus = False
-        while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
-            negative ^= sign == "-"
-            plus_minus |= sign in ("\\pm", "\\mp")
-        total = negated(self.product()) if negative else self.product()
-        terms = [PlusMinus(ZERO, total) if plus_minus else total]
-        while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
-            negative = sign == "-"
-            while (more := self.take("+", "-")) is not None:
-                negative ^= more == "-"
-            term = self.product()
-            if sign in ("\\pm", "\\mp"):
-                terms = [PlusMinus(joined(Sum, terms), term)]
+        terms: list[Tree] = []
+        while not terms or self.peek(*notation.PLUS):
+            signs = self.take_all(*notation.PLUS)
+            term = with_sign(self.product(), signs)
+            if "\\pm" in signs or "\\mp" in signs:
+                terms = [PlusMinus(joined(Sum, terms or [ZERO]), term)]
             else:
-                terms.append(negated(term) if negative else term)
+                terms.append(term)
         if {Number, Tuple} <= set(map(type, terms)):
             raise Unreadable("a number next to a pair")
         return joined(Sum, terms)
@@ -167,11 +162,8 @@ class _Reader(Scanner):
         return joined(Product, factors)
 
     def signed(self) -> Tree:
-        negative = False
-        while (sign := self.take("+", "-")) is not None:
-            negative ^= sign == "-"
-        value = self.power()
-        return negated(value) if negative else value
+        signs = self.take_all("+", "-")
+        return with_sign(self.power(), signs)
 
     def starts_factor(self) -> bool:
         self.skip()
@@ -187,17 +179,12 @@ class _Reader(Scanner):
     def power(self) -> Tree:
         base = self.atom()
         while True:
-            if self.peek("!=") is None and self.take("!"):
-                base = Factorial(base)
-            elif self.take("°"):
-                base = Degrees(base)
-            elif self.take("%"):
-                base = Percent(base)
+            if self.peek("!=") is None and (sign := self.take(*SUFFIXES)):
+                base = SUFFIXES[sign](base)
             elif self.take("^", "**"):
                 base = Power(base, self.exponent())
             else:
-                break
-        return base
+                return base
 
     @deeper
     def exponent(self) -> Tree:
@@ -224,13 +211,11 @@ class _Reader(Scanner):
         start, depth = self.at, self.depth
         try:
             return self.group()
-        except TooLarge:
-            raise
-        except Unreadable:
+        except Unreadable as error:
             self.reread += self.at - start
-            self.at, self.depth = start + 1, depth
-            if self.reread > 400:
+            if isinstance(error, TooLarge) or self.reread > 400:
                 raise
+            self.at, self.depth = start + 1, depth
             return self.members("}")
 
     def members(self, closing: str) -> Tree:
@@ -244,13 +229,10 @@ class _Reader(Scanner):
         if self.peek("{"):
             return self.group()
         char = self.text[self.at : self.at + 1]
-        if char in DIGITS:
-            self.at += 1
-            return Number(Fraction(int(char)))
-        if char in ASCII_LETTERS:
-            self.at += 1
-            return letter(char)
-        return self.atom()
+        if char not in DIGITS | ASCII_LETTERS:
+            return self.atom()
+        self.at += 1
+        return Number(Fraction(int(char))) if char in DIGITS else letter(char)
 
     @deeper
     def atom(self) -> Tree:
@@ -306,14 +288,11 @@ class _Reader(Scanner):
             above, below = self.argument(), self.argument()
             return Quotient(above, below) if name == "frac" else Call((above, below), "binom")
         if name == "sqrt":
-            degree: Tree | None = None
-            if self.take("["):
-                degree = self.sum()
-                self.need("]")
-            inside = self.argument() if not self.peek("(") else self.atom()
-            if degree is None:
-                return Call((inside,), "sqrt")
-            return Power(inside, Quotient(ONE, degree))
+            if not self.take("["):
+                return Call((self.argument(),), "sqrt")
+            degree = self.sum()
+            self.need("]")
+            return Power(self.argument(), Quotient(ONE, degree))
         if name in ("pi", "infty", "emptyset"):
             return notation.WORDS.get(name, Set(()))
         if name in ("lfloor", "lceil"):
@@ -332,27 +311,16 @@ class _Reader(Scanner):
         return self.named(name)
 
     def call(self, name: str) -> Tree:
-        power: Tree | None = None
-        base: Tree | None = None
-        while True:
-            if power is None and self.take("^"):
-                power = self.exponent()
-            elif base is None and self.take("_"):
-                base = self.argument()
-            else:
-                break
+        power = self.exponent() if self.take("^") else None
+        base = self.argument() if self.take("_") else None
+        power = self.exponent() if power is None and self.take("^") else power
         if self.peek("("):
             inner = self.atom()
             arguments = inner.parts if isinstance(inner, Tuple) else (inner,)
         else:
-            factors: list[Tree] = []
-            while True:
-                self.skip()
-                if factors and self.peek("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "("):
-                    break
+            factors = [self.power()]
+            while self.starts_factor() and self.text[self.at] not in DIGITS and not self.peek(*notation.NEXT):
                 factors.append(self.power())
-                if not self.starts_factor() or self.text[self.at] in DIGITS:
-                    break
             arguments = (joined(Product, factors),)
         if name == "log" and base is not None:
             arguments = (*arguments, base)
@@ -367,11 +335,11 @@ class _Reader(Scanner):
         if lower in notation.WORDS:
             return notation.WORDS[lower]
         if lower in notation.FUNCTIONS:
-            if lower == "sqrt" and self.peek("{"):
-                return Call((self.group(),), "sqrt")
-            if lower == "sqrt" and not self.peek("("):
+            if lower != "sqrt":
+                return self.call(lower)
+            if not self.peek("{", "("):
                 raise Unreadable("sqrt without its argument")
-            return self.call(lower)
+            return Call((self.argument(),), "sqrt")
         if word in ("C", "P") and notation.CHOOSING.match(self.text, self.at):
             return Call(tuple(self.atom().children()), "binom" if word == "C" else "perm")
         if (

@@ -31,7 +31,9 @@ SHORT_WORDS = frozenset(SHORT.split())  # longer words are never read as factors
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
                "\\rfloor", "\\rceil")  # fmt: skip
+NEXT = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "(")  # end an argument without brackets
 SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}  # by how they are written
+PLUS = ("+", "-", "\\pm", "\\mp")
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
 GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "

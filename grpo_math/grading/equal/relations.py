@@ -147,11 +147,9 @@ def _is_function(tree: Tree) -> bool:
 
 
 def difference(relation: Tree) -> tuple[Tree, str] | None:
-    """``a = b`` -> (a - b, "="); ``a > b`` -> (a - b, "<") with the larger side first; None for a chain."""
+    """``a = b`` -> (b - a, "="); ``a < b`` -> (b - a, "<"); None for a chain."""
     match relation:
-        case Relation((left, right), (">" | ">=" | "=" | "!=" as sign,)):
-            return Sum((left, Negative(right))), MIRRORED.get(sign, sign)
-        case Relation((left, right), ("<" | "<=" as sign,)):
+        case Relation((left, right), ("<" | "<=" | "=" | "!=" as sign,)):
             return Sum((right, Negative(left))), sign
     return None
 
@@ -167,8 +165,6 @@ def _is_name(tree: Tree) -> bool:
 def interval(relation: Relation) -> Tree | None:
     """``1 < x <= 2`` -> the tree of (1, 2]; ``|x| < 3`` -> (-3, 3); None for any other relation."""
     members, signs = relation.parts, relation.signs
-    if signs[0] in MIRRORED:
-        members, signs = members[::-1], tuple(MIRRORED.get(sign, "?") for sign in reversed(signs))
     if not set(signs) <= {"<", "<="}:
         return None
     opening, closing = "(" if signs[0] == "<" else "[", ")" if signs[-1] == "<" else "]"

@@ -73,6 +73,13 @@ class Scanner:
             self.at += len(option)
         return option
 
+    def take_all(self, *options: str) -> list[str]:
+        """Take options until another character follows."""
+        taken = []
+        while option := self.take(*options):
+            taken.append(option)
+        return taken
+
     def need(self, *options: str) -> str:
         option = self.take(*options)
         if option is None:
@@ -118,8 +125,7 @@ class Scanner:
 
 def read_number(digits: str) -> Fraction:
     """Return a number in digits, with or without separators."""
-    digits = digits.replace(",", "").replace(" ", "").replace("_", "")
-    return Fraction(digits)
+    return Fraction(re.sub("[, _]", "", digits))
 
 
 def check_depth(tree: Tree) -> None:

@@ -246,6 +246,11 @@ def negated(tree: Tree) -> Tree:
     return Number(-tree.value) if isinstance(tree, Number) else Negative(tree)
 
 
+def with_sign(tree: Tree, signs: list[str]) -> Tree:
+    """Return the tree after a row of signs: - - x is x."""
+    return negated(tree) if signs.count("-") % 2 else tree
+
+
 def joined(kind: type[Several], parts: list[Tree]) -> Tree:
     """Return a single part as it is, and several parts as one tree of the kind."""
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
