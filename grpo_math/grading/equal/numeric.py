@@ -111,8 +111,6 @@ def _real(tree: Tree, precision: int = LOW) -> Any:
 def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
     """Return EQUAL if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
     names = sorted(names_of(gold) | names_of(answer))
-    if names_of(gold) != names_of(answer):
-        return DIFFERENT if names else UNDECIDED
     ratios = []
     with mp.workdps(LOW):
         for point in _points(names, gold, answer):

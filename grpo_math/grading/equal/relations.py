@@ -29,8 +29,6 @@ from grpo_math.grading.equal.tree import (
     Number,
     Power,
     Product,
-    Quotient,
-    Ratio,
     Relation,
     Set,
     Sum,
@@ -74,13 +72,10 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     chain = sides(tree)
     if chain is None:
         return None
-    if len(chain) == 1:
-        return "", tuple(chain)
     first, others = chain[0], tuple(chain[1:])
     if isinstance(first, Variable | Product) and names(first) & set().union(*map(names, others)):
         return None  # x = 5 = 2x
-    later = [side for side in dropwhile(has_names, others) if has_names(side)]
-    if not all(isinstance(side, Variable) or _is_label(side) for side in later):
+    if not all(isinstance(side, Variable) for side in dropwhile(has_names, others) if has_names(side)):
         return None  # x = 5 = 6k
     if isinstance(first, Variable):
         return first.name, others
@@ -92,7 +87,7 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     return ("", others) if _is_function(first) and first not in others else None
 
 
-def values(tree: Tree) -> tuple[Tree, ...] | None:
+def values(tree: Tree) -> tuple[Tree, ...]:
     """Return the values of a chain of equalities. An answer must agree with each of them.
 
     ``sin x = 1/2`` and ``x + y = 10`` give their numbers, because a problem may ask for them. ``5x = 6`` is an unsolved
@@ -101,12 +96,10 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
     assignment = stated(tree)
     if assignment is not None:
         return assignment[1]
-    chain = sides(tree)
-    if chain is None:
-        return None
+    chain = sides(tree) or []
     valued = tuple(side for side in chain if not has_names(side))
     named = len(list(takewhile(has_names, chain)))  # a + b = r^2/(2r) = r/2 = 997
-    worked = [side for side in chain[1:named] if not (_is_label(chain[0]) and names(side) == names(chain[0]))]
+    worked = chain[1:named]
     unknown = [side for side in chain if has_names(side) and side not in worked]
     derived = len(set(valued)) > 1  # n(n+1) = 2*3 = 6 has been worked out
     return valued if derived or not any(map(_unsolved, unknown)) else ()
@@ -115,7 +108,7 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
 def _unsolved(tree: Tree) -> bool:
     """Return True for ``5x``, ``x + 1`` or ``7AB``: an equation with such a left side is not solved."""
     scaled = isinstance(tree, Product) and has_names(tree) and any(isinstance(part, Number) for part in tree.parts)
-    if not (scaled or has_loose_names(tree)) or _is_label(tree) or _is_function(tree):
+    if not (scaled or has_loose_names(tree)) or _is_function(tree):
         return False
     return len(names(tree)) == 1 or contains(tree, Matrix) or _has_numbers(tree)
 
@@ -125,13 +118,6 @@ def _has_numbers(tree: Tree) -> bool:
     if isinstance(tree, Number | Call | Based):
         return True
     return any(map(_has_numbers, (tree.left,) if isinstance(tree, Power) else tree.children()))
-
-
-def _is_label(tree: Tree) -> bool:
-    """Return True for a name of geometry, as on the left of ``AB = 4``, ``NO/BO = 2``, ``V_1 : V_2 = 11 : 21``."""
-    if isinstance(tree, Variable):
-        return tree.name[0].isupper() or "_" in tree.name
-    return isinstance(tree, Product | Quotient | Ratio) and all(map(_is_label, tree.children()))
 
 
 def _is_function(tree: Tree) -> bool:

@@ -16,6 +16,7 @@ Does not read texts, and does not compare units.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any, NamedTuple
 
 from grpo_math.grading.equal.exact import rational
@@ -90,8 +91,6 @@ def _renamed(tree: Tree, old: str, new: str) -> Tree:
 
 
 def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
-    if gold == answer:
-        return EQUAL
     match resolved(gold), resolved(answer):
         case Relation() as one, Relation() as two if one == two:
             return EQUAL
@@ -101,9 +100,7 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
             return _gives(one, two, rules)
         case Relation() as one, two:
             # The value of an equation is an answer: the gold answer a + b = 6 accepts 6.
-            given = (values(one) or ()) if sides(one) and not has_names(two) else (stated(one) or ("", ()))[1]
-            if not given and not isinstance(two, List):
-                return _undecided_unless_equation(one)
+            given = values(one) if sides(one) and not has_names(two) else (stated(one) or ("", ()))[1]
             return _equal(given[-1], two, rules) if given else DIFFERENT
         case one, two:
             return _equal_values(one, two, rules)
@@ -112,35 +109,23 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
 def _gives(gold: Tree, answer: Relation, rules: Rules) -> Comparison:
     """Compare a value with the relation ``answer``, which must give this value and no other."""
     if sides(answer) is None:
-        return _undecided_unless_equation(answer) if isinstance(gold, COLLECTIONS) else DIFFERENT
+        return DIFFERENT
     if has_names(gold):
         if isinstance(gold, Variable) and CHOICES & names(answer) - {gold.name}:  # A = B chooses two
             return DIFFERENT
         named = stated(answer)
         given = named[1] if named is not None else tuple(sides(answer) or ())
     else:
-        given = values(answer) or ()
+        given = values(answer)
         given = tuple(side for side in given if not has_names(side)) or given
     return _all(_equal(gold, side, rules) for side in given) if given else DIFFERENT
 
 
-def _undecided_unless_equation(relation: Relation) -> Comparison:
-    if relation.signs == ("in",) and not has_names(relation.parts[0]):
-        return DIFFERENT
-    collected = any(isinstance(side, COLLECTIONS | Matrix) for side in relation.parts)
-    if collected and any(sign[0] in "<>" for sign in relation.signs):
-        return DIFFERENT  # nothing is greater than an interval
-    return DIFFERENT if set(relation.signs) <= {"=", "~", "!="} else UNDECIDED
-
-
 def _equal_relations(gold: Relation, answer: Relation, rules: Rules) -> Comparison:
     one, two = stated(gold), stated(answer)
-    if one and two:
-        if one[0] == two[0] or not one[0] or not two[0]:
-            return _all(_equal(one[1][-1], side, rules) for side in two[1])
-        if not any(map(has_names, one[1] + two[1])):
-            return DIFFERENT
-    if one and not two and not any(map(has_names, one[1])):
+    if one and two and (one[0] == two[0] or not one[0] or not two[0]):
+        return _all(_equal(one[1][-1], side, rules) for side in two[1])
+    if one and not any(map(has_names, one[1])):
         return DIFFERENT  # gold x = 5, answer 2x = 10: not solved
     left, right = difference(gold), difference(answer)
     if left is None or right is None:
@@ -195,19 +180,13 @@ def _without_zeros(tree: Tree) -> Tree:
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     if not isinstance(gold, COLLECTIONS) or not isinstance(answer, COLLECTIONS):
         return DIFFERENT
-    if _backwards(gold) or _backwards(answer):  # pairs, not intervals
+    pairs = [node for node in chain(walk(gold), walk(answer)) if isinstance(node, Tuple) and len(node.parts) == 2]
+    if not all(map(_could_be_interval, pairs)):
         return DIFFERENT
     if isinstance(gold, Union) and isinstance(answer, Union) and _unordered(gold.parts, answer.parts, rules) is EQUAL:
         return EQUAL
     one, two = as_union(gold, rules.number), as_union(answer, rules.number)
     return UNDECIDED if one is None or two is None else compared(one == two)
-
-
-def _backwards(tree: Tree) -> bool:
-    """Return True if the tree, or a part of a union, is a pair with the larger number first, so not an interval."""
-    if isinstance(tree, Union | Intersection):
-        return any(map(_backwards, tree.parts))
-    return isinstance(tree, Tuple) and len(tree.parts) == 2 and not _could_be_interval(tree)
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
@@ -233,27 +212,17 @@ def _items(tree: Tree) -> tuple[Tree, ...]:
 
 
 def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
-    """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing or repeated, or there is only one item."""
-    if len(items) < 2:
-        return None
+    """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing, repeated, or has several values."""
     named: dict[str, Tree] = {}
     for item in items:
-        name, value = _assigned(item)
-        if not name or name in named:
+        name, given = stated(item) or ("", ())
+        if not name or name in named or len(given) > 1:
             return None
-        named[name] = value
+        named[name] = given[0]
     return named
 
 
-def _assigned(item: Tree) -> tuple[str, Tree]:
-    """``x = 1`` -> (x, 1); any other item, and a chain with more than one value -> ("", item)."""
-    assignment = stated(item)
-    return (assignment[0], assignment[1][0]) if assignment is not None and len(assignment[1]) == 1 else ("", item)
-
-
 def _equal_tuples(gold: Tuple, answer: Tuple, rules: Rules) -> Comparison:
-    if len(gold.parts) != len(answer.parts):
-        return DIFFERENT
     ends = [(gold.opening, answer.opening, 0), (gold.closing, answer.closing, -1)]
     for one, two, side in ends:
         if one != two and not (is_infinite(gold.parts[side]) and is_infinite(answer.parts[side])):
@@ -293,10 +262,9 @@ def _in_order(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> Com
 
 
 def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> Comparison:
-    """Match the members in equal pairs. Names are ignored: ``x = 1, x = 2`` is 1, 2."""
+    """Match the members in equal pairs."""
     if len(gold) != len(answer):
         return DIFFERENT
-    gold, answer = ([_assigned(tree)[1] for tree in side] for side in (gold, answer))
     gold_numbers, answer_numbers = [rational(g) for g in gold], [rational(a) for a in answer]
     if None not in gold_numbers and None not in answer_numbers:
         return compared(Counter(gold_numbers) == Counter(answer_numbers))
@@ -330,8 +298,6 @@ def expanded(tree: Tree) -> Tree:
                 both = expanded(item)
                 items += both.parts if isinstance(both, List) and not isinstance(item, List) else [both]
             return List(tuple(items))
-        case Relation((named, value), ("=",)) if has_names(named) and contains(value, PlusMinus):
-            tree = value if stated(tree) is not None else tree
     return List((_chosen(tree, False), _chosen(tree, True)))
 
 
@@ -346,8 +312,6 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
 
 def exact_leaf(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Comparison:
     """Compare rational numbers by value and other expressions by form. The result is undecided if the forms differ."""
-    if gold == answer:
-        return EQUAL
     if has_loose_names(answer) and not has_names(gold):  # n o t 0 is not 0
         return DIFFERENT
     p, q = rational(gold), rational(answer)
