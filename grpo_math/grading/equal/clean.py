@@ -57,24 +57,28 @@ COMMANDS = {
     "varnothing": "\\emptyset ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
-SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
-SET_BUILDER = re.compile(  # A = \\{x | x > 1\\}
-    r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?"
-    r"\\?\}\Z"
-)
-RATIO_WORDS = re.compile(r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
+# Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
+SPELLINGS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r",\\!\s*", "{,}"),
+        (r"\\!", ""),
+        (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ","),  # 1{,}000
+        (r"(?<=\d)(?:\\[,:;! ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
+        (r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        (r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)", ""),  # around a formula
+        (
+            r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})|(?:mathrm|mathbf|mathit|mathsf|mathnormal)(?![A-Za-z]))\*?\s*",
+            r"\\text",
+        ),
+        (r"\\(?:boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*", " "),
+    )
+]
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
 ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
 SUBSCRIPT = re.compile(
     r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?"
-)
-DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
-BOLD_MATH = re.compile(
-    r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)"
-)  # around a formula
-FONT = re.compile(
-    r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})"
-    r"|mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
 )
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas that must stay separate
 QUAD = re.compile(  # between two values: a list
@@ -87,11 +91,6 @@ JOINS = re.compile(  # words in \text between two values, or next to a value
 WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
 EQUATIONS = re.compile(r"(?<=\w)[^\S\n]*\n\s*(?=[A-Za-z]\s?=)")  # line by line
 ALIGNED = re.compile(r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))")  # "x &= 5"
-THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
-
-CHOSEN = re.compile(r"(?<![A-Za-z\\])([CA])_\{?(\d+)\}?\^\{?(\d+)\}?")  # C_{10}^3, and arrangements A_5^2
-REPEATING = re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)")  # 0.(27)
-OPEN_INTERVAL = re.compile(r"\A\]([^][]+)\[\Z")
 INTEGER = re.compile(
     r"\s*[,(]\s*(?:(?:\\text\s*\{)?\s*for(?: all| any| every| each)?\s*\}?\s*)?(?:\\forall\s*)?([a-z])\s*\\in\s*"
     r"\\(?:mathbb|text)\s*\{?\s*[ZN]\s*\}?(?:_\{?[+*]\}?|\^\{?[+*]\}?)?\s*\)?\Z"
@@ -137,12 +136,25 @@ FORMS = [
         (r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
         (r"\A\\text\s*\{\s*(?i:answer|final answer|total|sum|about|result)\s*:?\s*(?:\}\s*|(?=[^{}]*\}\Z))", r""),
         (r"\A(?i:the )?(?i:final )?(?i:answer)\s*(?:is)?:\s*", ""),
+        # "The minimum value of x is 4": the value at the end of a sentence
+        (
+            r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
+            r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))",
+            "",
+        ),
+        # A = \{x | x > 1\}
+        (
+            r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?"
+            r"([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?\\?\}\Z",
+            r"\1",
+        ),
+        (r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z", r"\1:\2"),
+        (r"(?<![A-Za-z\\])C_\{?(\d+)\}?\^\{?(\d+)\}?", r"C(\1, \2)"),
+        (r"(?<![A-Za-z\\])A_\{?(\d+)\}?\^\{?(\d+)\}?", r"P(\1, \2)"),  # arrangements
+        (r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)", r"\1\\overline{\2}"),  # 0.(27)
+        (r"\A\]([^][]+)\[\Z", r"(\1)"),
     )
 ]
-SENTENCE = re.compile(  # "The minimum value of x is 4": the value at the end of a sentence
-    r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
-    r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))"
-)
 
 
 def clean(text: str) -> str:
@@ -159,19 +171,13 @@ def _clean(text: str) -> str:
         text = DOLLAR.sub(MONEY, text.rstrip("\\ "))
         if "\\\\" in text:
             text = _single_backslashes(text)
-        text = re.sub(r",\\!\s*", "{,}", text).replace("\\!", "")
-        text = THIN.sub(lambda m: "," if "," in m.group() and m.group() != "\\," else "", text)
-        text = SPACE.sub(lambda m: m.group() if m.group() == "\\\\" else " ", text)
         if "quad" in text:
             text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", JOINS.sub(r" \1 ", text)))
-        text = DEGREES.sub("°", text)
-        text = BOLD_MATH.sub("", text)
-        text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else " ", text)
+        for pattern, replacement in SPELLINGS:
+            text = pattern.sub(replacement, text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
         text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1", text)
-        for pattern, replacement in FORMS:
-            text = pattern.sub(replacement, text)
         text = JOINS.sub(r" \1 ", WHOLE_TEXT.sub(r"\1", text))
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
@@ -189,14 +195,10 @@ def _clean(text: str) -> str:
     if "\n" in text:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
-    for pattern, replacement in FORMS if "\\" not in text else ():
+    for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
-    text = SENTENCE.sub("", text)
-    text = RATIO_WORDS.sub(r"\1:\2", SET_BUILDER.sub(r"\1", text))
     if text.endswith(")"):
         text = _without_aside(text)
-    text = CHOSEN.sub(lambda m: f"{'C' if m[1] == 'C' else 'P'}({m[2]}, {m[3]})", text)
-    text = OPEN_INTERVAL.sub(r"(\1)", REPEATING.sub(r"\1\\overline{\2}", text))
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
     elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):

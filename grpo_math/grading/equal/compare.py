@@ -27,7 +27,6 @@ from grpo_math.grading.equal.units import Unit
 from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 
-ASIDE = re.compile(r"(?<=[\d}]) ?\(([A-Za-z]{2}[A-Za-z \-]{0,40})\)\Z")
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
@@ -158,11 +157,9 @@ def _spaceless(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # longer texts are read as they are, with and without a unit
-    label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
+    label = LABEL.match(text) if short else None
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
-    if aside is not None and units.measure(aside[1]) is not None:  # "5 (cm)"
-        text = f"{text[: aside.start()]} {aside[1]}"
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:

@@ -16,6 +16,7 @@ Does not bound its own time or memory: the worker process does.
 import math
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -114,13 +115,8 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
     ratios = []
     with mp.workdps(LOW):
         for point in _points(names, gold, answer):
-            try:
-                above, below = _value(gold, point), _value(answer, point)
-                if below == 0 and above == 0:
-                    continue
-                ratios.append(above / below)
-            except (ArithmeticError, ValueError, TypeError):
-                continue
+            with suppress(ArithmeticError, ValueError, TypeError):
+                ratios.append(_value(gold, point) / _value(answer, point))
         if len(ratios) < 2:
             return UNDECIDED
         same = all(abs(ratio - ratios[0]) <= abs(ratios[0]) * mpmath.mpf(10) ** (10 - LOW) for ratio in ratios[1:])
@@ -199,10 +195,8 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
 
 
 def _alternates(tree: Tree) -> bool:
-    """Return True for a factorial of a name, and for a power of a negative number such as (-1)^n."""
+    """Return True for a power of a negative number such as (-1)^n."""
     match tree:
-        case Factorial(operand):
-            return has_names(operand)
         case Power(Number(base), exponent):
             return base < 0 and has_names(exponent)
     return False

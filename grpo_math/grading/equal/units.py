@@ -68,7 +68,7 @@ _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
 _START = re.compile(  # where a unit may begin
     r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-z一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
-    r"| +(?=\\text|°|Ω|\\Omega|M_)|(?<=\\pi) "
+    r"| +(?=\\text|°|Ω|\\Omega|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
 )
 _VALUE_END = re.compile(r"(?:[\d)}\]%°!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
 MAX_CHARACTERS = 400
@@ -85,7 +85,7 @@ def split(text: str) -> tuple[str, Unit | None]:
     for start in _START.finditer(text):
         before = text[: start.start()].rstrip(" ~")
         if _VALUE_END.search(before) and "\\text" not in before:
-            unit = measure(text[start.start() :])
+            unit = measure(re.sub(r"\A ?\((.*)\)\Z", r"\1", text[start.start() :]))  # "5 (cm)"
             if unit is not None:
                 return before, unit
     return text, None
@@ -127,9 +127,6 @@ def measure(words: str) -> Unit | None:
             sign, power, last = 1, 1, name
         else:
             sign, last = 1, ""
-    for scale in ("celsius", "fahrenheit"):
-        if scale in unit:
-            unit.pop("degree", None)
     return unit
 
 

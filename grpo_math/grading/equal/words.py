@@ -48,14 +48,12 @@ BESIDE = re.compile(
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
-NOTHING = {f"no {kind}solution{s}" for kind in ("", "real ", "such ") for s in ("", "s")} | {
-    "none",
-    "empty set",
-    "empty",
-}
-ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values", "set of real numbers"}
 AFFIRMED = re.compile(r"(yes|no|true|false)(?:[,.;] (?!.*\b(?:yes|no|true|false|or|not)\b).*)?")
 SAME_WORDS = {
+    **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
+    **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
+    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "all real values"), "\\mathbb{R}"),
+    **dict.fromkeys(("set of real numbers", "(-\\infty,\\infty)", "(-\\infty,+\\infty)", "\\mathbb{R}"), "\\mathbb{R}"),
     **dict.fromkeys(("dne", "limit does not exist", "undefined limit"), "does not exist"),
     **dict.fromkeys(("infinitely many solutions", "infinite", "infinitely many values"), "infinitely many"),
     **{
@@ -108,7 +106,7 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
     gold_time, answer_time = _time(plain_gold), _time(plain_answer)
-    if gold_time and answer_time and (gold_time[3] or answer_time[3] or None not in (gold_time[1], answer_time[1])):
+    if gold_time and answer_time:
         same = _same_time(gold_time, answer_time)
         if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
             return compared(same)
@@ -142,20 +140,14 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)
-    if gold_words and (gold_words == answer_words or (gold_words in NOTHING and answer_words in NOTHING)):
-        return EQUAL
-    if _everything(gold, gold_words) and _everything(answer, answer_words):
-        return EQUAL
-    if "\\emptyset" in (gold, answer) and (gold_words in NOTHING or answer_words in NOTHING):
-        return EQUAL
-    return UNDECIDED
+    return EQUAL if gold_words and gold_words == answer_words else UNDECIDED
 
 
 def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .")
 
 
-Time = tuple[int, int | None, int, str]
+Time = tuple[int, int, int, str]
 
 
 def _time(text: str) -> Time | None:
@@ -163,18 +155,16 @@ def _time(text: str) -> Time | None:
     match = TIME.fullmatch(text)
     if match is None or (match[2] is None and match[4] is None) or int(match[1]) > 24 or int(match[2] or 0) > 59:
         return None
-    return int(match[1]), None if match[2] is None else int(match[2]), int(match[3] or 0), (match[4] or "").lower()
+    return int(match[1]), int(match[2] or 0), int(match[3] or 0), (match[4] or "").lower()
 
 
 def _same_time(one: Time, two: Time) -> bool:
     """Return True if two times of day are equal. "8:34 pm" equals 20:34 and 8:34."""
-    if ((one[1] or 0), one[2]) != ((two[1] or 0), two[2]):
-        return False
-    hours = [(hour, hour % 12 + (12 if half == "p" else 0) if half else None) for hour, _, _, half in (one, two)]
-    (written, meant), (other_written, other_meant) = hours
-    if meant is not None and other_meant is not None:
-        return meant == other_meant
-    return written in (other_written, other_meant) or other_written == meant
+    hours = [
+        {hour % 12 + 12 * (half == "p") if half else hour} | (set() if one[3] and two[3] else {hour})
+        for hour, _, _, half in (one, two)
+    ]
+    return one[1:3] == two[1:3] and not hours[0].isdisjoint(hours[1])
 
 
 def _date(match: re.Match[str]) -> tuple[str, int]:
@@ -208,18 +198,14 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 
 def _words(text: str) -> str:
-    """Return a text of words in a normal form, or "" if the text is mathematics."""
+    """Return a text of words, or a set that words can name, in a normal form, or "" for other mathematics."""
     if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*1?2?", text):
-        return ""
+        return SAME_WORDS.get(text.replace(" ", ""), "")
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
     if affirmed := AFFIRMED.fullmatch(words):
         return {"true": "yes", "false": "no"}.get(affirmed[1], affirmed[1])
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
-
-
-def _everything(text: str, words: str) -> bool:
-    return words in ALL_REALS or text.replace(" ", "") in ("\\mathbb{R}", "(-\\infty,\\infty)", "(-\\infty,+\\infty)")
 
 
 def several(text: str) -> set[str]:
