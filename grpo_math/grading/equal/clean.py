@@ -46,7 +46,7 @@ COMMANDS = {
     **dict.fromkeys(("left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "bigg", "Bigg", "limits"), ""),
     **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "rm", "bf", "nonumber", "middle"), ""),
     **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "hfill", "hspace"), " "),
-    **dict.fromkeys(("textbf", "textit", "textrm", "texttt", "textsf", "mbox", "hbox", "textnormal"), "\\text"),
+    **dict.fromkeys(("textbf", "textit", "textrm", "texttt", "textsf", "mbox", "hbox", "textnormal", "emph"), "\\text"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
     **dict.fromkeys(("land", "wedge"), " and "),
     **dict.fromkeys(("lor", "vee"), " or "),
@@ -61,10 +61,10 @@ COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r",\\!\s*", "{,}"),
+        (r",\\!\s*", ","),
         (r"\\!", ""),
-        (r"(?<=\d)(?:\{,\}|,\\!)(?=\d{3}(?!\d))", ","),  # 1{,}000
-        (r"(?<=\d)(?:\\[,:;! ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
+        (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
+        (r"(?<=\d)(?:\\[,:; ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
         (r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
         (r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)", ""),  # around a formula
@@ -77,20 +77,15 @@ SPELLINGS = [
 ]
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
 ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
-SUBSCRIPT = re.compile(
-    r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?"
-)
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas that must stay separate
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])"
     r"|\\text\s*\{\s*\(?[A-JMO-UX-Z](?![A-Za-z]))"
 )
 JOINS = re.compile(  # words in \text between two values, or next to a value
-    r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
+    r" ?\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\} ?"
 )
-WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
 EQUATIONS = re.compile(r"(?<=\w)[^\S\n]*\n\s*(?=[A-Za-z]\s?=)")  # line by line
-ALIGNED = re.compile(r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))")  # "x &= 5"
 INTEGER = re.compile(
     r"\s*[,(]\s*(?:(?:\\text\s*\{)?\s*for(?: all| any| every| each)?\s*\}?\s*)?(?:\\forall\s*)?([a-z])\s*\\in\s*"
     r"\\(?:mathbb|text)\s*\{?\s*[ZN]\s*\}?(?:_\{?[+*]\}?|\^\{?[+*]\}?)?\s*\)?\Z"
@@ -105,10 +100,18 @@ FORMS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (
+            r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?",
+            r"_{\1\2}",
+        ),
+        (r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
+        (r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z", r"\1"),
+        (JOINS.pattern, r" \1 "),
+        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
+        (r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
+        (
             r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:label|tag\*?)\s*\{[^{}]*\}|\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])",
             "",
         ),
-        (r"\\emph\s*\{", r"\\text{"),
         (r"\A\s*(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|because|boldsymbol)(?![A-Za-z])|∴|⇒)\s*", ""),
         (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
         (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
@@ -176,9 +179,6 @@ def _clean(text: str) -> str:
         for pattern, replacement in SPELLINGS:
             text = pattern.sub(replacement, text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
-        text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
-        text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1", text)
-        text = JOINS.sub(r" \1 ", WHOLE_TEXT.sub(r"\1", text))
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
         text = (
@@ -189,16 +189,12 @@ def _clean(text: str) -> str:
             .replace("\\#", "#")
             .replace("\\&", "&&")
         )
-        text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
-    if "&" in text:
-        text = ALIGNED.sub("", text)
     if "\n" in text:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
     for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
-    if text.endswith(")"):
-        text = _without_aside(text)
+    text = _without_aside(text.strip())
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
     elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
@@ -209,11 +205,11 @@ def _clean(text: str) -> str:
 
 def _without_aside(text: str) -> str:
     """Remove "(approximately)", and a number in words after the same number in digits: "7 (seven)"."""
-    before, _, inside = text[:-1].rpartition(" (")
-    aside, number = ASIDE.fullmatch(inside), re.search(r"-?\d.*", before)
-    if aside is None or number is None:
+    before, _, inside = text.rpartition(" (")
+    aside, number = ASIDE.fullmatch(inside.removesuffix(")")), re.search(r"-?\d.*", before)
+    if aside is None or number is None or not text.endswith(")"):
         return text
-    return before if aside[1] or spelled.digits(inside) == number.group().replace(",", "") else text
+    return before if aside[1] or spelled.digits(aside.group()) == number.group().replace(",", "") else text
 
 
 def _single_backslashes(text: str) -> str:

@@ -93,9 +93,6 @@ class _Reader(Scanner):
             else:
                 self.joined = joined
                 return items
-            self.skip()
-            if self.at >= len(self.text):
-                raise Unreadable("a list ends in a comma")
             items.append(self.relation())
 
     def relation(self) -> Tree:
