@@ -78,6 +78,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
     gold, answer, raw = clean(gold), clean(answer), answer
     if not gold:
         return Verdict.BAD_GOLD, "the gold is empty"
+    if len(answer) > MAX_CHARACTERS:
+        return Verdict.UNCHECKABLE, f"longer than {MAX_CHARACTERS} characters"
     if not answer:
         return Verdict.NO_ANSWER, "the answer is empty"
     if _spaceless(gold) == _spaceless(answer):
