@@ -13,6 +13,7 @@ import re
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from grpo_math.grading.equal import units
@@ -102,10 +103,9 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
             return Verdict.WRONG, "text"
         return UNDECIDED, "unreadable"
     # If both have a unit, readings without a unit do not count.
-    united = any(g.unit and a.unit for g in golds for a in answers)
-    pairs = [
-        (g, a) for g in golds for a in answers if not united or (g.unit and a.unit and units.agree(g.unit, a.unit))
-    ]
+    united = [(g, a) for g in golds for a in answers if g.unit is not None and a.unit is not None]
+    agreed = [(g, a) for g, a in united if units.agree(g.unit, a.unit)]
+    pairs = agreed if united else list(product(golds, answers))
     results = {equal(g.tree, a.tree, rules) for g, a in pairs}
     if EQUAL in results:
         return Verdict.CORRECT, "trees"
@@ -178,7 +178,7 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
                 except Unreadable:
                     continue
                 kind = _SIGNS.get(type(tree.operand if isinstance(tree, Negative) else tree))
-                reading = Reading(tree, its_unit or kind)
+                reading = Reading(tree, its_unit or kind or its_unit)
                 if reading not in results:
                     results.append(reading)
     return tuple(results)
