@@ -1,4 +1,4 @@
-"""What two answers have in common: structure by structure, with the leaves compared exactly (OPEN = the worker's)."""
+"""Two answers are compared by their structure, and leaves exactly. OPEN: only a worker can decide."""
 
 from decimal import Decimal
 from fractions import Fraction

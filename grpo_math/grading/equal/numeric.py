@@ -56,7 +56,7 @@ from grpo_math.grading.verdict import POLICY
 LOW, HIGH = 40, 90  # decimal digits, in addition to those that the largest and the smallest term of a sum need
 MOST = 10_000  # of these additional digits
 INTEGERS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, -1, -2, -7, 1000, 1009)
-INTEGER_NAMES = frozenset("ijklmnN")  # with a floor or a residue, these stand for integers
+INTEGER_NAMES = frozenset("ijklmnN")  # integers, if an expression has a floor or a ceiling
 STEPS = frozenset(("floor", "ceil"))
 WHOLE = frozenset(("gcd", "lcm", "binom", "perm"))  # functions of integers
 BENT = STEPS | WHOLE | {"abs", "sqrt", "max", "min"}  # functions that depend on the sign or the size of a variable

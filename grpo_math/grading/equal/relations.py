@@ -200,7 +200,7 @@ def resolved(tree: Tree) -> Tree:
 
 
 def _point(tree: Tree) -> Tree:
-    """Return the set of the one value of ``x = 4``, next to an interval, and any other tree as it is."""
+    """Return the set {4} for ``x = 4``, and any other tree unchanged."""
     match tree:
         case Relation((Variable(), value), ("=",)) if not has_names(value):
             return Set((value,))

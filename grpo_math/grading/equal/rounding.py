@@ -1,4 +1,4 @@
-r"""Decimals that stand for an exact number: with many digits, or as a rounded gold answer.
+r"""Compare decimals with the exact numbers that they round: long decimals, and rounded gold answers.
 
 >>> stands_for(Fraction("0.333333333333"), Fraction(1, 3), 12), stands_for(Fraction("0.333"), Fraction(1, 3), 12)
 (True, False)

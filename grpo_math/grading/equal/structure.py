@@ -215,10 +215,10 @@ def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
     """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing, repeated, or has several values."""
     named: dict[str, Tree] = {}
     for item in items:
-        name, given = stated(item) or ("", ())
-        if not name or name in named or len(given) > 1:
+        name, members = stated(item) or ("", ())
+        if not name or name in named or len(members) > 1:
             return None
-        named[name] = given[0]
+        named[name] = members[0]
     return named
 
 

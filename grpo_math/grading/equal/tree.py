@@ -252,5 +252,5 @@ def with_sign(tree: Tree, signs: list[str]) -> Tree:
 
 
 def joined(kind: type[Several], parts: list[Tree]) -> Tree:
-    """Return a single part as it is, and several parts as one tree of the kind."""
+    """Return the only part, or a tree of the kind with all parts."""
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
