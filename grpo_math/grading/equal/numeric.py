@@ -196,10 +196,7 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
 
 def _alternates(tree: Tree) -> bool:
     """Return True for a power of a negative number such as (-1)^n."""
-    match tree:
-        case Power(Number(base), exponent):
-            return base < 0 and has_names(exponent)
-    return False
+    return isinstance(tree, Power) and isinstance(tree.left, Number) and tree.left.value < 0 and has_names(tree.right)
 
 
 def _is_fraction(tree: Tree) -> bool:

@@ -140,14 +140,6 @@ def difference(relation: Tree) -> tuple[Tree, str] | None:
     return None
 
 
-def _is_name(tree: Tree) -> bool:
-    """Return True for ``x`` or ``f(x)``."""
-    match tree:
-        case Variable() | Product((Variable(), Variable())):
-            return True
-    return False
-
-
 def interval(relation: Relation) -> Tree | None:
     """``1 < x <= 2`` -> the tree of (1, 2]; ``|x| < 3`` -> (-3, 3); None for any other relation."""
     members, signs = relation.parts, relation.signs
@@ -161,8 +153,8 @@ def interval(relation: Relation) -> Tree | None:
             return Tuple((Negative(INFINITE), large), "(", closing)
         case (small, Variable()) if not has_names(small):
             return Tuple((small, INFINITE), opening, ")")
-        case (small, middle, large) if _is_name(middle) and not has_names(small) and not has_names(large):
-            return Tuple((small, large), opening, closing)
+        case (small, Variable() | Product((Variable(), Variable())), large):  # x, or f(x)
+            return None if has_names(small) or has_names(large) else Tuple((small, large), opening, closing)
     return None
 
 

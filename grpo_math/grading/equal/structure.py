@@ -180,11 +180,11 @@ def _without_zeros(tree: Tree) -> Tree:
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     if not isinstance(gold, COLLECTIONS) or not isinstance(answer, COLLECTIONS):
         return DIFFERENT
+    if isinstance(gold, Union) and isinstance(answer, Union) and _unordered(gold.parts, answer.parts, rules) is EQUAL:
+        return EQUAL
     pairs = [node for node in chain(walk(gold), walk(answer)) if isinstance(node, Tuple) and len(node.parts) == 2]
     if not all(map(_could_be_interval, pairs)):
         return DIFFERENT
-    if isinstance(gold, Union) and isinstance(answer, Union) and _unordered(gold.parts, answer.parts, rules) is EQUAL:
-        return EQUAL
     one, two = as_union(gold, rules.number), as_union(answer, rules.number)
     return UNDECIDED if one is None or two is None else compared(one == two)
 
@@ -212,14 +212,20 @@ def _items(tree: Tree) -> tuple[Tree, ...]:
 
 
 def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
-    """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing, repeated, or has several values."""
+    """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing or repeated."""
     named: dict[str, Tree] = {}
     for item in items:
-        name, members = stated(item) or ("", ())
-        if not name or name in named or len(members) > 1:
+        name, value = _assigned(item)
+        if not name or name in named:
             return None
-        named[name] = members[0]
+        named[name] = value
     return named
+
+
+def _assigned(item: Tree) -> tuple[str, Tree]:
+    """``x = 1`` -> (x, 1); any other item, and a chain with more than one value -> ("", item)."""
+    assignment = stated(item)
+    return (assignment[0], assignment[1][0]) if assignment is not None and len(assignment[1]) == 1 else ("", item)
 
 
 def _equal_tuples(gold: Tuple, answer: Tuple, rules: Rules) -> Comparison:
@@ -262,9 +268,10 @@ def _in_order(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> Com
 
 
 def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> Comparison:
-    """Match the members in equal pairs."""
+    """Match the members in equal pairs. Names are ignored: ``x = 1, x = 2`` is 1, 2."""
     if len(gold) != len(answer):
         return DIFFERENT
+    gold, answer = ([_assigned(tree)[1] for tree in side] for side in (gold, answer))
     gold_numbers, answer_numbers = [rational(g) for g in gold], [rational(a) for a in answer]
     if None not in gold_numbers and None not in answer_numbers:
         return compared(Counter(gold_numbers) == Counter(answer_numbers))
