@@ -74,7 +74,7 @@ class Scanner:
         return option
 
     def take_all(self, *options: str) -> list[str]:
-        """Take options until another character follows."""
+        """Take every option that follows, and return them in order."""
         taken = []
         while option := self.take(*options):
             taken.append(option)
