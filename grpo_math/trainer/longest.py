@@ -6,7 +6,7 @@ number of tokens at the start, computed forward and backward and discarded, show
 Does not count memory: planner/ does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from grpo_math.errors import ConfigError
 from grpo_math.run.weights import split_by
 from grpo_math.trainer.arrange import fill
+from grpo_math.trainer.reward_funcs import column_names
 from grpo_math.trainer.rows import Rows
 
 
@@ -60,12 +61,15 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
-def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
+def dry_run(
+    trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, step_rows: Sequence[dict[str, Any]] = ()
+) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    The model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
+    ``step_rows`` are the rows of the first step. The model is unwrapped, and `torch.autograd.grad` accumulates nothing:
+    no hook of DDP or DeepSpeed runs.
     """
-    args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
+    args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer, step_rows)
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
@@ -100,14 +104,15 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-def longest_prompt(trainer: Any) -> list[int]:
+def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
+    A stream, and the function of ``with_transform``, may be read only once: then the prompt is one of ``step_rows``.
     The text that an environment adds at the start of a rollout is not known yet.
     """
     data = trainer.train_dataset
-    first = next(iter(data))
-    columns = data[:100_000] if hasattr(data, "__len__") else {name: [value] for name, value in first.items()}
+    is_readable = hasattr(data, "__len__") and column_names(data) is not None
+    columns = data[:100_000] if is_readable else {name: [row[name] for row in step_rows] for name in step_rows[0]}
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))

@@ -19,6 +19,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
+from grpo_math.trainer import table
+from grpo_math.trainer.reward_funcs import column_names
 from grpo_math.run.log import History, write_config
 
 DATA_OF_SCRIPT = "data of a script"
@@ -137,7 +139,8 @@ def _data_of(data: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {"dataset": DATA_OF_SCRIPT if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
         settings["dataset_split"] = str(split)
-    first: Any = next(iter(data), {}) if hasattr(data, "__len__") else {}
+    is_readable = hasattr(data, "__len__") and column_names(data) is not None
+    first: Any = next(iter(data), {}) if is_readable else {}
     if isinstance(template := first.get("answer_format"), str):
         settings["prompt_template"] = template
     return settings

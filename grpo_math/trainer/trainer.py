@@ -49,7 +49,7 @@ from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import SCORING, results_of, sees_rows
+from grpo_math.trainer.overrides import SCORING, is_foreign, results_of, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
@@ -128,7 +128,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
-        whole = whole or (packs and sees_rows(self, MathGRPOTrainer))
+        whole = whole or (packs and sees_rows(self))
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -276,7 +276,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
-            longest.dry_run(self, self._loss_of, model)
+            longest.dry_run(self, self._loss_of, model, inputs)
         step = partial(super().training_step, model, inputs, num_items_in_batch)
         return self._retry.run(step, partial(self._compute_loss, model), model, lambda: self._buffered_inputs)
 
@@ -302,7 +302,7 @@ class MathGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         of_trl = self._buffered_inputs
         # `sees_rows` again: a script may replace a method after the constructor.
-        if self.scorer and of_trl is not buffered and not sees_rows(self, MathGRPOTrainer):
+        if self.scorer and of_trl is not buffered and not sees_rows(self):
             # This many training steps always belong to one optimizer step. Rows change places within these only.
             window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
             windows = (of_trl[i : i + window] for i in range(0, len(of_trl), window))
@@ -383,8 +383,9 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
-            if self.scorer is not None and not compute_aux_loss:
+            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
+            # replaced TRL's method.
+            if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
                 return self.scorer(plain, *rows, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
