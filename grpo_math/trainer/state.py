@@ -21,6 +21,7 @@ from accelerate.utils import gather_object
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run.checkpoints import STATE
 from grpo_math.run.main_process import on_main
+from grpo_math.trainer.table import plain, storable
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = (
@@ -48,7 +49,8 @@ def state_of(trainer: Any) -> dict[str, Any]:
     # Between two rollouts there is nothing to save: the next step samples.
     in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
-    table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
+    # A column of a script may contain what JSON cannot represent.
+    table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
@@ -58,7 +60,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-        "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
+        "table": json.dumps(table, default=plain) if trainer.log_completions else None,
     }
 
 
@@ -74,11 +76,6 @@ def to_keep(trainer: Any) -> dict[str, Any]:
         on_main(lambda: held["asked"] and held["asked"].wait())
         held["asked"] = held["asked"] and held["asked"].state_dict()
     return held
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of numpy or torch, which a reward function may have logged, as Python's; other values as text."""
-    return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
 def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:

@@ -525,8 +525,9 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
-        # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
-        with replaced(self, num_completions_to_print=0):
-            super().log(logs, start_time)
-        if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
-            console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
+        with table.storable_table(self):
+            # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
+            with replaced(self, num_completions_to_print=0):
+                super().log(logs, start_time)
+            if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
+                console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
