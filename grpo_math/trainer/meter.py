@@ -41,9 +41,9 @@ class StepMeter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
 
-    def report_first(self, completions: int) -> None:
+    def report_first(self, completions: int, rewards_correctness: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins."""
-        for line in first_rollout(self.log(), completions, self.rollouts_per_step):
+        for line in first_rollout(self.log(), completions, self.rollouts_per_step, rewards_correctness):
             tqdm.write(line, file=sys.stderr)
 
     @contextmanager
@@ -123,7 +123,9 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dic
     }
 
 
-def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: float) -> list[str]:
+def first_rollout(
+    log: Mapping[str, Sequence[float]], count: int, rollouts: float, rewards_correctness: bool = True
+) -> list[str]:
     """Return lines about the first ``count`` completions, from the log. ``rollouts``: the rollouts per step.
 
     >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
@@ -143,7 +145,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
     if last[metrics.TRUNCATED] > 0.5:
         remedy = "raise max_completion_length, or ask for shorter answers"
         lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
-    if last.get(metrics.ACCURACY) == 0:
+    if rewards_correctness and last.get(metrics.ACCURACY) == 0:
         remedy = "read them in completions/, or take easier problems"
         lines.append(f"warning: none of the first {count} completions is correct: {remedy}")
     return lines

@@ -140,8 +140,15 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     }
 
 
+def saves(trainer: Any) -> bool:
+    """Return False for a script that saves no checkpoint."""
+    return trainer.of_recipe or trainer.args.save_strategy != "no"
+
+
 def save_last_step(trainer: Any) -> None:
-    """Save the checkpoint that the last complete step would have given."""
+    """Save the checkpoint that the last complete step would have given, unless the run saves none."""
+    if not saves(trainer):
+        return
     # None: no step was done since the run started, or resumed from a checkpoint.
     if (then := trainer.last_step) and trainer.saved_step != trainer.state.global_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
@@ -159,11 +166,8 @@ def save_last_step(trainer: Any) -> None:
 
 def saved_before(trainer: Any, error: Exception) -> str:
     """Call `save_last_step` for a run that must stop. Return the error's text with the checkpoint's name."""
-    # A script that saves nothing gets no checkpoint either.
-    if not trainer.of_recipe and trainer.args.save_strategy == "no":
-        return str(error)
     save_last_step(trainer)
-    if not trainer.state.global_step:
+    if not trainer.state.global_step or not saves(trainer):
         return str(error)
     resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
     return f"{error} (checkpoint-{trainer.state.global_step} is saved: {resume} continues from it)"

@@ -44,7 +44,7 @@ from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
-from grpo_math.trainer.config import MathGRPOConfig, settings_of
+from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.micro_batches import Splitter
@@ -53,7 +53,7 @@ from grpo_math.trainer.overrides import SCORING, is_foreign, results_of, sees_ro
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
-from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, reads_golds, resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -176,7 +176,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.args.max_completion_length}
+            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
             added = limits if self._grades is None else {**limits, GRADE: self._grades}
             errors: list[UserError] = []
             # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
@@ -234,7 +234,10 @@ class MathGRPOTrainer(GRPOTrainer):
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
-            self.meter.report_first(len(inputs) * self.accelerator.num_processes)
+            self.meter.report_first(
+                len(inputs) * self.accelerator.num_processes,
+                rewards_correctness=self.of_recipe or any(map(reads_golds, self.reward_funcs)),
+            )
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
@@ -449,11 +452,14 @@ class MathGRPOTrainer(GRPOTrainer):
             super()._run_epoch(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
+        # transformers pickles the arguments.
+        with replaced(self, args=without_tokens(self.args)):
+            super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
-            # Nothing reads this pickle, and the arguments may contain a token.
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            # The run directory of a recipe contains its settings as text. A script may read the pickle.
+            if self.of_recipe:
+                (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
 

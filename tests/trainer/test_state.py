@@ -1,6 +1,7 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
 import random
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -53,7 +54,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
         again = ours(drawn, ROWS, **RUN)
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         ends_as(again, whole)
-    settings = {**RUN, "folder": "failing", "save_strategy": "no"}
+    settings = {**RUN, "folder": "failing", "save_steps": 100}
     failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
     norm, nan = failing._get_grad_norm, {3: float("nan")}
     failing._get_grad_norm = lambda model, grad_norm=None: norm(model, nan.get(failing.state.global_step, grad_norm))
@@ -65,6 +66,13 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+def test_a_failing_script_that_saves_no_checkpoint_gets_none():
+    trainer = Mock(of_recipe=False)
+    trainer.args.save_strategy, trainer.state.global_step = "no", 3
+    assert state.saved_before(trainer, UserError("the reason")) == "the reason"
+    trainer._save_checkpoint.assert_not_called()
 
 
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
