@@ -89,12 +89,3 @@ def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
             return name not in WITHOUT_GOLD
     # Not callable: a name that TRL resolves.
     return callable(reward) and "grade" in needed(reward) and "grade" not in columns
-
-
-def reads_golds(reward: Any) -> bool:
-    """Return True if a reward visibly depends on the gold answer: by name, by its verdict or by a parameter.
-
-    >>> reads_golds("accuracy"), reads_golds(lambda completions, solution, **columns: []), reads_golds(len)
-    (True, True, False)
-    """
-    return needs_golds(reward) or (callable(reward) and bool(needed(reward) & set(GOLD_COLUMNS)))

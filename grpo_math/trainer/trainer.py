@@ -53,7 +53,7 @@ from grpo_math.trainer.overrides import SCORING, is_foreign, results_of, sees_ro
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
-from grpo_math.trainer.reward_funcs import check_gold_answers, reads_golds, resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -234,10 +234,9 @@ class MathGRPOTrainer(GRPOTrainer):
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
-            self.meter.report_first(
-                len(inputs) * self.accelerator.num_processes,
-                rewards_correctness=self.of_recipe or any(map(reads_golds, self.reward_funcs)),
-            )
+            # A script may reward something else, or grade by itself.
+            by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
+            self.meter.report_first(len(inputs) * self.accelerator.num_processes, by_verdict)
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
