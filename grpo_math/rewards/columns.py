@@ -21,7 +21,7 @@ Reward = Callable[..., Rewards]
 
 GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
 GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
-# What the trainer adds, under names that no column of a user has.
+# The keys of the values that the trainer adds. No column of a user has such a name.
 RESERVED = "grpo_math_"
 GRADE, GRADE_TIMEOUT, MAX_LENGTH = (f"{RESERVED}{name}" for name in ("grade", "grade_timeout", "max_completion_length"))
 DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format

@@ -389,7 +389,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # replaced TRL's method.
             if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
                 return self.scorer(plain, *rows, **kwargs)
-            logps, *others = plain(*rows, compute_aux_loss, **kwargs)
+            logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
         return logps.to(input_ids.device), entropies, loss
