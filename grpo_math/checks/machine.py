@@ -6,7 +6,6 @@ Does not import torch: nvidia-smi lists the GPUs.
 import importlib.util
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
@@ -24,17 +23,17 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb, visible_gpus
+from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.dtypes import bfloat16_errors
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
 
-BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
 PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
@@ -98,17 +97,6 @@ def _installed(name: str) -> str:
         return ""
 
 
-@cache
-def capabilities() -> tuple[float, ...]:
-    """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
-    visible = {str(gpu.number) for gpu in visible_gpus()}
-    try:
-        listed = ask_nvidia_smi("gpu=index,compute_cap")
-        return tuple(float(capability) for number, capability in listed if number in visible)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ()
-
-
 def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
@@ -116,11 +104,8 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     launched = setup.accelerate.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
-    # transformers counts GPUs that emulate bfloat16 (T4, V100) as GPUs that have it.
-    old = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus, default=0)}"
-    is_old, float32 = min(gpus, default=BFLOAT16_SINCE) < BFLOAT16_SINCE, "set dtype to float32 and bf16 to false"
-    setup.refuse("bf16", is_old and s["bf16"], old, float32)
-    setup.refuse("dtype", is_old and s["dtype"] == "bfloat16", old, float32)
+    for error in bfloat16_errors(s, min(gpus, default=None)):
+        raise error
     kernel = s["attn_implementation"] or "sdpa"
     if not {"/", "|"} & set(kernel):
         one_of("attn_implementation", kernel, ATTENTION)
@@ -165,6 +150,7 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
             {"": launch},
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
+            capability=None if s["use_cpu"] else min(capabilities(), default=None),
             prompt_tokens=max(lengths_of(setup)),
             offline=True,
         )

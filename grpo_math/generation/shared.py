@@ -124,7 +124,7 @@ class SharedBase:
         # `merge_adapter`, `merge_and_unload` and TRL's sync of merged weights call the method of each layer.
         for module in model.modules():
             if isinstance(module, BaseTunerLayer):
-                module.merge = module.unmerge = refuse_merge  # type: ignore[assignment]
+                module.merge = module.unmerge = refuse_merge  # type: ignore[method-assign]
         self.check(model)
 
     def check(self, model: nn.Module) -> None:
@@ -167,7 +167,7 @@ class RecordCopies(TorchDispatchMode):
         return args[0]
 
 
-def find_views(skeleton: Any, engine: nn.Module) -> dict[str, Tensor]:
+def find_views(skeleton: Any, engine: Any) -> dict[str, Tensor]:
     """Return {name: view of the engine's tensor} for each tensor in the state of ``skeleton``, a model on meta.
 
     The engine has loaded the weights. Its ``load_weights`` is called once more with tensors that have no values.
@@ -220,7 +220,7 @@ def find_view(name: str, whole: Tensor, parts: list[tuple[Tensor, Tensor]]) -> T
     return target.detach().as_strided(whole.shape, whole.stride(), shift)
 
 
-def offset(target: Tensor, part: Tensor) -> int | None:
+def offset(target: Tensor, part: Tensor) -> Any:
     """Return how far an element of ``target`` is from the same element of ``part`` in their storages; None if that
     differs among elements."""
     steps = zip(target.shape, target.stride(), part.stride(), strict=True)

@@ -59,9 +59,7 @@ def as_text(stated: str | Mapping[str, str] | None) -> str | None:
     >>> as_text({"problem": "query", "answer": "meta.gold"})
     'problem=query,answer=meta.gold'
     """
-    if not isinstance(stated, Mapping):
-        return stated
-    return ",".join(f"{field}={column}" for field, column in stated.items())
+    return ",".join(f"{name}={column}" for name, column in stated.items()) if isinstance(stated, Mapping) else stated
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:

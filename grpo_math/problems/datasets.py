@@ -131,12 +131,12 @@ def _open(dataset: str, split: str, accepted: which.Columns) -> Opened:
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        rows = _table(path, split)
+        table = _table(path, split)
         is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
-        if is_text and rows and not which.used(rows[0][1], accepted):
-            reason = f"has no line of column names: its first line is {', '.join(rows[0][1])[:120]!r}"
+        if is_text and table and not which.used(table[0][1], accepted):
+            reason = f"has no line of column names: its first line is {', '.join(table[0][1])[:120]!r}"
             raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or say --columns problem=NAME")
-        return path.name.partition(".")[0], dataset, rows
+        return path.name.partition(".")[0], dataset, table
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")

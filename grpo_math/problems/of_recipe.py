@@ -33,8 +33,9 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         remedy = error.remedy.replace("--columns", option)
         raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, remedy) from None
     except DataError as error:
-        remedy = error.remedy.replace("--columns", option)
-        raise DataError(error.file, error.line, error.field, error.reason, remedy) from None
+        raise DataError(
+            error.file, error.line, error.field, error.reason, error.remedy.replace("--columns", option)
+        ) from None
 
 
 class HeldOutSet(NamedTuple):

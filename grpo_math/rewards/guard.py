@@ -100,7 +100,7 @@ def checked(
     # TRL awaits an object with ``async __call__`` too.
     inner: Any = reward.func if isinstance(reward, functools.partial) else reward
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
-    guarded: Reward = later if is_async else now
+    guarded: Any = later if is_async else now
     return guarded
 
 

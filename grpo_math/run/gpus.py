@@ -5,6 +5,7 @@ Does not import torch, which would take memory of each GPU.
 
 import os
 import subprocess
+from functools import cache
 from typing import NamedTuple
 
 DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
@@ -53,6 +54,16 @@ def visible_gpus() -> list[Gpu]:
             break
         chosen += matches
     return chosen
+
+
+@cache
+def capabilities() -> tuple[float, ...]:
+    """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
+    visible = {str(gpu.number) for gpu in visible_gpus()}
+    try:
+        return tuple(float(cap) for number, cap in ask_nvidia_smi("gpu=index,compute_cap") if number in visible)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
 
 
 def ask_nvidia_smi(query: str) -> list[list[str]]:
