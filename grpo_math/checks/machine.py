@@ -162,7 +162,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield Finding("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
-        yield Finding("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
+        smaller = "take a smaller model: no change of settings makes it fit"
+        yield Finding("warning", f"memory: {'; '.join(answer['problems'])}", changes or smaller)
 
 
 def disk(setup: Setup) -> Iterator[Finding]:

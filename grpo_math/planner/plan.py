@@ -24,6 +24,7 @@ from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.batch import divisors
 from grpo_math.settings.dtypes import FLOAT32, bfloat16_errors, has_bfloat16
+from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
@@ -46,6 +47,10 @@ class Counted:
         zero = Zero(config, shape.hidden)
         if settings["load_in_4bit"] and zero.stage == 3:
             raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+        if settings["vllm_share_weights"] and zero.stage == 3:
+            raise ConfigError(
+                "vllm_share_weights", True, "does not work with ZeRO-3, which splits weights", "use ZeRO-2"
+            )
         self.sequence = machine.prompt + settings["max_completion_length"]
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
         self.layout = devices.arrange(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
@@ -244,7 +249,7 @@ def _read(
 # Suggested changes
 
 # Fields that change nothing on a CPU.
-OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm"}
+OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm", "vllm_share_weights"}
 QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 Changes = dict[str, Json]  # the recipe fields of each change, by its name in `candidates`
@@ -274,8 +279,9 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     # Frozen weights lose almost no accuracy in bfloat16.
     half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
     adapter = {**ADAPTER, **half}
+    colocated = s["use_vllm"] and s["vllm_mode"] == "colocate" and s["vllm_tensor_parallel_size"] == 1
     choices: dict[str, list[Json]] = {
-        "dtype": [half] if half and s["use_peft"] else [],
+        "dtype": [half] if half and s["use_peft"] and s["dtype"] != "bfloat16" else [],
         "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
         "micro_batch": budgets,
@@ -283,7 +289,11 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
         "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
-        "4bit": [] if s["load_in_4bit"] else [QUANTISED],
+        # One copy of the base, or a smaller base.
+        "base": [
+            *([{"vllm_share_weights": True}] if colocated and sends_adapter(s) and not s["vllm_share_weights"] else []),
+            *([] if s["load_in_4bit"] else [QUANTISED]),
+        ],
         "offload": [{"activation_offloading": True}],
         # DeepSpeed's configs: `advice` tries them.
         "accelerate_config": [],

@@ -57,6 +57,8 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
             raise NotPlanned(name, settings[name], "is not known to the plan", remedy)
     if settings["load_in_4bit"] and not settings["use_peft"]:
         raise ConfigError("load_in_4bit", True, "cannot be trained without an adapter", "set use_peft to true")
+    if settings["vllm_share_weights"] and settings["load_in_4bit"]:
+        raise ConfigError("vllm_share_weights", True, "needs a base of 16 or 32 bits (load_in_4bit)", "leave it out")
     return settings
 
 

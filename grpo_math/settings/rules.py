@@ -468,6 +468,11 @@ PROGRAM = [
     # Adapter and number format
     switched("use_peft", "lora_", "use_dora", "use_rslora"),
     switched("load_in_4bit", "bnb_4bit_", "use_bnb_"),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and (s["load_in_4bit"] or s["load_in_8bit"]),
+        "needs a base of 16 or 32 bits (load_in_4bit={load_in_4bit}, load_in_8bit={load_in_8bit})",
+    ),
     *(
         Rule(
             name,

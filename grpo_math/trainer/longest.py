@@ -63,8 +63,8 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
-# Attributes of TRL's trainer that its loss and `longest_prompt` change. The dry run changes copies of them.
-TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_batch_environments")
+# Attributes of TRL's trainer that its loss changes. The dry run changes copies of them.
+TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
 def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
@@ -136,5 +136,6 @@ def longest_prompt(trainer: Any) -> list[int]:
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
-    trainer._batch_environments = [columns["environment"][row] if trainer._multi_environment else None]
-    return trainer._tokenize_prompts([prompts[row]])[0][0]
+    environments = [columns["environment"][row] if trainer._multi_environment else None]
+    with replaced(trainer, _batch_environments=environments):
+        return trainer._tokenize_prompts([prompts[row]])[0][0]

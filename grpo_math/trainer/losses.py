@@ -245,8 +245,7 @@ def user_surrogate(inputs: LossInputs, ratio: Tensor, settings: LossSettings) ->
     logps, advantages = inputs.logps, inputs.advantages.expand_as(inputs.logps)
     # The ratio of a token that does not count is 1: an infinite one, times its mask of 0, would be NaN.
     old_logps = inputs.old_logps.where(inputs.mask.bool(), logps.detach())
-    name = settings.surrogate
-    return Surrogate(tensor_from("surrogate", name, logps, logps, old_logps, advantages, inputs.mask))
+    return Surrogate(tensor_from("surrogate", settings.surrogate, logps, logps, old_logps, advantages, inputs.mask))
 
 
 SurrogateFunction = Callable[[LossInputs, Tensor, LossSettings], Surrogate]

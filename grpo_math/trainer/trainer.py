@@ -125,9 +125,10 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        # DDP warns if it looks for unused parameters and finds none. TRL sets this for vision models, which have some.
+        # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.find_unused_parameters = False
+            towers = set(self.model.config.sub_configs) - {"text_config"}
+            accelerator.ddp_handler.find_unused_parameters = bool(towers)
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)

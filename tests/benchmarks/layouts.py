@@ -47,12 +47,13 @@ def asleep(prompt: int, share: float) -> dict[str, Any]:
 def settings(gpus: int) -> list[dict[str, Any]]:
     """The settings to try, fastest first.
 
-    On one GPU: vLLM with the largest share that fits, else generation by transformers. On several GPUs a server comes
-    first, so that the policy and vLLM do not share memory.
+    On one GPU: vLLM with the largest share that fits, or with one copy of the base, else generation by transformers.
+    On several GPUs a server comes first, so that the policy and vLLM do not share memory.
     """
     sleeping = [asleep(512, share) for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
     server = [{**sleeping[0], "vllm_mode": "server"}] if gpus > 1 else []
-    return [*server, *sleeping, {"use_vllm": False}]
+    shared = [{**asleep(512, share), "vllm_share_weights": True} for share in SHARES]
+    return [*server, *sleeping, *shared, {"use_vllm": False}]
 
 
 def best(model: str, gpus: int, gpu_gb: int, quantised: bool = False) -> str:
@@ -71,7 +72,12 @@ def best(model: str, gpus: int, gpu_gb: int, quantised: bool = False) -> str:
                 if counted.fits:
                     layout = counted.layout
                     split = f" tp{layout.tensor_parallel}" * (layout.tensor_parallel > 1)
-                    short = {"transformers": "t", "colocate": "c", "server": f"{layout.server}+{layout.policy}{split}"}
+                    colocated = "s" if counted.settings["vllm_share_weights"] else "c"
+                    short = {
+                        "transformers": "t",
+                        "colocate": colocated,
+                        "server": f"{layout.server}+{layout.policy}{split}",
+                    }
                     return f"{short[layout.generation]} {name}".strip()
     return "-"
 
