@@ -29,11 +29,11 @@ grpo-math doctor --config launch/configs/demo_cpu.yaml --learning_rate 1e-4 --ou
 ok: no error, no warning
 ```
 
-A recipe takes the fields below, here or on the command line, which wins, and every field of TRL's
+A recipe takes the fields below, and every field of TRL's
 [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig), transformers'
 [`TrainingArguments`](https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments) and
-TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). A misspelt field or an
-impossible combination is one line before weights load. `python docs/make_tables.py --write` writes this page.
+TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). The command line wins
+over the recipe. A misspelt field or an impossible combination is one line before weights load.
 """
 
 
@@ -81,11 +81,11 @@ def table(name: str) -> str:
 
 
 def findings() -> str:
-    """Return the symptom and the remedy of each finding. The line of a finding has its cause, too."""
+    """Return the symptom of each finding. The line of a finding has the cause and the remedy."""
     from grpo_math.checks.diagnosis import CHECKS
 
-    rows = [f"| `{name}` | {check.symptom} | {check.remedy} |" for name, check in CHECKS.items()]
-    return "\n".join(["| finding | what is seen | remedy |", "| --- | --- | --- |", *rows])
+    rows = [f"| `{name}` | {check.symptom} |" for name, check in CHECKS.items()]
+    return "\n".join(["| finding | what is seen |", "| --- | --- |", *rows])
 
 
 def pages() -> dict[Path, str]:
