@@ -32,8 +32,8 @@ ok: no error, no warning
 A recipe takes the fields below, and every field of TRL's
 [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig), transformers'
 [`TrainingArguments`](https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments) and
-TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). In brackets: the
-default, if there is one. The command line wins over the recipe. A misspelt field or an impossible combination is one line before weights load.
+TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). The default is in
+brackets. The command line wins over the recipe.
 """
 
 

@@ -99,9 +99,13 @@ def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
 
 
 def rows_by_card() -> Iterator[list[str]]:
+    """Yield the rows. A cell has one number if it is the same for transformers and vLLM."""
     for model, quantised in product(BY_CARD, (False, True)):
-        cells = [" / ".join(longest(model, size, quantised, vllm) for vllm in (False, True)) for size in CARDS]
-        yield [model.rpartition("/")[2] + ", 4 bit" * quantised, *("-" if cell == "- / -" else cell for cell in cells)]
+        cells = []
+        for size in CARDS:
+            alone, shared = (longest(model, size, quantised, vllm) for vllm in (False, True))
+            cells.append(shared if shared.startswith(alone) else f"{alone} / {shared}")
+        yield [model.rpartition("/")[2] + ", 4 bit" * quantised, *cells]
 
 
 def tables() -> dict[str, str]:
