@@ -49,7 +49,10 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     ),
     *(
         "trainer.longest",
+        "trainer.exchange",
+        "trainer.figures",
         "trainer.losses",
+        "trainer.positions",
         "trainer.meter",
         "trainer.micro_batches",
         "trainer.packing",

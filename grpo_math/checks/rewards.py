@@ -16,6 +16,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.grading import Verdict, grade_batch
+from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
@@ -29,6 +30,8 @@ GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
+# What a lost backslash leaves, and a label that belongs to the solution.
+DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 CORRECT = "correct these answers, or leave the rows out"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
 LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
@@ -79,7 +82,14 @@ def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
     # A gold answer that is not correct against itself is at fault: no completion can be rewarded for it.
-    answers = [row["answer"] for row in rows]
+    answers = [repaired(row["answer"]) for row in rows]
+    damaged = [row for row in rows if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])]
+    if damaged:
+        example = f"the first is {damaged[0]['id']}, {damaged[0]['answer'][:60]!r}"
+        message = f"{len(damaged)} of {len(rows)} gold answers are damaged (a lost backslash, or a label)"
+        read = repaired(damaged[0]["answer"])
+        known = f", read as {read[:60]!r}" if read != damaged[0]["answer"] else ""
+        yield Finding("warning", f"{message}; {example}{known}", CORRECT)
     verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
     bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
     if bad:

@@ -23,15 +23,16 @@ Does not compare and does not parse.
 import re
 from typing import NamedTuple
 
+from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import FORMATS
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
-MARKERS = ("answer is", "answers are", "answer:", "answer =", "答案", "故选")
+MARKERS = (r"answer is(?! (?:in)?correct| right| wrong)", "answers are", "answer:", "answer =", "答案", "故选")
 # Labels of a line: the "A" of question and answer, "answer" in other languages, and a choice after 选.
 LABELS = (
-    r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort|Odpowiedź|Cevap"
-    r"|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选(?=\s*[:：]?\s*[(（]?[A-J](?![A-Za-z]))"
+    r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort"
+    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选(?=\s*[:：]?\s*[(（]?[A-J](?![A-Za-z]))"
 )
 
 _TOKEN = re.compile(
@@ -110,6 +111,7 @@ def gold_answer(gold: str) -> str:
     >>> gold_answer("72"), gold_answer(r"\boxed{2} and \boxed{3}"), gold_answer("   ")
     ('72', '3', '')
     """
+    gold = repaired(gold)
     # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)
     return _opened(marks[-1].text) if marks else "" if _EMPTY.search(gold) else gold.strip()

@@ -289,7 +289,6 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
         "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
-        # One copy of the base, or a smaller base.
         "base": [
             *([{"vllm_share_weights": True}] if colocated and sends_adapter(s) and not s["vllm_share_weights"] else []),
             *([] if s["load_in_4bit"] else [QUANTISED]),

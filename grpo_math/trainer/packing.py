@@ -114,7 +114,6 @@ def pack(
             rows_of.setdefault(prompt, []).append(row)
     if not rows_of:
         return None
-
     # Ranges (first, length) of indices, which go to the GPU as one tensor.
     taken, positions, scored, padded, groups = [], [], [], [], []
     start = 0

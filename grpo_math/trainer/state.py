@@ -164,10 +164,8 @@ def remember_step(trainer: Any) -> None:
 def save_last_step(trainer: Any) -> str:
     """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
     step, then = trainer.state.global_step, trainer.last_step
-    # A script that saves nothing gets no checkpoint here either.
-    saves = trainer.of_recipe or trainer.args.save_strategy != "no"
     # Without a snapshot of this step, the state of the trainer belongs to another step than its weights.
-    if saves and then and then["step"] == step != trainer.saved_step:
+    if then and then["step"] == step != trainer.saved_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
         restore(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]

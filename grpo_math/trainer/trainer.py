@@ -571,6 +571,10 @@ class MathGRPOTrainer(GRPOTrainer):
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
+            # A script that saves nothing gets no checkpoint for a step that fails. A step that only its evaluation
+            # fails is complete.
+            if not (self.of_recipe or self.args.save_strategy != "no" or self.control.should_evaluate):
+                raise
             raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:

@@ -359,6 +359,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(99)}, [of_golds("warning", 99)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(100)}, [of_golds("error", 100)]),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("p", "5\text{ cm}"), ("q", "7"))},
+            [
+                r"warning: 1 of 2 gold answers are damaged (a lost backslash, or a label); the first is mine/1, "
+                r"'5\text{ cm}', read as '5\\text{ cm}'. Remedy: correct these answers, or leave the rows out"
+            ],
+        ),
     ],
     "rewards": [
         (

@@ -20,7 +20,7 @@ VALUES = {
     "delta": [2.0, 0.5],
     "epsilon": [0.1],
     "epsilon_high": [0.3],
-    "generation_kwargs": [{name: 1} for name in rules.OF_GENERATION] + [{"do_sample": False}],
+    "generation_kwargs": [{name: 1} for name in (*rules.OF_GENERATION, "presence_penalty")] + [{"do_sample": False}],
     "lora_alpha": [4096],
     "lora_r": [1024],
     "lora_target_modules": [["q_(proj"]],

@@ -332,7 +332,7 @@ def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
     trainer = ours(surrogate="small_trainers:clip", num_iterations=2, loss_type="grpo")
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)])["micro_batches"][0]["rows"])
+    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)]).micro_batches[0].rows)
     rows["old_per_token_logps"] = rows["old_per_token_logps"].clone()
     # TRL's clipped loss is finite: the advantage is above 0.
     rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0

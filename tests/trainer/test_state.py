@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
         again = ours(drawn, ROWS, **RUN)
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         ends_as(again, whole)
-    settings = {**RUN, "folder": "failing", "save_strategy": "no"}
+    settings = {**RUN, "folder": "failing", "save_steps": 100}
     failing = ours(drawn, ROWS, **settings, max_nonfinite_steps=1)
     norm, nan = failing._get_grad_norm, {3: float("nan")}
     failing._get_grad_norm = lambda model, grad_norm=None: norm(model, nan.get(failing.state.global_step, grad_norm))

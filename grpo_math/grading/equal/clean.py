@@ -59,7 +59,8 @@ COMMANDS = {
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
 SET_BUILDER = re.compile(  # A = \\{x | x > 1\\}
-    r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?\\?\}\Z"
+    r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?"
+    r"\\?\}\Z"
 )
 RATIO_WORDS = re.compile(r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
@@ -100,7 +101,7 @@ INTEGER = re.compile(
 MULTIPLE = re.compile(
     r"(?!.*(?:sin|cos|tan|cot|\^|\())(?:.*[^A-Za-z\\])?([mn]) ?\\pi(?![A-Za-z])"
 )  # n\pi, for any integer n
-# Forms that mean the same: (pattern, replacement), in order, after the commands. Each has a line in the table of examples.
+# Forms that mean the same: (pattern, replacement), in order, after the commands. Each has a line in the examples.
 FORMS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -139,7 +140,8 @@ FORMS = [
     )
 ]
 SENTENCE = re.compile(  # "The minimum value of x is 4": the value at the end of a sentence
-    r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))"
+    r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
+    r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))"
 )
 
 

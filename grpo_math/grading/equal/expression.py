@@ -13,11 +13,20 @@ Does not evaluate.
 
 import re
 from fractions import Fraction
-from itertools import chain
 
 from grpo_math.grading.equal import notation
+from grpo_math.grading.equal.matrices import read_matrix
 from grpo_math.grading.equal.notation import ASCII_LETTERS, DIGITS
-from grpo_math.grading.equal.scanner import Scanner, TooLarge, Unreadable, check_depth, letter, names_only, read_number
+from grpo_math.grading.equal.scanner import (
+    Scanner,
+    TooLarge,
+    Unreadable,
+    check_depth,
+    deeper,
+    letter,
+    names_only,
+    read_number,
+)
 from grpo_math.grading.equal.spelled import NUMBER_WORDS
 from grpo_math.grading.equal.tree import (
     ONE,
@@ -28,7 +37,6 @@ from grpo_math.grading.equal.tree import (
     Either,
     Factorial,
     List,
-    Matrix,
     Number,
     Percent,
     PlusMinus,
@@ -191,10 +199,8 @@ class _Reader(Scanner):
                 break
         return base
 
+    @deeper
     def exponent(self) -> Tree:
-        return self.deeper(self.signed_exponent)
-
-    def signed_exponent(self) -> Tree:
         if self.peek("{"):
             return self.group()
         if self.take("-"):
@@ -203,12 +209,10 @@ class _Reader(Scanner):
         tree = self.atom() if number is None else Number(read_number(number.group()))
         return Power(tree, self.exponent()) if self.take("^", "**") else tree
 
+    @deeper
     def group(self) -> Tree:
         """Read an expression in braces."""
         self.need("{")
-        return self.deeper(self.in_braces)
-
-    def in_braces(self) -> Tree:
         inner = self.sum()
         if self.take("\\over"):
             inner = Quotient(inner, self.sum())
@@ -248,10 +252,8 @@ class _Reader(Scanner):
             return letter(char)
         return self.atom()
 
+    @deeper
     def atom(self) -> Tree:
-        return self.deeper(self.bare_atom)
-
-    def bare_atom(self) -> Tree:
         self.skip()
         if self.at >= len(self.text):
             raise Unreadable("an operand is missing")
@@ -295,7 +297,7 @@ class _Reader(Scanner):
                 return Set(())
             return self.members("\\}")
         if self.peek("\\begin"):
-            return self.matrix()
+            return read_matrix(self)
         command = self.match(notation.COMMAND)
         if command is None:
             raise Unreadable("a stray backslash")
@@ -325,9 +327,9 @@ class _Reader(Scanner):
             return Variable(name + self.text[start : self.at].strip())
         if name in notation.FUNCTIONS:
             return self.call(name)
-        if name in notation.GREEK:
-            return self.named(name)
-        raise Unreadable(f"\\{name} is not of this grammar")
+        if name not in notation.GREEK:
+            raise Unreadable(f"\\{name} is not of this grammar")
+        return self.named(name)
 
     def call(self, name: str) -> Tree:
         power: Tree | None = None
@@ -365,10 +367,10 @@ class _Reader(Scanner):
         if lower in notation.WORDS:
             return notation.WORDS[lower]
         if lower in notation.FUNCTIONS:
-            if lower == "sqrt" and not self.peek("(", "{"):
-                raise Unreadable("sqrt without its argument")
             if lower == "sqrt" and self.peek("{"):
                 return Call((self.group(),), "sqrt")
+            if lower == "sqrt" and not self.peek("("):
+                raise Unreadable("sqrt without its argument")
             return self.call(lower)
         if word in ("C", "P") and notation.CHOOSING.match(self.text, self.at):
             return Call(tuple(self.atom().children()), "binom" if word == "C" else "perm")
@@ -392,20 +394,3 @@ class _Reader(Scanner):
         if subscript is not None:
             return Variable(f"{name}_{(subscript[1] or subscript[2]).replace(' ', '')}{primes}")
         return Variable(name + primes) if primes or len(name) > 1 else letter(name)
-
-    def matrix(self) -> Tree:
-        environment = self.match(notation.MATRIX)
-        if environment is None:
-            raise Unreadable("an environment that is no matrix")
-        rows: list[list[Tree]] = [[self.sum()]]
-        while sign := self.take("&", "\\\\"):
-            if sign == "&":
-                rows[-1].append(self.sum())
-            elif self.peek("\\end"):
-                break
-            else:
-                rows.append([self.sum()])
-        self.need("\\end")
-        self.need("{" + environment[1] + "}")
-        matrix = Matrix(tuple(chain(*rows)), tuple(map(len, rows)))
-        return Call((matrix,), "det") if environment[1] in ("vmatrix", "Vmatrix") else matrix

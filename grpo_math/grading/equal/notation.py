@@ -16,8 +16,9 @@ ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 FUNCTION_NAMES = (
-    "arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min "
-    "floor ceil"
+    "arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec "
+    "sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm "
+    "max min floor ceil"
 )
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 WORDS = {"pi": PI, "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}

@@ -187,6 +187,8 @@ def interval(relation: Relation) -> Tree | None:
 def resolved(tree: Tree) -> Tree:
     """Return the set of a membership, the interval of an inequality, the union of several (or of ``x != 2``)."""
     match tree:
+        case Product((scalar, Matrix(cells, widths)) | (Matrix(cells, widths), scalar)) if not contains(scalar, Matrix):
+            return Matrix(tuple(Product((scalar, cell)) for cell in cells), widths)
         case Relation((Variable(), hole), ("!=",)) if not has_names(hole):
             return Union((Tuple((Negative(INFINITE), hole)), Tuple((hole, INFINITE))))
         case Relation((member, Set() | Tuple() | Union() | Intersection() as collection), ("in",)) if _is_member(

@@ -9,6 +9,7 @@ Does not build expressions: expression.py does.
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from grpo_math.grading.equal import notation
 from grpo_math.grading.equal.spelled import SCALES
@@ -24,6 +25,20 @@ class Unreadable(ValueError):
 
 class TooLarge(Unreadable):
     """The text is longer, or nested more deeply, than an answer can be."""
+
+
+def deeper(read: Callable[[Any], Tree]) -> Callable[[Any], Tree]:
+    """Limit how deep the method of a `Scanner` may call itself."""
+
+    def limited(scanner: "Scanner") -> Tree:
+        scanner.depth += 1
+        if scanner.depth > MAX_DEPTH:
+            raise TooLarge(f"nested more than {MAX_DEPTH} deep")
+        tree = read(scanner)
+        scanner.depth -= 1
+        return tree
+
+    return limited
 
 
 class Scanner:
@@ -69,14 +84,6 @@ class Scanner:
         if match is not None:
             self.at = match.end()
         return match
-
-    def deeper(self, read: Callable[[], Tree]) -> Tree:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise TooLarge(f"nested more than {MAX_DEPTH} deep")
-        tree = read()
-        self.depth -= 1
-        return tree
 
     def number(self) -> Tree:
         repeating = self.match(notation.REPEATING)

@@ -41,7 +41,7 @@ _OTHER = """
 in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
 month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
 degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
-yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens|gross
+yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens
 """.replace("\n", "|").split("|")
 _TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
 for _symbol, *_names in (line.split() for line in _METRIC if line):
@@ -55,7 +55,7 @@ _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 # Words that change the value before or after them.
 _CHANGING = (
     "and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least "
-    "most power root infinity pi sqrt but except mille permille hundred"
+    "most power root infinity pi sqrt but except mille permille hundred gross"
 )
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
