@@ -127,11 +127,11 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            unused = bool(set(self.model.config.sub_configs) - {"text_config"})
-            kwargs = self.args.gradient_checkpointing_kwargs or {}
+            model, kwargs = cast(Any, self.model), cast(Any, self.args.gradient_checkpointing_kwargs or {})
+            unused = bool(set(model.config.sub_configs) - {"text_config"})
             if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
                 unused = False
-                if accelerator.num_processes > 1 and all(p.requires_grad for p in self.model.parameters()):
+                if accelerator.num_processes > 1 and all(p.requires_grad for p in model.parameters()):
                     message = "DDP cannot train a model whose vision tower gets no gradient"
                     raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
             accelerator.ddp_handler.find_unused_parameters = unused
