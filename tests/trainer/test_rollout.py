@@ -111,7 +111,7 @@ def test_the_list_of_functions_holds_the_users_objects_except_while_trl_calls_th
             return torch.tensor([one(completions=completions) for one in self.reward_funcs]).T
 
     seen, by_itself, reward = [], False, Scaled()
-    made = ours(reward, rows("7").add_column("grade", [5]), trainer_class=Own, max_steps=1)
+    made = ours(reward, rows(7, 8).add_column("grade", [5, 5]), trainer_class=Own, max_steps=1)
     assert made.reward_funcs == [reward]
     reward.scale = 0.5
     made.train()
