@@ -8,7 +8,7 @@ import torch
 from launching import TORCHRUN, run
 from small_trainers import untimed, weights
 
-from grpo_math.errors import UserError
+from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 
@@ -65,6 +65,19 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
+    def fails(completions, trainer_state, **columns):
+        if trainer_state.global_step:
+            raise ConnectionError("the judge is down")
+        return drawn(completions)
+
+    trainer = ours(fails, ROWS, **{**RUN, "save_strategy": "no", "steps_per_generation": 2})
+    with pytest.raises(RewardError, match=r"the judge is down[^(]*$"):
+        trainer.train()
+    assert trainer.state.global_step
+    assert not [*tmp_path.glob("checkpoint-*")]
 
 
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
