@@ -76,6 +76,8 @@ def table(name: str) -> str:
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
     if name == "findings":
         return findings()
+    if name == "methods":
+        return methods()
     from benchmarks import layouts
 
     return layouts.tables()[name]
@@ -86,6 +88,22 @@ def findings() -> str:
     from grpo_math.checks.diagnosis import CHECKS
 
     return "\n".join(f"- `{name}`: {check.symptom}" for name, check in CHECKS.items())
+
+
+def methods() -> str:
+    """Return the rows of methods.yaml."""
+    from grpo_math.settings.recipe import METHODS
+
+    lines = ["| method | name | fields | what it changes in GRPO |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        title = f"{method['title']} ({method['paper']})" if "paper" in method else method["title"]
+        fields = ", ".join(f"`{field}: {_value(value)}`" for field, value in method["fields"].items())
+        lines.append(f"| {title} | `{name}` | {fields} | {method['changes']} |")
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    return _yaml(value).strip("`")
 
 
 def pages() -> dict[Path, str]:
