@@ -5,10 +5,11 @@ import random
 import numpy
 import pytest
 import torch
+from datasets import Dataset
 from launching import TORCHRUN, run
-from small_trainers import untimed, weights
+from small_trainers import Evaluated, untimed, weights
 
-from grpo_math.errors import UserError
+from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 
@@ -64,6 +65,34 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     (tmp_path / "failing" / checkpoints.UNFINISHED.format("checkpoint-4")).touch()
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
+    ends_as(again, whole)
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_fails_saves_its_step_and_is_repeated(ours, tmp_path):
+    down = []
+
+    def reward(completions, trainer_state, **columns):
+        if down and trainer_state.global_step == 3 and columns["answer"][0] == "eval":
+            raise ValueError("no reward today")
+        return drawn(completions)
+
+    settings = {**RUN, "max_steps": 5, "save_strategy": "no", "per_device_eval_batch_size": 8}
+    settings |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_dataset": Dataset.from_list([{**ROWS[0], "answer": "eval"}]),
+    }
+    whole = ours(reward, ROWS, **settings)
+    whole.train()
+    down.append(True)
+    with pytest.raises(RewardError, match=r"no reward today.*\(checkpoint-3 is saved: "):
+        ours(reward, ROWS, **settings, folder="failing").train()
+    down.clear()
+    again = ours(reward, ROWS, **settings, folder="failing")
+    again.add_callback(events := Evaluated())
+    again.train(resume_from_checkpoint=True)
+    assert len(events.metrics) == 3  # of steps 3, 4 and 5
     ends_as(again, whole)
 
 
