@@ -1,6 +1,7 @@
 """Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -225,8 +226,9 @@ def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_give
     batched = [completions.with_model(model, byte_ids, request)([prompt], 0)[0] for model in (adapted, small_model())]
     assert streamed == [completion.tokens for completion in batched]
     assert streamed[0] != streamed[1]
+    endless = Request(max_new_tokens=20, options={"ignore_eos": True})
     sampled = [
-        list(completions.tokens(adapted, byte_ids, prompt, Request(temperature=heat, max_new_tokens=20), seed=seed))
+        list(completions.tokens(adapted, byte_ids, prompt, replace(endless, temperature=heat), seed=seed))
         for heat, seed in ((1.0, 1), (1.0, 1), (1.0, 2), (1e-6, 3), (0.0, 3))
     ]
     assert sampled[0] == sampled[1] != sampled[2]

@@ -5,8 +5,9 @@ import random
 import numpy
 import pytest
 import torch
+from datasets import Dataset
 from launching import TORCHRUN, run
-from small_trainers import untimed, weights
+from small_trainers import Evaluated, untimed, weights
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
@@ -78,6 +79,34 @@ def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
         trainer.train()
     assert trainer.state.global_step
     assert not [*tmp_path.glob("checkpoint-*")]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_fails_saves_its_step_and_is_repeated(ours, tmp_path):
+    down = []
+
+    def reward(completions, trainer_state, **columns):
+        if down and trainer_state.global_step == 3 and columns["answer"][0] == "eval":
+            raise ValueError("no reward today")
+        return drawn(completions)
+
+    settings = {**RUN, "max_steps": 5, "save_strategy": "no", "per_device_eval_batch_size": 8}
+    settings |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_dataset": Dataset.from_list([{**ROWS[0], "answer": "eval"}]),
+    }
+    whole = ours(reward, ROWS, **settings)
+    whole.train()
+    down.append(True)
+    with pytest.raises(RewardError, match=r"no reward today.*\(checkpoint-3 is saved: "):
+        ours(reward, ROWS, **settings, folder="failing").train()
+    down.clear()
+    again = ours(reward, ROWS, **settings, folder="failing")
+    again.add_callback(events := Evaluated())
+    again.train(resume_from_checkpoint=True)
+    assert len(events.metrics) == 3  # of steps 3, 4 and 5
+    ends_as(again, whole)
 
 
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
