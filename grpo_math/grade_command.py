@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
     add("--no_percent_as_number", action="store_true", help="25%% equals 0.25 and not 25")
+    add("--rounded_golds", action="store_true", help="a gold answer such as 85.71 accepts 600/7, which rounds to it")
     add(
         "--digits",
         type=int,
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     options: dict[str, Any] = {
         "answer_format": args.format,
         "timeout": args.timeout,
-        "policy": GradingPolicy(not args.no_percent_as_number, args.digits),
+        "policy": GradingPolicy(not args.no_percent_as_number, args.digits, args.rounded_golds),
     }
     with ExitStack() as stack:
         with suppress(ImportError):  # if the grader alone is installed, there is no progress bar

@@ -142,7 +142,7 @@ def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
     scoring.verify_packing(trainer, trainer._scores)
     if trainer._dry_run_due:
-        longest.dry_run(trainer, trainer._loss_of, trainer.model)
+        longest.dry_run(trainer, lambda *rows: trainer._loss_of(*rows).loss, trainer.model)
 
 
 def compared(trainer, *rows):

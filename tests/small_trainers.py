@@ -1,6 +1,7 @@
 """Small trainers, TRL's own and ours, in float32 on a CPU, their batches, and what is compared of them."""
 
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -112,6 +113,19 @@ def sample_apart(trainer):
 
     trainer._generate_and_score_completions = with_ratios
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+
+
+@contextmanager
+def results_of(trainer, name):
+    """Record the last result of a method."""
+    results, method = [], getattr(trainer, name)
+
+    def recorded(*args, **kwargs):
+        results[:] = [method(*args, **kwargs)]
+        return results[0]
+
+    with patch.object(trainer, name, recorded):
+        yield results
 
 
 class Evaluated(TrainerCallback):

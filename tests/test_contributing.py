@@ -21,6 +21,13 @@ CHANGES = {
         ("trainer/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
         ("settings/fields.yaml", 'group, batch, "none"]', "largest, "),
     ],
+    "surrogate": [
+        ("trainer/losses.py", "SurrogateFunction = Callable",
+         "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
+         '    return Surrogate(-ratio * inputs.advantages, figures={"unclipped": ratio})\n\n\n'),
+        ("trainer/losses.py", '"reinforce": reinforce}', '"unclipped": unclipped, '),
+        ("trainer/config.py", '"reinforce", "module:function")', '"unclipped", '),
+    ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
         ("run/metrics.py", "    REWARD_MAX: Metric",
@@ -65,6 +72,7 @@ rewards: [short]
 scale_rewards: largest
 greeting: Good morning
 beta: 2.0
+surrogate: unclipped
 use_cpu: true
 bf16: false
 max_steps: 2
@@ -97,6 +105,7 @@ def test_each_change_needs_at_most_three_files_and_shows_in_a_run(tmp_path, tiny
     assert "Good morning" in changed("--config", "recipe.yaml", module="grpo_math.train")
     lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
     assert all(0 < line["reward_median"] <= 1 and "rewards/short/mean" in line for line in lines)
+    assert all(line["unclipped"] == line["ratio"] for line in lines)
     page = json.loads(changed("report", "run", "--json"))
     assert "median_low" in {finding["check"] for finding in page["findings"]}
     assert "Median reward" in (tmp_path / "run/report.html").read_text()

@@ -16,6 +16,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.grading import Verdict, grade_batch
+from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
@@ -29,7 +30,15 @@ GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
+# What a lost backslash leaves, and a label that belongs to the solution.
+DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 CORRECT = "correct these answers, or leave the rows out"
+MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
+LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
+# One number or text in brackets or quotes, or a number with a word.
+WRAPPED = re.compile(
+    r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
+)
 JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
@@ -73,7 +82,14 @@ def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
     # A gold answer that is not correct against itself is at fault: no completion can be rewarded for it.
-    answers = [row["answer"] for row in rows]
+    answers = [repaired(row["answer"]) for row in rows]
+    damaged = [row for row in rows if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])]
+    if damaged:
+        example = f"the first is {damaged[0]['id']}, {damaged[0]['answer'][:60]!r}"
+        message = f"{len(damaged)} of {len(rows)} gold answers are damaged (a lost backslash, or a label)"
+        read = repaired(damaged[0]["answer"])
+        known = f", read as {read[:60]!r}" if read != damaged[0]["answer"] else ""
+        yield Finding("warning", f"{message}; {example}{known}", CORRECT)
     verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
     bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
     if bad:
@@ -82,6 +98,32 @@ def golds(setup: Setup) -> Iterator[Finding]:
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield Finding(level, f"{message}; {example}", CORRECT)
+    yield from _only_own_text(rows, answer_format)
+
+
+def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:
+    """Find gold answers for which the number or the letter that a model would write is not correct."""
+    pairs = [(row, plain) for row in rows if (plain := _plain(row["answer"])) != row["answer"]]
+    verdicts = _verdicts([row["answer"] for row, _ in pairs], [plain for _, plain in pairs], answer_format)
+    unpaid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
+    if unpaid:
+        row, plain = unpaid[0]
+        message = f"{len(unpaid)} of {len(rows)} gold answers are correct only in their own text"
+        example = f"the first is {row['id']}, {row['answer'][:60]!r}, for which {plain!r} is not correct"
+        yield Finding("warning", f"{message}; {example}", "write the gold answers as plain numbers, letters or text")
+
+
+def _plain(gold: str) -> str:
+    """Return the plain number, letter or text that a model would write for a gold answer.
+
+    >>> _plain("1(1/2)"), _plain('["7"]'), _plain("(B) 12 cm"), _plain("x^2"), _plain("7 apples")
+    ('3/2', '7', 'B', 'x^2', '7')
+    """
+    if match := MIXED.fullmatch(gold):
+        whole, numerator, denominator = map(int, match.groups())
+        return f"{whole * denominator + numerator}/{denominator}"
+    match = LETTER.fullmatch(gold) or WRAPPED.fullmatch(gold)
+    return match[match.lastindex or 0] if match else gold
 
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:

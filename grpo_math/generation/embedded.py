@@ -76,6 +76,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     except ImportError as error:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
     config = quantised.config
+    # transformers 5.17 reads other special tokens from the file than its own configuration has.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
     # The saved tensors are plain. With this entry `from_pretrained` would load them as quantised.
     del config.quantization_config
     # The model was published in bfloat16. float32 would only store the rounding of the 4-bit blocks.

@@ -95,7 +95,7 @@ def _blamed(job: Job, graded: Grade, timeout: float) -> Grade:
 
 @lru_cache(maxsize=4096)
 def _is_uncheckable(job: Job, timeout: float) -> bool:
-    if compare(*job[:2])[0] is not None:
+    if isinstance(compare(*job[:2])[0], Verdict):
         return False
     return shared_pool().run([job], timeout)[0].verdict is Verdict.UNCHECKABLE
 
@@ -144,7 +144,7 @@ def _quick(gold: str, completion: str, answer_format: str | None, policy: Gradin
     if not extracted.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=extracted.how)
     verdict, reason = compare(expected, extracted.text, policy=policy)
-    if verdict is None:
+    if not isinstance(verdict, Verdict):
         return (expected, extracted.text, *(policy if policy != POLICY else ()))
     return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
 

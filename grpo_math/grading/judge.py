@@ -27,7 +27,7 @@ from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import compare, readings
 from grpo_math.grading.equal.numeric import NUMERIC, Overflow
 from grpo_math.grading.equal.words import beyond, pure, several
-from grpo_math.grading.verdict import POLICY, GradingPolicy
+from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 
 NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # the name of a value in an answer
 MAX_CHARACTERS = 400  # Math-Verify's parser takes more than linear time; gold answers of MATH have at most 159
@@ -83,7 +83,7 @@ def judge(gold: str, answer: str, policy: GradingPolicy = POLICY) -> tuple[str, 
         verdict, reason = compare(gold, answer, NUMERIC, policy)
     except Overflow:
         return "uncheckable", "a power too large to compute"
-    if verdict is not None:
+    if isinstance(verdict, Verdict):
         return str(verdict), "numeric" if reason == "trees" else reason
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return ("bad_gold" if len(gold) > MAX_CHARACTERS else "uncheckable"), f"more than {MAX_CHARACTERS} characters"

@@ -13,7 +13,7 @@ from grpo_math.errors import ConfigError
 
 # The version of the grader. Results of different versions are not comparable. Verdicts change only because of labelled
 # cases from outside this project, and each change increases this number.
-GRADER = 12
+GRADER = 13
 
 
 class Verdict(StrEnum):
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
     WRONG = "wrong"
     NO_ANSWER = "no_answer"  # the completion has no answer
     UNPARSEABLE = "unparseable"  # the answer cannot be read
-    UNCHECKABLE = "uncheckable"  # the answer is too large, or exceeded the limit of CPU time or memory twice
+    UNCHECKABLE = "uncheckable"  # the answer is too large, or exceeded the limit of CPU time, or twice that of memory
     BAD_GOLD = "bad_gold"  # the gold answer is empty, too large, or exceeds these limits by itself
     CRASH = "crash"  # two workers were killed from outside
 
@@ -55,10 +55,12 @@ class GradingPolicy(NamedTuple):
 
     ``percent_as_number``: 25% equals 25 as well as 0.25. ``digits``: a decimal with at least that many significant
     digits equals the number that it is rounded or truncated from, as 1.41421356237 equals sqrt(2); 0 for never.
+    ``rounded_golds``: a gold answer such as 85.71 also accepts 600/7, a closed form that is rounded to it.
     """
 
     percent_as_number: bool = True
     digits: int = 12
+    rounded_golds: bool = False
 
     def checked(self) -> "GradingPolicy":
         """Return the policy. Raises `ConfigError` if ``digits`` is below 6: inexact answers would be correct."""

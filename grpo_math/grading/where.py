@@ -23,11 +23,17 @@ Does not compare and does not parse.
 import re
 from typing import NamedTuple
 
+from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import FORMATS
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
-MARKERS = ("answer is", "answers are", "answer:", "answer =", "答案", "故选")
+MARKERS = (r"answer is(?! (?:in)?correct| right| wrong)", "answers are", "answer:", "answer =", "答案", "故选")
+# Labels of a line: the "A" of question and answer, "answer" in other languages, and a choice after 选.
+LABELS = (
+    r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort"
+    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选(?=\s*[:：]?\s*[(（]?[A-J](?![A-Za-z]))"
+)
 
 _TOKEN = re.compile(
     r"\\f?box(?:ed)?\s*(?P<open>\{)|\\f?box(?:ed)?(?![A-Za-z])\s*(?P<bare>(?:(?!\\(?:f?box|[])]|end))[^\n$])+)|\\.|[{}]",
@@ -42,7 +48,7 @@ _BETWEEN = re.compile(
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
-_PHRASE = re.compile(rf"(?:{'|'.join(MARKERS)})\s*[:：=是为]?\s*", re.IGNORECASE)
+_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为选】\]*]*(?:一?共|共计|需要?|有)?\s*")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
 _STOP = re.compile(r"[.!?](?=\s|$)|[。！？\n]|</")
@@ -105,6 +111,7 @@ def gold_answer(gold: str) -> str:
     >>> gold_answer("72"), gold_answer(r"\boxed{2} and \boxed{3}"), gold_answer("   ")
     ('72', '3', '')
     """
+    gold = repaired(gold)
     # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)
     return _opened(marks[-1].text) if marks else "" if _EMPTY.search(gold) else gold.strip()
@@ -192,6 +199,7 @@ def _value(text: str, last: bool = True) -> str:
     text = re.sub(_FORMULA, lambda formula: formula.group().replace("\n", " "), text.strip(), flags=re.DOTALL)
     lines = [line for line in text.split("\n") if _VALUED.search(line)] or [text]
     text = lines[-1].strip(" *").lstrip("}").rstrip(".")
+    text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
     if not _PROSE.search(_NO_PROSE.sub("", text)):
         return text
     items = list(_ITEM.finditer(text))

@@ -15,6 +15,7 @@ from grpo_math.planner.settings import Json, Settings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
 from grpo_math.run.machine import GB
 from grpo_math.settings.batch import Batch
+from grpo_math.settings.vllm import sends_adapter
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
@@ -207,10 +208,18 @@ def phases(
         generation |= transformers_generation(machine, settings, precise, batch)
     elif generates == "colocate":
         share = int(machine.gpu_bytes * settings["vllm_gpu_memory_utilization"])
-        engine = vllm(shape, settings, share, machine.prompt)
+        engine = vllm(shape, settings, share, machine.prompt, precise.stream if settings["vllm_share_weights"] else 2)
+        asleep = settings["vllm_enable_sleep_mode"]
         generation |= engine
-        # TRL puts a sleeping engine to level 2, which frees weights and cache. Otherwise vLLM keeps its share.
-        training |= {} if settings["vllm_enable_sleep_mode"] else engine
+        training |= {} if asleep else engine
+        if settings["vllm_share_weights"]:
+            # The one copy of the base is in vLLM's share. A sleeping engine gives back the rest of the share.
+            del generation["base_weights"]
+            if not asleep:
+                del training["base_weights"]
+        # An engine that gets adapters sleeps at level 1, which moves its weights to main memory.
+        elif asleep and sends_adapter(settings):
+            main["vLLM_weights"] = batch.processes * engine["vLLM_weights"]
     by_phase = {"training": training, "generation": generation}
     for phase, terms in by_phase.items():
         if settings["use_cpu"]:  # each process has a copy in the same memory
@@ -290,11 +299,11 @@ def transformers_generation(machine: Machine, settings: Settings, precise: Preci
     )
 
 
-def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
+def vllm(shape: Shape, settings: Settings, share: int, prompt: int, element: int = 2) -> Terms:
     """Return the terms of vLLM, which fills its whole share of the GPU.
 
-    The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache
-    in the remaining memory. The KV cache has at least one sequence of the context length.
+    The terms are weights of ``element`` bytes (TRL passes bitsandbytes weights if the base is quantised), overhead, and
+    a KV cache in the remaining memory. The KV cache has at least one sequence of the context length.
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(total=10_000, matrices=0, cache=(4, 20), max_tokens=64)
@@ -303,7 +312,7 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int) -> Terms:
     {'vLLM_weights': 10000, 'vLLM_KV_cache': 1284, 'vLLM_overhead': 1073741824}
     """
     tp = settings["vllm_tensor_parallel_size"]
-    weight_bytes = -(-weights(shape, settings, 2) // tp)
+    weight_bytes = -(-weights(shape, settings, element) // tp)
     cache = max(share - weight_bytes - VLLM_OVERHEAD, -(-sequence_bytes(shape, settings, prompt) // tp))
     return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 

@@ -57,6 +57,12 @@ WEIGHT_BY_LENGTH = tuple(f"sampling/weight/{part}" for part in ("shortest", "sho
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
 CLIP_REGION = "clip_ratio/region_mean"
+CLIP_LOWEST = "clip_ratio/low_min"
+CLIP_HIGHEST = "clip_ratio/high_max"
+CISPO_CLIPPED = "cispo_clip_ratio"
+VESPO_WEIGHT = "vespo/phi_seq_mean"
+POLICY_LOSS = "policy_loss"
+ENTROPY_COEF = "entropy_coef"
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 LENGTH_MEAN = "completions/mean_length"
@@ -135,8 +141,8 @@ METRICS: dict[str, Metric] = {
     CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon", "clip"),
     CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high", "clip"),
     CLIP_REGION: Metric("share", "tokens clipped on either side", "clip"),
-    "clip_ratio/low_min": Metric("share", "smallest share of a completion's tokens that is clipped below", "clip"),
-    "clip_ratio/high_max": Metric("share", "largest share of a completion's tokens that is clipped above", "clip"),
+    CLIP_LOWEST: Metric("share", "smallest share of a completion's tokens that is clipped below", "clip"),
+    CLIP_HIGHEST: Metric("share", "largest share of a completion's tokens that is clipped above", "clip"),
     GRAD_NORM: Metric("norm", "gradient norm before clipping"),
     LEARNING_RATE: Metric("1", "learning rate of the step"),
     LENGTH_MEAN: Metric("tokens", "mean completion length", "rollout"),

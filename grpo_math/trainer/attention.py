@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from grpo_math.trainer import varlen
-from grpo_math.trainer.packing import GroupLayout, Unpackable
+from grpo_math.trainer.packing import GroupLayout, LayerCalls, Unpackable
 from grpo_math.trainer.varlen import AttentionParams
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
@@ -32,7 +32,6 @@ UNUSED = {"position_ids", "use_cache", "scored_index"}
 
 # transformers' functions whose names packed attention has taken.
 original_attention: dict[str, Any] = {}
-calls = 0  # of `packed_attention` with packed rows, in this process
 kernels_used: set[str] = set()  # as the log names them
 
 
@@ -48,6 +47,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     packed_groups: tuple[GroupLayout, ...] | None = None,
+    packed_calls: LayerCalls | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D_v).
@@ -60,9 +60,8 @@ def packed_attention(
         more = {name: value for name, value in more.items() if value is not None}
         plain = _plain(module)
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
-    global calls
-    # `PackedScorer` compares this number with the layers of the model. A layer that lost ``packed_groups`` is missing.
-    calls += 1
+    if packed_calls is not None:
+        packed_calls.attention += 1
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
     # `PackedScorer` passes a mask of one element.

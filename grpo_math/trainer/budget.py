@@ -3,18 +3,16 @@
 Does not split rows: `micro_batches.py` does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from accelerate.logging import get_logger
-from torch import Tensor
 
 from grpo_math.errors import OutOfMemory
 from grpo_math.trainer.arrange import packed_tokens
-from grpo_math.trainer.micro_batches import Splitter
-from grpo_math.trainer.rows import lay_out
+from grpo_math.trainer.micro_batches import Splitter, TrainingStep
+from grpo_math.trainer.rows import row_layout
 
 logger = get_logger(__name__)
 
@@ -69,78 +67,14 @@ class TokenBudget:
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
-    def split(self, steps: Sequence[dict[str, Any]], splitter: Splitter, reason: str) -> None:
+    def split(self, steps: Sequence[TrainingStep], splitter: Splitter, reason: str) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split.
 
         A step may be given twice: a micro-batch that fits is not split again.
         """
-        all_rows = [micro_batch["rows"] for step in steps for micro_batch in step["micro_batches"]]
-        sizes = [(packed_tokens(*lay_out(rows)), len(rows["advantages"])) for rows in all_rows]
+        all_rows = [micro_batch.rows for step in steps for micro_batch in step.micro_batches]
+        sizes = [(packed_tokens(*row_layout(rows)), len(rows["advantages"])) for rows in all_rows]
         several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
         budget = self.halve(several, max(sizes)[0], reason)
         for step in steps:
-            smaller = [splitter.smaller(micro_batch, budget) for micro_batch in step["micro_batches"]]
-            step["micro_batches"] = list(chain.from_iterable(smaller))
-
-
-class OutOfMemoryRetry:
-    """Computes an optimizer step again, in smaller micro-batches, if memory runs out in one of its training steps.
-
-    An optimizer step consists of several training steps, whose gradients add up. Some parameters may have the gradient
-    of the failed training step already. So all gradients are dropped, and the earlier training steps of the same
-    optimizer step are computed again, too. ``undo()`` drops the metrics of the last loss, which are logged twice.
-    """
-
-    def __init__(self, accelerator: Any, budget: TokenBudget, splitter: Splitter, undo: Callable[[], None]) -> None:
-        self.accelerator, self.budget, self.splitter, self.undo = accelerator, budget, splitter, undo
-        # Inputs of the current training step, once they are sampled and split.
-        self.inputs: dict[str, Any] | None = None
-        # Inputs of this optimizer step's earlier training steps.
-        self.earlier: list[dict[str, Any]] = []
-
-    def run(
-        self,
-        training_step: Callable[[], Tensor],
-        loss_of: Callable[[dict[str, Any]], Tensor],
-        model: Any,
-        buffered: Callable[[], Any],
-    ) -> Tensor:
-        """Run ``training_step`` until it fits into memory.
-
-        It takes its rows from ``inputs`` if these are set. ``buffered()`` returns the inputs of the rollout's training
-        steps, ``loss_of`` the loss of one of them.
-        """
-
-        def recompute_and_step() -> Tensor:
-            # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
-            model.zero_grad(set_to_none=True)
-            for inputs in self.earlier:
-                self.accelerator.backward(loss_of(inputs))
-                # These steps have logged their metrics already.
-                self.undo()
-            return training_step()
-
-        self.inputs = None
-        loss, failure = self._attempt(training_step)
-        while failure is not None:
-            # The rows of later optimizer steps would not fit either.
-            self.budget.split([*self.earlier, *(buffered() or ())], self.splitter, failure)
-            loss, failure = self._attempt(recompute_and_step)
-        if self.inputs is not None:
-            self.earlier.append(self.inputs)
-        # The optimizer's step follows: the next training step is the first of another optimizer step.
-        if self.accelerator.sync_gradients:
-            self.earlier.clear()
-        self.inputs = None
-        return loss
-
-    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
-        """Return the loss, or the reason why memory ran out."""
-        try:
-            return step(), None
-        except torch.OutOfMemoryError as error:
-            if self.inputs is None:  # while sampling, which has no micro-batches to split
-                raise
-            self.undo()
-            # As text, because the error's traceback keeps the activations alive.
-            return None, str(error)
+            step.micro_batches = list(chain(*(splitter.smaller(one, budget) for one in step.micro_batches)))

@@ -16,8 +16,8 @@ from grpo_math.run import metrics
 from grpo_math.trainer.rows import Rows, scored
 
 
-def figures(rows: Rows, accelerator: Any) -> dict[str, float]:
-    """Return the metrics of a rollout's correction, over the completions of all ranks.
+def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:
+    """Return the metrics of a rollout's correction, over the completions of all ranks, which all call this.
 
     ``rows`` have `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
     (B, T) or, in a sequence mode, (B, 1). vLLM gives no log-prob for some tokens (NaN); TRL's weight is then 1.
@@ -25,9 +25,10 @@ def figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     >>> from types import SimpleNamespace
     >>> zeros, one = torch.zeros(2, 4), SimpleNamespace(gather=lambda rows: rows)
     >>> rows = {"completion_mask": torch.ones(2, 4), "old_per_token_logps": zeros, "sampling_per_token_logps": zeros}
-    >>> figures({**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}, one)["sampling/dropped_tokens"]
+    >>> weighted = {**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}
+    >>> gather_figures(weighted, one)["sampling/dropped_tokens"]
     0.5
-    >>> figures(rows, one), figures({**rows, "completion_mask": zeros, "importance_sampling_ratio": zeros}, one)
+    >>> gather_figures(rows, one), gather_figures({**weighted, "completion_mask": zeros}, one)
     ({}, {})
     """
     if "importance_sampling_ratio" not in rows:

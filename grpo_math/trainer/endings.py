@@ -39,7 +39,7 @@ class Endings:
             return False
         return not self.stops or len(ids) >= self._limit
 
-    def corrected_metrics(self, ids: Sequence[Sequence[int]], accelerator: Any) -> dict[str, float]:
+    def gather_metrics(self, ids: Sequence[Sequence[int]], accelerator: Any) -> dict[str, float]:
         """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions."""
         if not self.stops:
             return {}
@@ -55,7 +55,7 @@ class Endings:
         }
         return {name: value.item() for name, value in values.items()}
 
-    def mask(self, rows: Rows, accelerator: Any) -> Rows:
+    def gather_masked(self, rows: Rows, accelerator: Any) -> Rows:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
         if not self.masks:
             return rows

@@ -7,12 +7,15 @@ Does not count memory: planner/ does.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 from grpo_math.trainer.arrange import fill
 from grpo_math.trainer.reward_funcs import column_names
@@ -61,15 +64,36 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
+# Attributes of TRL's trainer that its loss changes. The dry run changes copies of them.
+TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+
+
 def dry_run(
     trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, step_rows: Sequence[dict[str, Any]] = ()
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    ``step_rows`` are the rows of the first step. The model is unwrapped, and `torch.autograd.grad` accumulates nothing:
-    no hook of DDP or DeepSpeed runs.
+    ``step_rows`` are the rows of the first step. Nothing of the dry run remains, except a smaller token budget. The
+    model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
-    args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer, step_rows)
+    copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
+    with ExitStack() as stack:
+        stack.enter_context(replaced(trainer, **copies))
+        for module in trainer.accelerator.unwrap_model(model).modules():
+            # A dynamic RoPE changes its frequencies, and notes the longest row.
+            copies = {name: value.clone() for name, value in module._buffers.items() if _is_state(value)}
+            numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
+            stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
+        _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))
+
+
+def _is_state(buffer: Tensor | None) -> bool:
+    # Quantized weights may be buffers, too. They do not change, and are large.
+    return buffer is not None and buffer.is_floating_point()
+
+
+def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, prompt: list[int]) -> None:
+    args, splits = trainer.settings, trainer.budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
@@ -88,7 +112,7 @@ def dry_run(
         try:
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
             random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with random, trainer.meter.only_seconds():
+            with random:
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
                     loss = loss_of(model, made_up)
@@ -116,5 +140,6 @@ def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> li
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
-    trainer._batch_environments = [columns["environment"][row] if trainer._multi_environment else None]
-    return trainer._tokenize_prompts([prompts[row]])[0][0]
+    environments = [columns["environment"][row] if trainer._multi_environment else None]
+    with replaced(trainer, _batch_environments=environments):
+        return trainer._tokenize_prompts([prompts[row]])[0][0]

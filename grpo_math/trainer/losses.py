@@ -1,25 +1,28 @@
-r"""Losses that TRL lacks: the reinforce surrogate, and the KL estimators k1 and k2. Pure torch.
+r"""The loss of a micro-batch from log-probs, one pure function per term. `compute_loss` composes them.
 
-TRL's loss is built on the ratio :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)` (arXiv 1707.06347, eq. 7):
+.. math::
 
-.. math:: \ell_t = -\min(\rho_t A, \mathrm{clip}(\rho_t, 1 - \epsilon, 1 + \epsilon_{high}) A)
+    \ell_t = m \, c_t \, s(\rho_t, A) + \beta \, k_t, \qquad L = R(\ell) - \lambda \, \bar H
 
-``surrogate="clip"`` is this loss. ``surrogate="reinforce"`` keeps the ratio at 1 in value but not in gradient
-(:math:`\pi_{old}` is the policy itself, detached), so that
-:math:`\nabla \ell_t = -A \nabla \log \pi_\theta(y_t)`: the plain score function, at every update of a rollout and
-at any distance between the policy and the one that sampled.
+=====================  ==========================================================  ======================
+term                   functions                                                   chosen by
+=====================  ==========================================================  ======================
+:math:`s`, surrogate   `SURROGATES`, `LOSS_TYPES`, `user_surrogate`                surrogate, loss_type
+:math:`\rho`, ratio    `importance_ratio`                                          importance_sampling_level
+:math:`m`, masks       `off_policy_mask`, and TRL's mask of high-entropy tokens    off_policy_mask_threshold
+:math:`c`, correction  `corrected_for_sampler`                                     vllm_importance_sampling_*
+:math:`k`, KL          `KL_ESTIMATORS`                                             kl_estimator
+:math:`R`, reduction   `REDUCTIONS`                                                loss_type
+:math:`H`, entropy     `entropy_sums`                                              entropy_coef
+=====================  ==========================================================  ======================
 
-A user function as ``surrogate``, ``module:function``, replaces :math:`\ell_t` (`own_surrogate`).
+The ratio is :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)`. Shapes: B rows, T completion tokens.
 
-KL to the reference: ``beta`` times an estimate :math:`k_t` is added to the loss of each token. With
-:math:`d_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t)` (Schulman, "Approximating KL divergence", 2020):
-
-.. math:: k_1 = d, \qquad k_2 = d^2 / 2, \qquad k_3 = e^{-d} - 1 + d
-
-For tokens that the policy itself sampled, :math:`k_1` and :math:`k_3` have the mean
-:math:`KL(\pi_\theta \| \pi_{ref})`, and :math:`k_2` is close to it if the two policies are close. Their gradients as
-loss terms differ (arXiv 2506.09477), because the sampling is not differentiated. The mean gradient of each one, given
-the tokens before it, is
+KL to the reference: with :math:`d_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t)` (Schulman, "Approximating KL
+divergence", 2020), :math:`k_1 = d`, :math:`k_2 = d^2 / 2`, and :math:`k_3 = e^{-d} - 1 + d`. For tokens that the policy
+itself sampled, :math:`k_1` and :math:`k_3` have the mean :math:`KL(\pi_\theta \| \pi_{ref})`, and :math:`k_2` is close
+to it if the two policies are close. Their gradients as loss terms differ (arXiv 2506.09477), because the sampling is
+not differentiated. The mean gradient of each one, given the tokens before it, is
 
 =========  =====================================  =====================================
 estimator  ``use_bias_correction_kl=False``       ``use_bias_correction_kl=True`` (TRL's default)
@@ -33,45 +36,99 @@ The left column is true on policy only. The right one multiplies :math:`k_t` by 
 even if its value is 1. The right column is also true for tokens of any older policy, but not with
 ``importance_sampling_level="sequence"``, where the factor is the sequence's ratio. All of them ignore that a token
 changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
-`tests/trainer/test_losses.py` checks every entry of the table by enumeration.
+`tests/trainer/test_losses.py` checks every entry of the table by enumeration, and each term against TRL's loss.
 
-Does not compute the loss: TRL does, with all of its options. Only the KL term for k1 and k2, and a user function's
-surrogate, are added to it.
+Does not run a model, and does not communicate between ranks.
 """
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.user_functions import tensor_from, tried
+from grpo_math.run import metrics
+from grpo_math.run.user_functions import is_user_function, tensor_from, tried
 
 
-def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    r"""Return the loss of tokens (B, T) by a user function, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`.
+@dataclass(frozen=True)
+class LossSettings:
+    """The settings of a loss, with the names of TRL's `GRPOConfig` and ours, and their default values.
 
-    ``name`` is ``module:function``; docs/algorithms.md has its rules. PPO's clipped ratio, the built-in surrogate, is::
-
-        def clip(logps, old_logps, advantages, mask):
-            ratio = (logps - old_logps).exp()
-            return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    ``epsilon_low`` is TRL's ``epsilon``; ``entropy_coef`` is the coefficient of this step, None without an entropy
+    bonus.
     """
-    each = (advantages if advantages.dim() > 1 else advantages[:, None]).expand_as(logps)
-    return tensor_from("surrogate", name, logps, logps, old_logps, each, mask)
+
+    surrogate: str = "clip"
+    loss_type: str = "dapo"
+    kl_estimator: str = "k3"
+    beta: float = 0.0
+    use_bias_correction_kl: bool = True
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    delta: float | None = None
+    importance_sampling_level: str = "token"
+    off_policy_mask_threshold: float | None = None
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    max_completion_length: int = 256
+    entropy_coef: float | None = None
 
 
-def try_surrogate(name: str) -> None:
-    """Raise `ConfigError` unless the function's loss has a gradient and treats each completion by itself."""
-    logps = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, -0.25]], requires_grad=True)
-    old, each = logps.detach() - 0.1, torch.tensor([[1.0], [-1.0]]).expand(2, 3)
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    both = tried("surrogate", name, logps, logps, old, each, mask)
-    if not both.requires_grad:
-        raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
-    # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
-    rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
-    if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
-        reason = "gives a completion a different loss in a batch than alone"
-        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
+@dataclass(frozen=True)
+class LossInputs:
+    """What the loss of B completions of at most T tokens is computed from.
+
+    ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
+    (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the
+    tokens whose surrogate counts. ``tokens_per_step`` is one rank's share of an optimizer step's tokens;
+    ``accumulation`` is the number of TRL's micro-batches in it.
+    """
+
+    logps: Tensor  # (B, T), with gradient
+    old_logps: Tensor  # (B, T), of the policy at the rollout
+    advantages: Tensor  # (B, 1), or (B, T)
+    mask: Tensor  # (B, T), 1 for a token that counts
+    entropies: Tensor  # (B, T)
+    ref_logps: Tensor | None = None  # (B, T)
+    sampling_logps: Tensor | None = None  # (B, T)
+    sampler_ratio: Tensor | None = None  # (B, T) or (B, 1)
+    entropy_mask: Tensor | None = None  # (B, T)
+    tokens_per_step: Tensor | float = 1.0
+    accumulation: int = 1
+
+
+class Surrogate(NamedTuple):
+    """The loss of tokens (B, T), or (B, 1) if it is the same for all tokens of a completion, and its figures.
+
+    ``clipped`` marks clipped tokens, or completions (B, 1): none without an advantage. ``figures`` are logged as means.
+    """
+
+    values: Tensor
+    clipped: Mapping[str, Tensor] = {}
+    figures: Mapping[str, Tensor] = {}
+
+
+class Loss(NamedTuple):
+    """The loss of a micro-batch, and what is logged about it.
+
+    ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: those of the
+    bonus. ``clipped`` and ``figures``: (B, T) or (B, 1), to be averaged over the tokens or completions of an optimizer
+    step.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    entropy_sums: Tensor
+    clipped: Mapping[str, Tensor]
+    figures: Mapping[str, Tensor]
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
@@ -92,82 +149,316 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str)
     return log_ratio.exp()
 
 
-def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
-    """Return k1, k2 or k3 of each token (B, T), in nats. The table above has their gradients.
+def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return PPO's :math:`-\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon_{high}) A)` (arXiv 1707.06347,
+    eq. 7). ``delta`` also bounds :math:`\rho` itself, from above (arXiv 2505.07291).
 
-    >>> logps, ref_logps = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log()
-    >>> [kl_per_token(logps, ref_logps, name) for name in ("k1", "k2", "k3")]
-    [tensor([ 0.6931, -0.6931]), tensor([0.2402, 0.2402]), tensor([0.1931, 0.3069])]
+    >>> logps = torch.tensor([[0.5, 2.0]]).log()
+    >>> inputs = LossInputs(logps, torch.zeros(1, 2), torch.tensor([[1.0]]), torch.ones(1, 2), logps)
+    >>> values, clipped, _ = clip(inputs, logps.exp(), LossSettings())
+    >>> values, clipped["clip_ratio/high_mean"]
+    (tensor([[-0.5000, -1.2000]]), tensor([[False,  True]]))
+    """
+    advantages, low, high = inputs.advantages, 1 - settings.epsilon_low, 1 + settings.epsilon_high
+    bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
+    values = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
+    return Surrogate(values, _clipped((bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)))
+
+
+def _clipped(low: Tensor, high: Tensor) -> dict[str, Tensor]:
+    return {metrics.CLIP_LOW: low, metrics.CLIP_HIGH: high, metrics.CLIP_REGION: low | high}
+
+
+def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return :math:`-\rho A` with :math:`\pi_{old}` the policy itself: the ratio is 1, and its gradient is the score.
+
+    So :math:`\nabla \ell_t = -A \nabla \log \pi_\theta(y_t)` (Williams, 1992), at every update of a rollout and at any
+    distance between the policy and the one that sampled. Nothing is clipped.
+
+    >>> logps = torch.tensor([[0.5, 0.2]]).log().requires_grad_()
+    >>> inputs = LossInputs(logps, logps.detach(), torch.tensor([[2.0]]), torch.ones(1, 2), logps)
+    >>> torch.autograd.grad(reinforce(inputs, (logps - inputs.old_logps).exp(), LossSettings()).values.sum(), logps)
+    (tensor([[-2., -2.]]),)
+    """
+    nothing = torch.zeros_like(ratio, dtype=torch.bool)
+    return Surrogate(-ratio * inputs.advantages, _clipped(nothing, nothing))
+
+
+def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return :math:`-\mathrm{sg}(\min(\rho, \epsilon_{high})) A \log \pi_\theta` (arXiv 2506.13585, eq. 4).
+
+    >>> logps = torch.tensor([[0.5, 2.0]]).log()
+    >>> inputs = LossInputs(logps, torch.zeros(1, 2), torch.tensor([[1.0]]), torch.ones(1, 2), logps)
+    >>> cispo(inputs, logps.exp(), LossSettings(epsilon_high=1.5)).values
+    tensor([[ 0.3466, -1.0397]])
+    """
+    weight = ratio.clamp(max=settings.epsilon_high).detach()
+    is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
+    return Surrogate(-weight * inputs.advantages * inputs.logps, {metrics.CISPO_CLIPPED: is_clipped})
+
+
+def sapo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return :math:`-\frac{4}{\tau} \sigma(\tau (\rho - 1)) A`, :math:`\tau` by the sign of A (arXiv 2511.20347).
+
+    >>> inputs = LossInputs(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 1))
+    >>> sapo(inputs, torch.ones(1, 1), LossSettings(sapo_temperature_pos=2.0)).values
+    tensor([[-1.]])
+    """
+    temperatures = (settings.sapo_temperature_pos, settings.sapo_temperature_neg)
+    temperature = torch.where(inputs.advantages > 0, *temperatures)
+    return Surrogate(-torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * inputs.advantages)
+
+
+def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return :math:`-\mathrm{sg}(\phi(w)) A \log \pi_\theta` with :math:`\phi(w) = e^{\lambda} w^k e^{-\lambda w}`
+    (arXiv 2602.10693), where w is the ratio of the whole completion to the sampler, a product over its tokens.
+
+    :math:`k` and :math:`\lambda` depend on the sign of A. Products are computed in logarithms, within TRL's bounds.
+
+    >>> logps, zeros = torch.tensor([[0.5, 2.0]]).log(), torch.zeros(1, 2)
+    >>> inputs = LossInputs(logps, zeros, torch.ones(1, 1), torch.ones(1, 2), zeros)  # w = 0.5 * 2
+    >>> vespo(inputs, logps.exp(), LossSettings()).figures["vespo/phi_seq_mean"]
+    tensor([[1.]])
+    """
+    lowest, highest = math.log(1e-8), 20.0
+    with torch.no_grad():
+        log_w = ((inputs.logps - inputs.old_logps).clamp(-highest, highest) * inputs.mask).sum(dim=1, keepdim=True)
+        if inputs.sampler_ratio is not None:
+            log_w = log_w + inputs.sampler_ratio.log().clamp(lowest, highest).sum(dim=1, keepdim=True)
+        log_w = log_w.clamp(lowest, highest)
+        is_positive = inputs.advantages >= 0
+        k = torch.where(is_positive, settings.vespo_k_pos, settings.vespo_k_neg)
+        rate = torch.where(is_positive, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
+        phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return Surrogate(-phi * inputs.advantages * inputs.logps, figures={metrics.VESPO_WEIGHT: phi})
+
+
+def user_surrogate(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return the loss of a user function, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`, all (B, T).
+
+    ``settings.surrogate`` is ``module:function``; docs/algorithms.md has its rules. PPO's clipped ratio is::
+
+        def clip(logps, old_logps, advantages, mask):
+            ratio = (logps - old_logps).exp()
+            return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    """
+    logps, advantages = inputs.logps, inputs.advantages.expand_as(inputs.logps)
+    # The ratio of a token that does not count is 1: an infinite one, times its mask of 0, would be NaN.
+    old_logps = inputs.old_logps.where(inputs.mask.bool(), logps.detach())
+    return Surrogate(tensor_from("surrogate", settings.surrogate, logps, logps, old_logps, advantages, inputs.mask))
+
+
+SurrogateFunction = Callable[[LossInputs, Tensor, LossSettings], Surrogate]
+# The values of the field `surrogate`.
+SURROGATES: dict[str, SurrogateFunction] = {"clip": clip, "reinforce": reinforce}
+# The values of TRL's `loss_type` that name another surrogate than clip.
+LOSS_TYPES: dict[str, SurrogateFunction] = {"cispo": cispo, "sapo": sapo, "vespo": vespo}
+
+
+def surrogate_function(settings: LossSettings) -> SurrogateFunction:
+    """Return the function of ``surrogate``, or of ``loss_type`` if the surrogate is TRL's.
+
+    >>> surrogate_function(LossSettings(loss_type="cispo")).__name__
+    'cispo'
+    """
+    if is_user_function(settings.surrogate):
+        return user_surrogate
+    by_loss_type = LOSS_TYPES if settings.surrogate == "clip" else {}
+    return by_loss_type.get(settings.loss_type, SURROGATES[settings.surrogate])
+
+
+def try_surrogate(name: str) -> None:
+    """Raise `ConfigError` unless the function's loss has a gradient and treats each completion by itself."""
+    logps = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, -0.25]], requires_grad=True)
+    old, each = logps.detach() - 0.1, torch.tensor([[1.0], [-1.0]]).expand(2, 3)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    both = tried("surrogate", name, logps, logps, old, each, mask)
+    if not both.requires_grad:
+        raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
+    # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
+    rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
+    if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
+        reason = "gives a completion a different loss in a batch than alone"
+        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
+
+
+def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return the log-ratio of each token (B, T), in nats.
+
+    >>> k1(torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log())
+    tensor([ 0.6931, -0.6931])
+    """
+    return logps - ref_logps
+
+
+def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return half the squared log-ratio of each token (B, T).
+
+    >>> k2(torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log())
+    tensor([0.2402, 0.2402])
+    """
+    return (logps - ref_logps).square() / 2
+
+
+def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Return the unbiased estimate that is never negative, of each token (B, T).
+
+    >>> k3(torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log())
+    tensor([0.1931, 0.3069])
     """
     difference = logps - ref_logps
-    if estimator == "k1":
-        return difference
-    if estimator == "k2":
-        return difference.square() / 2
     # For a policy near its reference, exp(-d) - 1 would lose most of its digits.
     return torch.expm1(-difference) + difference
 
 
-def aggregate(
-    values: Tensor,
-    mask: Tensor,
-    loss_type: str,
-    max_completion_length: int,
-    tokens_per_step: float | Tensor,
-    accumulation: int = 1,
-) -> Tensor:
-    """Reduce values of tokens (B, T) with their mask to a scalar, as TRL's ``loss_type`` does.
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2}
 
-    =====================  =============================================================
-    loss_type              the sum over the micro-batch's tokens is divided by
-    =====================  =============================================================
-    grpo, sapo             the length of each completion, then the number of completions
-    bnpo                   the micro-batch's tokens
-    dr_grpo                completions x ``max_completion_length`` (arXiv 2503.20783)
-    luspo                  completions
-    dapo, cispo, vespo     ``tokens_per_step``: one rank's share of an optimizer step's tokens (arXiv 2503.14476)
-    =====================  =============================================================
 
-    The sum is also divided by ``accumulation``, the micro-batches of an optimizer step, except in the last line, which
-    counts them already. Linear in ``values``. A micro-batch without a token gives 0.
+def off_policy_mask(inputs: LossInputs, old_logps: Tensor, threshold: float) -> Tensor:
+    r"""Return 0 for a completion with A < 0 whose mean of :math:`\log \pi_{old} - \log \pi_\theta` is above the
+    threshold, else 1 (B, 1). DeepSeek-V3.2 (arXiv 2512.02556, section 3.1).
 
-    >>> values, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
-    >>> {name: aggregate(values, mask, name, 5, 8).item() for name in ("grpo", "bnpo", "dr_grpo", "luspo", "dapo")}
+    The sampler's log-probs replace the old ones if they are known. A token without a sampler's log-prob counts as 0.
+
+    >>> zeros, advantages = torch.zeros(2, 2), torch.tensor([[-1.0], [1.0]])
+    >>> off_policy_mask(LossInputs(zeros - 3, zeros, advantages, torch.ones(2, 2), zeros), zeros, threshold=2.0)
+    tensor([[0.],
+            [1.]])
+    """
+    sampler = old_logps if inputs.sampling_logps is None else inputs.sampling_logps
+    difference = torch.nan_to_num(sampler - inputs.logps.detach(), nan=0.0) * inputs.mask
+    mean = difference.sum(dim=1, keepdim=True) / inputs.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return ((inputs.advantages >= 0) | (mean <= threshold)).to(inputs.logps.dtype)
+
+
+def corrected_for_sampler(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Multiply by the weight of the sampler's tokens or completions (Yao et al., 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training").
+
+    TRL computes the weight at the rollout, in one of four modes: of tokens or completions, truncated or masked. vespo
+    has it in its own weight.
+
+    >>> inputs = LossInputs(*[torch.ones(1, 2)] * 5, sampler_ratio=torch.tensor([[0.0, 2.0]]))
+    >>> corrected_for_sampler(torch.tensor([[3.0, 3.0]]), inputs, LossSettings())
+    tensor([[0., 6.]])
+    """
+    if inputs.sampler_ratio is None or settings.loss_type == "vespo":
+        return values
+    return values * inputs.sampler_ratio
+
+
+def entropy_sums(inputs: LossInputs) -> Tensor:
+    """Return the sum of the entropies of the tokens whose surrogate counts, and the number of these tokens (2,).
+
+    Their mean is the bonus of Mnih et al. (arXiv 1602.01783).
+
+    >>> entropies, half = torch.tensor([[1.0, 3.0]]), torch.tensor([[0, 1]])
+    >>> entropy_sums(LossInputs(*[torch.ones(1, 2)] * 4, entropies, entropy_mask=half))
+    tensor([3., 1.])
+    """
+    mask = inputs.mask if inputs.entropy_mask is None else inputs.mask * inputs.entropy_mask
+    return torch.stack([(inputs.entropies * mask).sum(), mask.sum().to(inputs.entropies.dtype)])
+
+
+def mean_of_completions(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the mean over completions of the mean over a completion's tokens (arXiv 2402.03300, eq. 3).
+
+    >>> ones, values = torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
+    >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    >>> inputs = LossInputs(ones, ones, ones, mask, ones, tokens_per_step=8)
+    >>> {name: REDUCTIONS[name].function(values, inputs, LossSettings(max_completion_length=5)).item()
+    ...  for name in ("grpo", "bnpo", "dr_grpo", "luspo", "dapo")}
     {'grpo': 3.0, 'bnpo': 2.5, 'dr_grpo': 1.0, 'luspo': 5.0, 'dapo': 1.25}
     """
-    rows = (values * mask).sum(dim=1)
-    lengths = mask.sum(dim=1)
-    if loss_type in ("dapo", "cispo", "vespo"):
-        return rows.sum() / tokens_per_step
-    if loss_type == "bnpo":
-        total = rows.sum() / lengths.sum().clamp(min=1)
-    elif loss_type == "dr_grpo":
-        total = rows.mean() / max_completion_length
-    elif loss_type == "luspo":
-        total = rows.mean()
-    else:
-        total = (rows / lengths.clamp(min=1)).mean()
-    return total / accumulation
+    return ((values * inputs.mask).sum(dim=1) / inputs.mask.sum(dim=1).clamp(min=1)).mean()
 
 
-def weight_of_micro_batch(
-    loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor
-) -> float | torch.Tensor:
+def mean_of_tokens(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the mean over the micro-batch's tokens."""
+    return (values * inputs.mask).sum() / inputs.mask.sum().clamp(min=1)
+
+
+def mean_over_limit(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the sum, divided by completions x ``max_completion_length`` (Dr. GRPO, arXiv 2503.20783)."""
+    return (values * inputs.mask).sum() / (len(inputs.mask) * settings.max_completion_length)
+
+
+def mean_of_sums(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the mean over completions of the sum over a completion's tokens (LUSPO, arXiv 2602.05261)."""
+    return (values * inputs.mask).sum(dim=1).mean()
+
+
+def share_of_step(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the sum, divided by a rank's share of the optimizer step's tokens (DAPO, arXiv 2503.14476, eq. 8)."""
+    return (values * inputs.mask).sum() / inputs.tokens_per_step
+
+
+class Reduction(NamedTuple):
+    """Turns the loss of tokens (B, T) into a number. It is linear in the loss, and 0 for rows without a token.
+
+    ``over`` names what it divides by: the ``rows`` or the ``tokens`` of a micro-batch, or a constant of the ``step``.
+    """
+
+    function: Callable[[Tensor, LossInputs, LossSettings], Tensor]
+    over: str
+
+
+# By TRL's `loss_type`.
+REDUCTIONS: dict[str, Reduction] = {
+    **dict.fromkeys(("grpo", "sapo"), Reduction(mean_of_completions, "rows")),
+    "bnpo": Reduction(mean_of_tokens, "tokens"),
+    "dr_grpo": Reduction(mean_over_limit, "rows"),
+    "luspo": Reduction(mean_of_sums, "rows"),
+    **dict.fromkeys(("dapo", "cispo", "vespo"), Reduction(share_of_step, "step")),
+}
+
+
+def weight_of_micro_batch(loss_type: str, scored: Tensor, rows: int, tokens: Tensor) -> float | Tensor:
     """Return the factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
 
     ``scored`` (n, T) marks the tokens of the micro-batch that count; ``rows`` is the number of rows of TRL's
-    micro-batch, ``tokens`` the number of its tokens that count. ``loss_type`` divides by rows (grpo, sapo, dr_grpo,
-    luspo), by the micro-batch's tokens (bnpo), or by a constant count over the whole batch (dapo, cispo, vespo).
+    micro-batch, ``tokens`` the number of its tokens that count.
 
     >>> scored = torch.ones(2, 3)
-    >>> weight_of_micro_batch("grpo", scored, 8, torch.tensor(40))
-    0.25
+    >>> weight_of_micro_batch("grpo", scored, 8, torch.tensor(40)), weight_of_micro_batch("dapo", scored, 8, scored)
+    (0.25, 1.0)
     >>> weight_of_micro_batch("bnpo", scored, 8, torch.tensor(40))
     tensor(0.1500)
     """
-    if loss_type in ("dapo", "cispo", "vespo"):
-        return 1.0
-    if loss_type == "bnpo":
+    over = REDUCTIONS[loss_type].over
+    if over == "tokens":
         return scored.sum().clamp(min=1) / tokens.clamp(min=1)
-    # Rows that were added to fill the micro-batch count in TRL's mean, so they count here, too.
-    return scored.size(0) / rows
+    return scored.size(0) / rows if over == "rows" else 1.0
+
+
+def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return the loss of a micro-batch, and its figures."""
+    now = inputs.logps.detach()
+    # The score function holds the ratio at 1, in the correction of the KL, too.
+    old = now if settings.surrogate == "reinforce" else inputs.old_logps
+    ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
+    values, clipped, figures = surrogate_function(settings)(inputs, ratio, settings)
+    logged = {
+        **figures,
+        metrics.ENTROPY: inputs.entropies,
+        metrics.RATIO: (now - inputs.old_logps).exp(),
+        metrics.APPROX_KL: k3(inputs.old_logps, now),
+    }
+    if settings.off_policy_mask_threshold is not None:
+        values = values * off_policy_mask(inputs, old, settings.off_policy_mask_threshold)
+    if inputs.entropy_mask is not None:
+        values = values * inputs.entropy_mask
+    values = corrected_for_sampler(values, inputs, settings)
+    if settings.beta != 0.0 and inputs.ref_logps is not None:
+        kl = KL_ESTIMATORS[settings.kl_estimator](inputs.logps, inputs.ref_logps)
+        kl = kl * ratio if settings.use_bias_correction_kl else kl
+        values = values + settings.beta * kl
+        logged[metrics.KL] = kl
+    reduction = REDUCTIONS[settings.loss_type]
+    policy_loss = reduction.function(values, inputs, settings)
+    loss = policy_loss if reduction.over == "step" else policy_loss / inputs.accumulation
+    total, tokens = sums = entropy_sums(inputs)
+    if settings.entropy_coef is not None:
+        loss = loss - settings.entropy_coef * total / tokens.clamp(min=1) / inputs.accumulation
+    figures = {name: value.detach() for name, value in logged.items()}
+    return Loss(loss, policy_loss.detach(), sums.detach(), clipped, figures)

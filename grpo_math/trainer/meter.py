@@ -169,17 +169,3 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
     if low <= high:  # else no completion was graded
         log |= {metrics.REWARD_MIN: low, metrics.REWARD_MAX: high}
     return log
-
-
-def over_tokens(values: dict[str, Tensor], mask: Tensor, accelerator: Any) -> dict[str, float]:
-    """Return the mean of each (B, T) over the scored tokens of all ranks, or 0 if there is none.
-
-    >>> from types import SimpleNamespace
-    >>> one, values = SimpleNamespace(reduce=lambda sums, reduction: sums), {"kl": torch.tensor([[0.5, 9.0]])}
-    >>> over_tokens(values, torch.tensor([[1, 0]]), one), over_tokens(values, torch.zeros(1, 2), one)
-    ({'kl': 0.5}, {'kl': 0.0})
-    """
-    # All means in one reduction and one transfer: each transfer makes the CPU wait for the GPU.
-    sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
-    *totals, count = accelerator.reduce(sums, reduction="sum").tolist()
-    return {name: total / max(count, 1.0) for name, total in zip(values, totals, strict=True)}

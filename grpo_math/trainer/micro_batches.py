@@ -7,27 +7,74 @@ computes one. Rows of one prompt stay together, and ranks get near-equal shares 
 Does not move a row to another optimizer step, and does not compute a loss.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, TypedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.trainer.arrange import arrange, over_steps
-from grpo_math.trainer.losses import weight_of_micro_batch
-from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, scored, shortest
+from grpo_math.trainer.exchange import exchange_rows
+from grpo_math.trainer.figures import StepFigures
+from grpo_math.trainer.losses import REDUCTIONS, weight_of_micro_batch
+from grpo_math.trainer.rows import Rows, join, largest_widths, masked_row, row_layout, scored, select, shortest, widths
 
 Plan = list[list[int]]  # micro-batches as row numbers
+Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
 
 
-class MicroBatch(TypedDict):
-    """``rows`` that are computed together, and the ``weight`` of their loss. A plain dict, for `torch.load`."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that are computed together, and the ``weight`` of their loss.
+
+    ``completions``: how many of the rows are completions. Without one, a masked row keeps ranks in step.
+    """
 
     rows: Rows
     weight: float | Tensor
+    completions: int
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "weight": self.weight, "completions": self.completions}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
+        rows = state["rows"]
+        # A checkpoint of 0.2.0.dev may have masked rows next to others, which have no other effect.
+        return cls(rows, state["weight"], state.get("completions", int(scored(rows).any(dim=1).sum())))
+
+
+@dataclass
+class TrainingStep:
+    """This rank's micro-batches of a training step, and the number of its rows and tokens that are not computed."""
+
+    micro_batches: list[MicroBatch]
+    skipped_rows: int = 0
+    skipped_tokens: Tensor | int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain types, for `torch.load`."""
+        counts = {"skipped_rows": self.skipped_rows, "skipped_tokens": self.skipped_tokens}
+        return {"micro_batches": [one.state_dict() for one in self.micro_batches], **counts}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
+        micro_batches = [MicroBatch.from_state_dict(one) for one in state["micro_batches"]]
+        return cls(micro_batches, state.get("skipped_rows", 0), state.get("skipped_tokens", 0))
+
+
+@dataclass
+class OptimizerStep:
+    """The training steps of one optimizer step that are computed, and the figures of their losses.
+
+    Their gradients add up. So if memory runs out in one of them, all are computed again.
+    """
+
+    done: list[TrainingStep] = field(default_factory=list)
+    figures: StepFigures = field(default_factory=StepFigures)
 
 
 @dataclass(frozen=True)
@@ -45,74 +92,98 @@ class Splitter:
     only_signal: bool
     deepspeed: bool
 
-    def split(self, of_trl: list[Rows], budget: int) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each training step of one optimizer step. ``of_trl``: TRL's, one a step."""
+    def split(self, of_trl: list[Rows], budget: int) -> list[TrainingStep]:
+        """Return the training steps of a part of an optimizer step. ``of_trl``: TRL's rows, of one training step each.
+
+        All ranks call this.
+        """
         if self.whole:
-            return [[MicroBatch(rows=rows, weight=1.0)] for rows in of_trl]
-        n_rows = len(of_trl[0]["advantages"])
-        if self.loss_type == "bnpo":
-            # This loss divides by the tokens of TRL's micro-batch, so its rows stay in their training step.
-            sources, plans = of_trl, [self._plan(rows, n_rows, budget)[0] for rows in of_trl]
-        else:
-            # Every rank gets the rows of all ranks, because a group may be computed on another rank.
-            rows = of_all_ranks(join(of_trl), self.accelerator)
-            of_ranks = self._plan(rows, n_rows, budget, self.accelerator.num_processes)
-            plan = of_ranks[self.accelerator.process_index]
-            # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
-            plan += [[]] * (max(map(len, of_ranks)) - len(plan))
-            sources, plans = [rows] * len(of_trl), over_steps(plan, len(of_trl))
-        steps = [
-            [self._micro_batch(rows, index, size, n_rows) for index, size in zip(plan, sizes, strict=True)]
-            for rows, plan, sizes in zip(sources, *self._agreed(plans), strict=True)
-        ]
+            return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in of_trl]
+        layouts = [self._scored_layout(rows) for rows in of_trl]
+        # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
+        by_step = REDUCTIONS[self.loss_type].over == "tokens"
+        split = self._split_by_step if by_step else self._exchange_and_split
+        micro_batches = split(of_trl, layouts, budget)
         # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
-        if not any(steps):
-            steps[-1] = [MicroBatch(rows=shortest(of_trl[-1]), weight=0.0)]
+        if not any(micro_batches):
+            micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
         if self.deepspeed:
-            steps = [step or [MicroBatch(rows=shortest(of_trl[0]), weight=0.0)] for step in steps]
+            micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
+        steps = []
+        for one, rows, (_, _, lengths) in zip(micro_batches, of_trl, layouts, strict=True):
+            skipped = [row for row, length in enumerate(lengths) if not length]
+            steps.append(TrainingStep(one, len(skipped), scored(rows).sum(dim=1)[skipped].sum()))
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
         """Split a micro-batch into some of at most ``budget`` tokens, with the same weight in total."""
-        rows = micro_batch["rows"]
-        plan = arrange(*lay_out(rows), budget)[0]
+        rows = micro_batch.rows
+        plan = arrange(*row_layout(rows), budget)[0]
         if len(plan) < 2:
             return [micro_batch]
-        smaller = [self._micro_batch(rows, index, len(index), len(rows["advantages"])) for index in plan]
-        return [MicroBatch(rows=of["rows"], weight=micro_batch["weight"] * of["weight"]) for of in smaller]
+        smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
+        return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
-    def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[Plan]:
-        """Return the plan of each rank. ``n_rows``: the number of rows of TRL's micro-batch."""
-        budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
-        prompts, prompt_tokens, tokens = lay_out(rows)
+    def _scored_layout(self, rows: Rows) -> Layout:
+        """Return the layout of TRL's rows; the length of a completion that is skipped is 0."""
+        prompts, prompt_tokens, lengths = row_layout(rows)
         if self.only_signal:
             # TRL also takes an advantage for each token from a subclass, (B, T).
-            signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
-            tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
-        return arrange(prompts, prompt_tokens, tokens, budget, ranks)
+            signal = rows["advantages"].reshape(len(lengths), -1).ne(0).any(dim=1).tolist()
+            lengths = [n if has else 0 for n, has in zip(lengths, signal, strict=True)]
+        return prompts, prompt_tokens, lengths
 
-    def _agreed(self, plans: list[Plan]) -> tuple[list[Plan], list[list[int]]]:
-        """Return the plans with empty micro-batches added, and the largest size of each micro-batch on any rank.
+    def _split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each training step, of its own rows; equally many on all ranks."""
+        plans = [
+            arrange(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
+            for rows, layout in zip(of_trl, layouts, strict=True)
+        ]
+        counts = [max(of_ranks) for of_ranks in zip(*gather_object([[len(plan) for plan in plans]]), strict=True)]
+        return [
+            [
+                self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum())
+                for index in plan + [[]] * (count - len(plan))
+            ]
+            for rows, plan, count in zip(of_trl, plans, counts, strict=True)
+        ]
 
-        Ranks wait for each other in every forward pass, and TRL gathers a number for each row. So all ranks need the
-        same number of micro-batches in a training step, and the same number of rows in each.
-        """
-        of_ranks = gather_object([[[len(index) for index in plan] for plan in plans]])
-        steps = zip(*of_ranks, strict=True)
-        sizes = [[max(of_rank) for of_rank in zip_longest(*step, fillvalue=0)] for step in steps]
-        return [plan + [[]] * (len(n) - len(plan)) for plan, n in zip(plans, sizes, strict=True)], sizes
+    def _exchange_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
+        local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
+        columns = [list(chain(*column)) for column in zip(*layouts, strict=True)]
+        # Sizes first: a group may be computed on another rank, and only its rows move there.
+        of_ranks = gather_object([(columns, widths(local))])
+        all_columns = zip(*(sizes for sizes, _ in of_ranks), strict=True)
+        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in all_columns)
+        wide = largest_widths([widths for _, widths in of_ranks])
+        budget = budget or _padded_tokens(wide, n_rows)
+        plans = arrange(prompts, prompt_tokens, lengths, budget, len(of_ranks))
+        needed = [list(chain(*plan)) for plan in plans]
+        rows, positions = exchange_rows(local, needed, wide, self.accelerator)
+        plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
+        # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
+        plan += [[]] * (max(map(len, plans)) - len(plan))
+        source = rows if positions else local
+        return over_steps(
+            [self._micro_batch(source, index, n_rows, scored(source).sum()) for index in plan], len(of_trl)
+        )
 
-    def _micro_batch(self, rows: Rows, index: Sequence[int], size: int, n_rows: int) -> MicroBatch:
-        """Return the selected rows, filled up to ``size`` with masked rows, and their weight.
+    def _micro_batch(self, rows: Rows, index: Sequence[int], n_rows: int, tokens: Tensor) -> MicroBatch:
+        """Return the selected rows with their weight in TRL's micro-batches, of ``n_rows`` and ``tokens``."""
+        if not index:
+            # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
+            return MicroBatch(masked_row(rows), 0.0, 0)
+        selected = select(rows, index)
+        weight = weight_of_micro_batch(self.loss_type, scored(selected), n_rows, tokens)
+        return MicroBatch(selected, weight, len(index))
 
-        The weight is that of the selected rows in the loss of TRL's micro-batches of ``n_rows``.
-        """
-        selected = filled(rows, index, size)
-        weight = weight_of_micro_batch(self.loss_type, scored(selected), n_rows, scored(rows).sum())
-        return MicroBatch(rows=selected, weight=weight)
-
-    def accumulate(self, micro_batches: list[MicroBatch], loss_of: Callable[[Rows], Tensor], model: Any) -> Tensor:
+    def accumulate(
+        self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
+    ) -> Tensor:
         """Return the loss of a training step. The caller does the backward pass of the last micro-batch.
+
+        ``loss_of`` returns the weighted loss of a micro-batch.
 
         Only that one synchronises ranks, as transformers expects of a training step.
         """
@@ -125,7 +196,7 @@ class Splitter:
         synchronises = state.sync_gradients
         for micro_batch in micro_batches[:-1]:
             with self.accelerator.no_sync(model):
-                loss = loss_of(micro_batch["rows"]) * micro_batch["weight"]
+                loss = loss_of(micro_batch)
                 # accelerate would take the optimizer step of DeepSpeed in a backward pass that synchronises.
                 state._set_sync_gradients(False)
                 try:
@@ -136,5 +207,9 @@ class Splitter:
         # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
         if self.accelerator.is_fsdp2:
             model.set_requires_gradient_sync(synchronises)
-        last = micro_batches[-1]
-        return loss_of(last["rows"]) * last["weight"] + done
+        return loss_of(micro_batches[-1]) + done
+
+
+def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
+    """Return the tokens of TRL's padded micro-batch."""
+    return rows * (columns["prompt_ids"] + columns["completion_ids"])

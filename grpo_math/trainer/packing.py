@@ -9,12 +9,13 @@ where position ids restart after the prompt for every completion, and each segme
 (`attention.py`). The last prompt token opens every segment because its prediction is the completion's first token. The
 last token of a completion predicts nothing and is omitted. Tokens: (len(prompt) - 1) + sum(len(completion)).
 
-Rows share a prompt if its tokens are equal. The number of a row's group would not do: an environment may give the
-completions of a group different prompts, and TRL's scoring method receives tokens only.
+Rows share a prompt if they are of one group and its tokens are equal. Rows without the number of their group, such as
+those of a script that calls the scoring method, share a prompt if its tokens are equal.
 
 Does not run the model.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,14 @@ class GroupLayout:
     lengths: tuple[int, ...]
 
 
+@dataclass
+class LayerCalls:
+    """Counts the layers that have used a packed row, in one forward pass: a layer may lose an argument that it gets."""
+
+    attention: int = 0
+    states: int = 0
+
+
 @dataclass(frozen=True)
 class PackedRow:
     """A packed row of L tokens, N of them scored, and the indices that `unpack` needs."""
@@ -48,25 +57,45 @@ class PackedRow:
 
 
 def layout(
-    input_ids: Tensor, attention_mask: Tensor, completion_length: int
-) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
-    """Return of each row (B, S) the ids of its prompt, their number, and the number of completion tokens.
+    input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
+) -> tuple[list[Hashable], list[int], list[int]]:
+    """Return of each row (B, S) the key of its prompt, and the numbers of prompt tokens and completion tokens.
 
-    >>> layout(torch.tensor([[0, 5, 6, 7, 8]]), torch.tensor([[0, 1, 1, 1, 0]]), 2)
-    ([(5, 6)], [2], [1])
+    Rows with the same key share their prompt: rows of a ``group`` (B,) whose prompts are equal, because an environment
+    may give the completions of a group different prompts. Without ``group`` the key is the prompt itself.
+
+    >>> ids, mask = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 9]]), torch.tensor([[0, 1, 1, 1, 0]] * 2)
+    >>> layout(ids, mask, 2)
+    ([(5, 6), (5, 6)], [2, 2], [1, 1])
+    >>> layout(ids, mask, 2, torch.tensor([3, 3])), layout(ids, mask, 2, torch.tensor([3, 4]))[0]
+    (([(3, 0), (3, 0)], [2, 2], [1, 1]), [(3, 0), (4, 0)])
     """
     split = input_ids.size(1) - completion_length
-    counts = [part.sum(dim=1, keepdim=True) for part in (attention_mask[:, :split], attention_mask[:, split:])]
+    prompt_ids, prompt_mask = input_ids[:, :split], attention_mask[:, :split]
+    counts = [part.sum(dim=1, keepdim=True) for part in (prompt_mask, attention_mask[:, split:])]
+    if group is None:
+        columns = [prompt_ids]
+    else:
+        # The first row of each row's group, without a transfer.
+        first = (group[:, None] == group).int().argmax(dim=1)
+        differs = (prompt_ids != prompt_ids[first]) & (prompt_mask > 0) | (prompt_mask != prompt_mask[first])
+        # 0 for the prompt of the group's first row, else a number of the row's own.
+        numbers = torch.arange(1, len(group) + 1, device=group.device)
+        columns = [group[:, None], (numbers * differs.any(dim=1))[:, None]]
     # One transfer for all, because each transfer makes the CPU wait for the GPU.
-    rows = torch.cat([*counts, input_ids[:, :split]], dim=1).tolist()
-    return [tuple(row[split + 2 - row[0] :]) for row in rows], [row[0] for row in rows], [row[1] for row in rows]
+    rows = torch.cat([*counts, *columns], dim=1).tolist()
+    starts = [2 if group is not None else split + 2 - row[0] for row in rows]
+    keys: list[Hashable] = [tuple(row[start:]) for row, start in zip(rows, starts, strict=True)]
+    return keys, [row[0] for row in rows], [row[1] for row in rows]
 
 
-def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> PackedRow | None:
+def pack(
+    input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
+) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
-    Rows with the same prompt need not be neighbours. Rows without a completion token are skipped; without any token the
-    result is None.
+    Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped; without any
+    token the result is None.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -78,29 +107,27 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     True
     """
     batch, width = input_ids.shape
-    split = width - completion_length
-    prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length)
-    rows_of: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt_ids in enumerate(prompts):
+    prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length, group)
+    rows_of: dict[Hashable, list[int]] = {}
+    for row, prompt in enumerate(prompts):
         if lengths[row]:
-            rows_of.setdefault(prompt_ids, []).append(row)
+            rows_of.setdefault(prompt, []).append(row)
     if not rows_of:
         return None
-
     # Ranges (first, length) of indices, which go to the GPU as one tensor.
     taken, positions, scored, padded, groups = [], [], [], [], []
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
-        # A prompt is padded on the left, so its last token is in column ``split - 1``.
-        first = rows[0] * width + split - prompt - 1
+        # A prompt is padded on the left, so its last token is the one before its completion.
+        first = (rows[0] + 1) * width - completion_length - prompt - 1
         taken.append((first, prompt))
         positions.append((0, prompt))
         offset = start + prompt
         for row in rows:
             length = lengths[row]
             # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
-            taken.append((row * width + split - 1, length))
+            taken.append(((row + 1) * width - completion_length - 1, length))
             positions.append((prompt, length))
             scored.append((offset, length))
             padded.append((row * completion_length, length))
@@ -109,8 +136,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
         start = offset
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
-    n_scored = sum(length for _, length in scored)
-    at, position_ids, scored_index, padded_index = index.split([start, start, n_scored, n_scored])
+    n = sum(length for _, length in scored)
+    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
     ids = input_ids.reshape(-1)
     return PackedRow(
         input_ids=ids[at][None],

@@ -9,6 +9,7 @@ Does not depend on the meaning of a state. Does not serve layers that continue a
 first version): they raise `Unpackable` in the first packed pass.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from inspect import signature, unwrap
@@ -18,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.trainer.packing import GroupLayout, Unpackable
+from grpo_math.trainer.packing import GroupLayout, LayerCalls, Unpackable
 
-calls = 0  # of layers with packed rows, in this process
 verified: set[type] = set()  # layers that are known to continue a given state
 
 
@@ -28,43 +28,54 @@ class States:
     """The cache of one layer: states by number, each (batch, ...). It is empty before the first update."""
 
     def __init__(self) -> None:
-        self.conv: dict[int, Tensor] = {}  # the last inputs of a convolution
-        self.recurrent: dict[int, Tensor] = {}
+        self.conv_states: dict[int, Tensor] = {}  # the last inputs of a convolution
+        self.recurrent_states: dict[int, Tensor] = {}
 
     def repeated(self, times: int, added: float = 0.0) -> "States":
         """Return a prompt's states, repeated for a batch. ``added`` makes the recurrent ones wrong."""
         other = States()
-        other.conv = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv.items()}
-        other.recurrent = {i: (state + added).repeat_interleave(times, dim=0) for i, state in self.recurrent.items()}
+        other.conv_states = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv_states.items()}
+        shifted = {i: state + added for i, state in self.recurrent_states.items()}
+        other.recurrent_states = {i: state.repeat_interleave(times, dim=0) for i, state in shifted.items()}
         return other
 
     def is_recording_past(self, layer: int) -> bool:
         return True  # else a layer computes a single token by writing into its states
 
+    # Before transformers 5.23 a layer reads the attributes of its own cache: ``layers[i].recurrent_states[0]``.
+    record_past = True
+
+    @property
+    def layers(self) -> "defaultdict[int, States]":
+        return defaultdict(lambda: self)
+
+    def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
+        return bool(self.conv_states)
+
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
-        return self.conv.get(state_idx)
+        return self.conv_states.get(state_idx)
 
     def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
-        return self.recurrent.get(state_idx)
+        return self.recurrent_states.get(state_idx)
 
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
     ) -> Tensor:
         """Return inputs (batch, channels, T) after the earlier ones. Keep the last ``conv_kernel_size``, 0 if fewer."""
         size = conv_kernel_size or inputs.size(-1)
-        if state_idx in self.conv:
-            inputs = torch.cat([self.conv[state_idx], inputs], dim=-1)
-        self.conv[state_idx] = nn.functional.pad(inputs, (max(0, size - inputs.size(-1)), 0))[..., -size:]
+        if state_idx in self.conv_states:
+            inputs = torch.cat([self.conv_states[state_idx], inputs], dim=-1)
+        self.conv_states[state_idx] = nn.functional.pad(inputs, (max(0, size - inputs.size(-1)), 0))[..., -size:]
         return inputs
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        self.recurrent[state_idx] = state
+        self.recurrent_states[state_idx] = state
         return state
 
 
 def stateful(model: nn.Module) -> list[nn.Module]:
     """Return the modules that read a state from a cache."""
-    return [m for m in model.modules() if "get_conv_state" in unwrap(type(m).forward).__code__.co_names]
+    return [m for m in model.modules() if "update_conv_state" in unwrap(type(m).forward).__code__.co_names]
 
 
 def fork_states(model: nn.Module) -> None:
@@ -85,6 +96,7 @@ def _forward(
     hidden_states: Tensor,
     *args: Any,
     packed_groups: tuple[GroupLayout, ...] | None = None,
+    packed_calls: LayerCalls | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
@@ -94,8 +106,8 @@ def _forward(
         if mask is not None and mask.dim() == 4:
             raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
         return plain(hidden_states, *args, **kwargs)
-    global calls
-    calls += 1
+    if packed_calls is not None:
+        packed_calls.states += 1
     outputs = []
     for group in packed_groups:
         states, start = States(), group.start
@@ -110,7 +122,7 @@ def _forward(
         after = plain(segments, **{cache: states.repeated(len(segments))})
         # A layer that ignores a given state for more than one token would give wrong log-probs without an error. If
         # another state gives the same output, it does.
-        if kind not in verified and states.recurrent:
+        if kind not in verified and states.recurrent_states:
             if torch.equal(after, plain(segments, **{cache: states.repeated(len(segments), added=1.0)})):
                 raise Unpackable(f"layers ({kind.__name__}) that take up a state for one token alone")
             verified.add(kind)

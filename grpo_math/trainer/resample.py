@@ -19,7 +19,7 @@ from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
 from grpo_math.trainer.reward_funcs import column_names
-from grpo_math.trainer.rows import Rollout, Rows, join, of_all_ranks, scored, select
+from grpo_math.trainer.rows import Rollout, Rows, gather_rows, join, scored, select
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
@@ -123,7 +123,7 @@ class Resampler:
         """
         ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
         seen = gather_object([row["prompt"] for row in inputs])
-        kept, right, columns = self._of_all_ranks(first)
+        kept, right, columns = self._gather_completions(first)
         groups = drawn = len(right) // self.size
         # Ranks sample equally many rows: this many groups, or a multiple, can be shared equally among them.
         equal_groups = ranks // math.gcd(ranks, self.size)
@@ -137,7 +137,7 @@ class Resampler:
             drawn += len(fresh)
             rows = [dict(row) for row in fresh for _ in range(self.size)]
             share = len(rows) // ranks
-            more, more_right, more_columns = self._of_all_ranks(sample(rows[rank * share : (rank + 1) * share]))
+            more, more_right, more_columns = self._gather_completions(sample(rows[rank * share : (rank + 1) * share]))
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
             columns = [[(old + new)[i] for i in index] for old, new in zip(columns, more_columns, strict=True)]
@@ -153,14 +153,14 @@ class Resampler:
         rows_of_rank = select(kept, range(rank * n, (rank + 1) * n))
         return Rollout(rows_of_rank, rewards, None), {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups}
 
-    def _of_all_ranks(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
+    def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
         """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
         if it could not be graded; and the columns of the table of completions."""
         if rollout.verdicts is None:
             reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             raise UserError(f"resample_groups: {reason}")
         right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
-        rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
+        rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
         return rows, right, [list(column)[-len(right) :] for column in _columns(self.table)]
 

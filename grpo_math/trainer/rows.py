@@ -2,10 +2,10 @@
 
 The tensors are those of `GRPOTrainer._generate_and_score_completions`: ``prompt_ids`` and ``prompt_mask`` (B, P) padded
 on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded on the right, ``advantages`` (B,), and
-``num_items_in_batch``, a number. Pure torch.
+``num_items_in_batch``, a number. We add ``group`` (B,), the number of a row's group over all ranks. Pure torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,46 +66,41 @@ def join(many: Sequence[Rows]) -> Rows:
     {'importance_sampling_ratio': tensor([[0.5000, 1.0000],
             [0.2500, 0.7500]])}
     """
-    joined = dict(many[0])
-    for name, value in many[0].items():
-        if not is_per_row(value):
-            continue
-        parts = [rows[name] for rows in many]
-        if value.dim() > 1:
-            missing = [max(part.size(1) for part in parts) - part.size(1) for part in parts]
-            sides = [(n, 0) if is_of_prompt(name) else (0, n) for n in missing]
-            parts = [pad(part, side, value=padding_of(name)) for part, side in zip(parts, sides, strict=True)]
-        joined[name] = torch.cat(parts)
-    return joined
+    columns = largest_widths([widths(rows) for rows in many])
+    wide = [padded(rows, columns) for rows in many]
+    names = [name for name, value in many[0].items() if is_per_row(value)]
+    return {**many[0], **{name: torch.cat([rows[name] for rows in wide]) for name in names}}
 
 
-def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
-    """Select rows, and add rows without a token up to ``size`` of them. Without a real row they are two columns wide.
+def largest_widths(many: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the largest width of each tensor.
+
+    >>> largest_widths([{"completion_ids": 3}, {"completion_ids": 5}])
+    {'completion_ids': 5}
+    """
+    return {name: max(one[name] for one in many) for name in many[0]}
+
+
+def masked_row(rows: Rows) -> Rows:
+    """Return a copy of the first row without a token, two columns wide: the least that a model can compute.
 
     >>> mask = torch.ones(2, 3, dtype=torch.long)
-    >>> rows = {"advantages": torch.tensor([1.0, 2.0]), "completion_mask": mask, "prompt_mask": mask}
-    >>> filled(rows, [1], 2)["completion_mask"].tolist()
-    [[1, 1, 1], [0, 0, 0]]
-    >>> filled(rows, [], 2)["completion_mask"].tolist()
-    [[0], [0]]
+    >>> row = masked_row({"advantages": torch.tensor([1.0, 2.0]), "completion_mask": mask, "prompt_mask": mask})
+    >>> row["completion_mask"].tolist(), row["prompt_mask"].tolist()
+    ([[0]], [[1]])
     """
-    selected = select(rows, [*index, *[0] * (size - len(index))])
-    # Added rows are masked copies of the first row: their tokens are valid, and add nothing to any sum.
-    # `select` has copied the mask, so the buffered rows keep theirs.
-    selected["completion_mask"][len(index) :] = 0
-    # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
-    if not index:
-        for name, value in selected.items():
-            if is_per_row(value) and value.dim() > 1:
-                selected[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
-    return selected
+    row = select(rows, [0])
+    for name, value in row.items():
+        if is_per_row(value) and value.dim() > 1:
+            row[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
+    return {**row, "completion_mask": torch.zeros_like(row["completion_mask"])}
 
 
-def lay_out(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
-    """Return `packing.layout` of the rows: prompts, their lengths, and the completions' lengths."""
+def row_layout(rows: Rows) -> tuple[list[Hashable], list[int], list[int]]:
+    """Return `packing.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    return layout(ids, mask, rows["completion_ids"].size(1))
+    return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))
 
 
 def scored(rows: Rows) -> Tensor:
@@ -129,8 +124,8 @@ def shortest(rows: Rows) -> Rows:
     return select(rows, [int(lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin())])
 
 
-def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
-    """Return the rows of all ranks, in the order of ranks."""
+def gather_rows(rows: Rows, accelerator: Any) -> Rows:
+    """Gather the rows of all ranks, in the order of ranks. All ranks call this."""
     if accelerator.num_processes == 1:
         return rows
     gathered = dict(rows)
@@ -142,3 +137,18 @@ def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
                 value = accelerator.pad_across_processes(value, dim=1, **sides)
             gathered[name] = accelerator.gather(value)
     return gathered
+
+
+def widths(rows: Rows) -> dict[str, int]:
+    """Return the number of columns of each padded tensor."""
+    return {name: value.size(1) for name, value in rows.items() if is_per_row(value) and value.dim() > 1}
+
+
+def padded(rows: Rows, columns: Mapping[str, int]) -> Rows:
+    """Pad each tensor to its number of ``columns``."""
+    wider = dict(rows)
+    for name, width in columns.items():
+        missing = width - rows[name].size(1)
+        side = (missing, 0) if is_of_prompt(name) else (0, missing)
+        wider[name] = pad(rows[name], side, value=padding_of(name))
+    return wider

@@ -19,8 +19,9 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.run.checkpoints import STATE
+from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.main_process import on_main
+from grpo_math.trainer.micro_batches import TrainingStep
 from grpo_math.trainer.table import plain, storable
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
@@ -55,10 +56,11 @@ def state_of(trainer: Any) -> dict[str, Any]:
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
-        "rollout": trainer._buffered_inputs if in_rollout else None,
+        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
+        "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "table": json.dumps(table, default=plain) if trainer.log_completions else None,
     }
@@ -66,6 +68,10 @@ def state_of(trainer: Any) -> dict[str, Any]:
 
 def _collaborators(trainer: Any) -> dict[str, Any]:
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
+
+
+def _plain_step(step: Any) -> Any:
+    return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
 def to_keep(trainer: Any) -> dict[str, Any]:
@@ -106,7 +112,9 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
             part.load_state_dict(state[name])
     # transformers divides the sum of all losses, which is restored, by the steps since this one.
     trainer._initial_global_step = 0
-    trainer._buffered_inputs = state["rollout"]
+    # Rows of TRL have no micro-batches.
+    steps = [TrainingStep.from_state_dict(step) if "micro_batches" in step else step for step in state["rollout"] or ()]
+    trainer._buffered_inputs = steps or None
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
         trainer._buffered_inputs, trainer._step = None, position
@@ -115,6 +123,7 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         # The object itself, if this is the state of a moment and not of a checkpoint.
         asked = state["asked"]
         trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
+    trainer.control.should_evaluate = state.get("evaluates", False)
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:
@@ -132,6 +141,7 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     """Return `state_of` and what transformers saves elsewhere, for `save_last_step` if the next step fails."""
     return {
         **state_of(trainer),
+        "step": trainer.state.global_step,
         "tokens": trainer.state.num_input_tokens_seen,
         "python": random.getstate(),
         "numpy": numpy.random.get_state(),
@@ -140,17 +150,19 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     }
 
 
-def saves(trainer: Any) -> bool:
-    """Return False for a script that saves no checkpoint."""
-    return trainer.of_recipe or trainer.args.save_strategy != "no"
+def remember_step(trainer: Any) -> None:
+    """Take the snapshot of a step that has just been completed, unless the step has a snapshot or a checkpoint."""
+    step = trainer.state.global_step
+    # Never a second one: the next step may be under way.
+    if step != trainer.saved_step and (trainer.last_step is None or trainer.last_step["step"] != step):
+        trainer.last_step = snapshot(trainer)
 
 
-def save_last_step(trainer: Any) -> None:
-    """Save the checkpoint that the last complete step would have given, unless the run saves none."""
-    if not saves(trainer):
-        return
-    # None: no step was done since the run started, or resumed from a checkpoint.
-    if (then := trainer.last_step) and trainer.saved_step != trainer.state.global_step:
+def save_last_step(trainer: Any) -> str:
+    """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
+    step, then = trainer.state.global_step, trainer.last_step
+    # Without a snapshot of this step, the state of the trainer belongs to another step than its weights.
+    if then and then["step"] == step != trainer.saved_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
         restore(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]
@@ -162,12 +174,8 @@ def save_last_step(trainer: Any) -> None:
         trainer._save_checkpoint(trainer.model, trial=None)
     # torch's agent ends all processes when the first one exits.
     trainer.accelerator.wait_for_everyone()
-
-
-def saved_before(trainer: Any, error: Exception) -> str:
-    """Call `save_last_step` for a run that must stop. Return the error's text with the checkpoint's name."""
-    save_last_step(trainer)
-    if not trainer.state.global_step or not saves(trainer):
-        return str(error)
+    name = f"checkpoint-{step}"
+    if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
+        return ""
     resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
-    return f"{error} (checkpoint-{trainer.state.global_step} is saved: {resume} continues from it)"
+    return f" ({name} is saved: {resume} continues from it)"

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from grpo_math.run.weights import split_by
@@ -122,11 +123,16 @@ class TiledMLP:
 
         # `checkpoint` saves its tensor arguments. The layer's own checkpoint would then recompute the whole MLP to get
         # them. So a tile is passed as its number, and an empty tensor in a list tells `checkpoint` the device whose
-        # random numbers dropout uses. (Before torch 2.13 `checkpoint` always saves a tensor: gradients are the same,
-        # but tiles are computed once more.)
+        # random numbers dropout uses. Before torch 2.13 `checkpoint` also saves an empty tensor of its own: the hooks
+        # hide it from the layer's checkpoint.
         device = [rows.new_empty(0)]
-        outputs: Any = [checkpoint(compute_tile, number, device, use_reentrant=False) for number in range(n)]
+        with saved_tensors_hooks(_unchanged, _unchanged):
+            outputs: Any = [checkpoint(compute_tile, number, device, use_reentrant=False) for number in range(n)]
         return torch.cat(outputs).view(states.shape)
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _Save(torch.autograd.Function):

@@ -14,8 +14,8 @@ loss. Differences from TRL:
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
-from grpo_math.errors import RewardError, UserError
+from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
@@ -41,15 +41,17 @@ from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
+from grpo_math.trainer import console, correction, gradients, longest, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
+from grpo_math.trainer.budget import TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
 from grpo_math.trainer.endings import Endings
-from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
-from grpo_math.trainer.micro_batches import Splitter
+from grpo_math.trainer.figures import StepFigures
+from grpo_math.trainer.losses import Loss, LossInputs, LossSettings, compute_loss
+from grpo_math.trainer.meter import StepMeter, shares, spread
+from grpo_math.trainer.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import SCORING, is_foreign, results_of, sees_rows
+from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
@@ -73,6 +75,8 @@ class MathGRPOTrainer(GRPOTrainer):
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    # TRL's rows, or ours, of the training steps of a rollout.
+    _buffered_inputs: Any = None
     of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
@@ -93,7 +97,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
         self.last_step: dict[str, Any] | None = None
-        self.saved_step: int | None = None  # the step of the last checkpoint
+        self.saved_step = 0  # the step of the last checkpoint, or 0
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
@@ -108,7 +112,8 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(self)
         self._set_up_updates()
-        self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
+        steps = self.settings.reference_refresh_steps
+        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
         self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -120,15 +125,18 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        # DDP warns if it looks for unused parameters and finds none. TRL sets this for vision models, which have some.
+        # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.find_unused_parameters = False
+            towers = set(self.model.config.sub_configs) - {"text_config"}
+            accelerator.ddp_handler.find_unused_parameters = bool(towers)
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
-        whole = whole or (packs and sees_rows(self))
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
+        # A loss that TRL lacks.
+        self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
+        whole = self._takes_trls_loss() or sees_rows(self) or whole
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -137,7 +145,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
-        self._retry = OutOfMemoryRetry(accelerator, self.budget, self.splitter, self.meter.undo)
+        self._optimizer_step = OptimizerStep()
         self._gradients = gradients.buffer_of(self.model, is_single_process=single and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
@@ -155,10 +163,7 @@ class MathGRPOTrainer(GRPOTrainer):
             nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
-            try:
-                return super()._generate_single_turn(*args, **kwargs)
-            except ServerUnavailable as error:
-                raise UserError(state.saved_before(self, error)) from None
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
         return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
@@ -166,7 +171,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
         if self.endings:
-            for name, value in self.endings.corrected_metrics(generated[1], self.accelerator).items():
+            for name, value in self.endings.gather_metrics(generated[1], self.accelerator).items():
                 # TRL has appended its value of this rollout just now.
                 self._metrics[self.mode][name][-1] = value
         return generated
@@ -193,7 +198,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
-                self.add_metrics(self.turns.metrics(completions))
+                self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
@@ -209,8 +214,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def _raise_reward_errors(self, errors: list[UserError]) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
         error = errors[0] if errors else None
-        if message := scoring.of_any_rank(str(error) if error else None):
-            raise RewardError(state.saved_before(self, RewardError(message))) from error
+        if message := scoring.agree_on_first(str(error) if error else None):
+            raise RewardError(message) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
@@ -229,8 +234,8 @@ class MathGRPOTrainer(GRPOTrainer):
                         self.prefetch.send(resampled=True)
             output = rollout.rows
             if self.mode == "train":
-                self.add_metrics(correction.figures(output, self.accelerator))
-                output = self.endings.mask(output, self.accelerator)
+                self.add_metrics(correction.gather_figures(output, self.accelerator))
+                output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
@@ -240,16 +245,28 @@ class MathGRPOTrainer(GRPOTrainer):
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
-        # The rewards are those that TRL gets: a subclass may override `_calculate_rewards`.
-        with results_of(self, "_calculate_rewards") as rewards:
+        first, n = self._first_group, len(inputs)
+        calculate, results = self._calculate_rewards, list[Tensor]()
+
+        def calculated(*arguments: Any) -> Tensor:
+            results.append(calculate(*arguments))
+            return results[0]
+
+        # The rewards are those that TRL gets: a subclass may change what our method returns, and TRL's table has room
+        # for one rollout only.
+        with replaced(self, _calculate_rewards=calculated):
             rows = super()._generate_and_score_completions(inputs)
-        self._first_group += len(rewards[0]) // self.group_size
+        rewards = results[0]
+        self._first_group += len(rewards) // self.group_size
+        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
+        numbers = torch.arange(n, device=rows["advantages"].device) + n * self.accelerator.process_index
+        rows["group"] = first + numbers // self.group_size
         if self._grades is None:
-            return Rollout(rows, rewards[0], None)
+            return Rollout(rows, rewards, None)
         of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
         verdicts, in_format = zip(*of_all_ranks, strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
-        return Rollout(rows, rewards[0], verdicts)
+        return Rollout(rows, rewards, verdicts)
 
     @property
     def group_size(self) -> int:
@@ -278,9 +295,56 @@ class MathGRPOTrainer(GRPOTrainer):
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
-            longest.dry_run(self, self._loss_of, model, inputs)
-        step = partial(super().training_step, model, inputs, num_items_in_batch)
-        return self._retry.run(step, partial(self._compute_loss, model), model, lambda: self._buffered_inputs)
+            longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
+        args: Any = self.args
+        loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
+        while failure is not None:
+            # The rows of later optimizer steps would not fit either.
+            self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
+            step = self._buffered_inputs[self._step % args.steps_per_generation]
+            training_step = partial(super().training_step, model, step, num_items_in_batch)
+            loss, failure = self._attempt(partial(self._repeat, model, training_step))
+        if self._is_split:
+            self._finish_training_step(self._buffered_inputs[(self._step - 1) % args.steps_per_generation])
+        return loss
+
+    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
+        """Return the loss, or the reason why memory ran out."""
+        try:
+            return step(), None
+        except torch.OutOfMemoryError as error:
+            # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
+            if not self._is_split:
+                raise
+            # As text, because the error's traceback keeps the activations alive.
+            return None, str(error)
+
+    def _repeat(self, model: Any, training_step: Callable[[], Tensor]) -> Tensor:
+        """Compute the optimizer step again, up to this training step.
+
+        Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
+        """
+        # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
+        model.zero_grad(set_to_none=True)
+        self._optimizer_step.figures = StepFigures()
+        for step in self._optimizer_step.done:
+            self.accelerator.backward(self._compute_loss(model, step))
+        return training_step()
+
+    def _finish_training_step(self, step: TrainingStep) -> None:
+        done, figures = self._optimizer_step.done, self._optimizer_step.figures
+        done.append(step)
+        # The optimizer's step follows: the next training step is the first of another optimizer step.
+        if self.accelerator.sync_gradients:
+            figures.skipped_rows = sum(one.skipped_rows for one in done)
+            figures.skipped_tokens = sum(one.skipped_tokens for one in done)
+            self._reduce_figures(figures, len(done))
+            self._optimizer_step = OptimizerStep()
+
+    @property
+    def _is_split(self) -> bool:
+        """True if the rollout is one of ours; None while a rollout is sampled."""
+        return bool(self._buffered_inputs) and isinstance(self._buffered_inputs[0], TrainingStep)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -291,84 +355,147 @@ class MathGRPOTrainer(GRPOTrainer):
             model.zero_grad()
         if error := self.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
-            state.save_last_step(self)
+            if self.of_recipe or self.args.save_strategy != "no":
+                state.save_last_step(self)
             raise error
         return norm
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         # Memory ran out: the same rows, in smaller micro-batches.
-        if self._retry.inputs is not None:
-            return self._retry.inputs
-        # TRL replaces this list when it samples, and never otherwise.
-        buffered = self._buffered_inputs
+        if isinstance(generation_batch, TrainingStep):
+            return generation_batch
+        args: Any = self.args
+        steps_per_rollout = args.steps_per_generation
+        if self.mode == "train" and self._step % (steps_per_rollout * self.num_iterations) == 0:
+            # TRL samples, and a failure before it has must not repeat a step of the last rollout.
+            self._buffered_inputs = None
+        is_new = self.mode == "train" and self._buffered_inputs is None
         inputs = super()._prepare_inputs(generation_batch)
-        of_trl = self._buffered_inputs
-        # `sees_rows` again: a script may replace a method after the constructor.
-        if self.scorer and of_trl is not buffered and not sees_rows(self):
-            # This many training steps always belong to one optimizer step. Rows change places within these only.
-            window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-            windows = (of_trl[i : i + window] for i in range(0, len(of_trl), window))
-            steps = chain.from_iterable(self.splitter.split(rows, self.budget.tokens) for rows in windows)
-            self._buffered_inputs = [{**rows, "micro_batches": step} for rows, step in zip(of_trl, steps, strict=True)]
-            # TRL has selected this training step's rows before they were split.
-            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
-        if "micro_batches" in inputs:
-            self._retry.inputs = inputs
-        return inputs
+        # In each rollout, because a script may replace a method after the constructor.
+        if not is_new or self._takes_trls_loss() or sees_rows(self):
+            return inputs
+        splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
+        # This many training steps always belong to one optimizer step. Rows change places within these only.
+        window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
+        of_trl, self._buffered_inputs = self._buffered_inputs, []
+        for start in range(0, steps_per_rollout, window):
+            self._buffered_inputs += splitter.split(of_trl[start : start + window], self.budget.tokens)
+        return self._buffered_inputs[self._step % steps_per_rollout]
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+    def _takes_trls_loss(self) -> bool:
+        """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
+        missing = {"images": self._is_vlm, "an auxiliary loss of the router": self.aux_loss_enabled}
+        for name in (name for name, applies in missing.items() if applies):
+            if self._has_own_loss:
+                reason = f"does not work with {name}, of which TRL computes the loss"
+                raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
+            logger.warning_once(f"TRL computes the loss, because the model has {name}.")
+        return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
-        # `OutOfMemoryRetry` drops what is logged from here, because it computes the loss again.
-        self.meter.mark()
-        if "micro_batches" not in inputs:
-            return self._loss_of(model, inputs)
-        return self.splitter.accumulate(inputs["micro_batches"], partial(self._loss_of, model), model)
-
-    def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Return TRL's loss of one micro-batch, with the configured surrogate and KL estimator."""
-        beta, inputs_of_trl, settings = self.beta, inputs, self.settings
-        if settings.surrogate == "reinforce":
-            # Without old log-probs, TRL uses the current ones, detached: the ratio is 1, and its gradient is the score.
-            inputs_of_trl = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
-        elif is_user_function(settings.surrogate):  # TRL's own surrogate is then 0 for every ratio
-            inputs_of_trl = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL computes k3 itself
-        # With beta 0 TRL leaves out its k3 and its metric ``kl``. The log-probs are those of TRL's forward pass:
-        # our terms need no second pass.
-        with replaced(self, beta=0.0 if our_kl else beta), results_of(self, SCORING) as scores:
-            loss = super()._compute_loss(model, inputs_of_trl)
-        logps = cast(Tensor, scores[0][0])
-        mask, now = scored(inputs), logps.detach()
-        old = inputs.get("old_per_token_logps", now)
-        means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
-        if is_user_function(settings.surrogate):
-            values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
-            # TRL has applied this factor to its own surrogate, which is 0 here.
-            if self.use_vllm and self.vllm_importance_sampling_correction:
-                values = values * inputs["importance_sampling_ratio"]
-            loss = loss + self._aggregated(values, mask, inputs)
-        if our_kl:
-            kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
-            if cast(Any, self.args).use_bias_correction_kl:
-                # TRL multiplies k3 by the ratio of its surrogate, which is held at 1 for reinforce.
-                sampler_logps = inputs_of_trl.get("old_per_token_logps", now)
-                kl = kl * losses.importance_ratio(logps, sampler_logps, mask, self.importance_sampling_level)
-            means[metrics.KL] = kl.detach()
-            # TRL adds its KL after vLLM's correction, so this term is not corrected either.
-            loss = loss + beta * self._aggregated(kl, mask, inputs)
-        self.add_metrics(over_tokens(means, mask, self.accelerator))
+        if isinstance(inputs, TrainingStep):
+            loss_of = partial(self._micro_batch_loss, model, self._optimizer_step.figures)
+            return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
+        if self._takes_trls_loss():
+            return super()._compute_loss(model, inputs)
+        # In an evaluation, or called by a subclass.
+        rows = {name: value for name, value in inputs.items() if name != "group"}
+        figures = StepFigures()
+        loss = self._micro_batch_loss(model, figures, MicroBatch(rows, 1.0, len(rows["advantages"])))
+        self._reduce_figures(figures, 1)
         return loss
 
-    def _aggregated(self, values: Tensor, mask: Tensor, inputs: Rows) -> Tensor:
-        """Reduce values (B, T) as TRL's loss does."""
+    def _micro_batch_loss(self, model: Any, figures: StepFigures, micro_batch: MicroBatch) -> Tensor:
+        """Return the weighted loss of a micro-batch, and add its figures to those of the step."""
+        loss = self._loss_of(model, micro_batch.rows)
+        figures.add(loss, scored(micro_batch.rows), micro_batch.completions, micro_batch.weight)
+        return loss.loss * micro_batch.weight
+
+    def _loss_of(self, model: Any, rows: Rows) -> Loss:
+        """Score rows, and return their loss."""
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        keep = rows["completion_ids"].size(1)
+        # Without the argument for rows without the number, because a subclass may have TRL's signature.
+        group = {"group": rows["group"]} if "group" in rows else {}
+        logps, entropies, _ = self._get_per_token_logps_and_entropies(
+            model, ids, mask, keep, compute_entropy=True, **group
+        )
+        return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
+
+    def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
         args: Any = self.args
+        mask, advantages = scored(rows), rows["advantages"]
         # num_items_in_batch counts the tokens of the rollout batch on all ranks.
-        per_step, accumulation = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
+        per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             per_step = per_step * accumulation / args.steps_per_generation
-        return losses.aggregate(values, mask, self.loss_type, args.max_completion_length, per_step, accumulation)
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        entropy_mask = None
+        if self.top_entropy_quantile < 1.0:
+            entropy_mask = self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+        return LossInputs(
+            logps=logps,
+            old_logps=rows.get("old_per_token_logps", logps.detach()),
+            advantages=advantages if advantages.dim() > 1 else advantages[:, None],
+            mask=mask,
+            entropies=entropies,
+            ref_logps=rows["ref_per_token_logps"] if self.beta != 0.0 else None,
+            sampling_logps=rows.get("sampling_per_token_logps"),
+            sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
+            entropy_mask=entropy_mask,
+            tokens_per_step=per_step,
+            accumulation=accumulation,
+        )
+
+    def _loss_settings(self) -> LossSettings:
+        args: Any = self.args
+        coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
+        if self.use_adaptive_entropy and self._last_world_entropy > args.entropy_target:
+            coefficient = 0.0
+        return LossSettings(
+            surrogate=self.settings.surrogate,
+            loss_type=self.loss_type,
+            kl_estimator=self.settings.kl_estimator,
+            beta=self.beta,
+            use_bias_correction_kl=args.use_bias_correction_kl,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            delta=args.delta,
+            importance_sampling_level=self.importance_sampling_level,
+            off_policy_mask_threshold=self.off_policy_mask_threshold,
+            sapo_temperature_pos=args.sapo_temperature_pos,
+            sapo_temperature_neg=args.sapo_temperature_neg,
+            vespo_k_pos=args.vespo_k_pos,
+            vespo_lambda_pos=args.vespo_lambda_pos,
+            vespo_k_neg=args.vespo_k_neg,
+            vespo_lambda_neg=args.vespo_lambda_neg,
+            max_completion_length=cast(int, self.max_completion_length),
+            entropy_coef=coefficient,
+        )
+
+    def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
+        """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
+        means = figures.reduce_means(self.accelerator, training_steps)
+        self.add_metrics(means.figures)
+        if not self._entropy_bonus_enabled:
+            return
+        self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
+        if self.mode == "eval":
+            return
+        args: Any = self.args
+        if self.use_adaptive_entropy:
+            # As in TRL: above the target the coefficient falls, and the bonus is left out.
+            rises = means.entropy <= args.entropy_target
+            change = args.entropy_coef_delta if rises else -args.entropy_coef_delta
+            self.entropy_coef = self.entropy_coef + change
+            bound = min if rises else max
+            self.entropy_coef = bound(self.entropy_coef, args.entropy_coef_max if rises else args.entropy_coef_min)
+            self._last_world_entropy = means.entropy
+        self.add_metrics({metrics.ENTROPY_COEF: self.entropy_coef})
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -379,6 +506,8 @@ class MathGRPOTrainer(GRPOTrainer):
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
+        *,
+        group: Tensor | None = None,
         **kwargs: Any,
     ) -> scoring.Scores:
         plain = super()._get_per_token_logps_and_entropies
@@ -388,7 +517,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
             # replaced TRL's method.
             if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
-                return self.scorer(plain, *rows, **kwargs)
+                return self.scorer(plain, *rows, group, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
@@ -402,6 +531,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        # The evaluation may fail. It also draws random numbers, and fills the table of completions.
+        state.remember_step(self)
         if self.evaluate_held_out is None or eval_dataset is not None:
             return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
         values: dict[str, float] = {}
@@ -439,16 +570,35 @@ class MathGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.last_step = self.saved_step = None
-        return super().train(resume, *args, **kwargs)
+        self.last_step, self.saved_step = None, 0
+        try:
+            return super().train(resume, *args, **kwargs)
+        # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
+        except (RewardError, ServerUnavailable) as error:
+            # A script that saves nothing gets no checkpoint for a step that fails. A step that only its evaluation
+            # fails is complete.
+            if not (self.of_recipe or self.args.save_strategy != "no" or self.control.should_evaluate):
+                raise
+            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
         self._restore_state(kwargs["steps_trained_in_current_epoch"])
         if self.state.global_step >= self.state.max_steps:
+            self._evaluate_failed_step()
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        self._evaluate_failed_step()
+
+    def _evaluate_failed_step(self) -> None:
+        """Evaluate the step of the checkpoint, if its evaluation has failed and ended the run."""
+        if self.control.should_evaluate:
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         # transformers pickles the arguments.
@@ -493,7 +643,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self._reference is not None:
+        # With FSDP a rank has parts of weights. `Reference.load` refuses a checkpoint without the file.
+        if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
         torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
@@ -502,6 +653,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))
         # Without a KL term no reference is used.

@@ -77,14 +77,14 @@ class Turns:
             # differ.
             return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
 
-        limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._widest)
+        limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest)
         rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
         ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))
         logps: Any = None if logprobs is None else [row.logps or [] for row in rows]
         return masks, messages, ids, logps, calls, failures, [[] for _ in rows]
 
-    def _widest(self, open_: int) -> int:
+    def _agree_on_widest(self, open_: int) -> int:
         return max(gather_object([open_])) if self.waits else open_
 
     def _context(self) -> int:
@@ -95,7 +95,7 @@ class Turns:
         window = int(trainer.model.config.max_position_embeddings)
         return min(window, getattr(trainer.vllm_generation, "context", window)) if trainer.use_vllm else window
 
-    def metrics(self, completions: Sequence[Any]) -> dict[str, float]:
+    def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""
         counts = [
             (row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)))

@@ -105,12 +105,12 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
 
 @cache
 def _torchs() -> Any:
-    """Return `torch.nn.attention.varlen.varlen_attn` if it supports windows and grouped heads, or None."""
+    """Return `torch.nn.attention.varlen.varlen_attn` if it supports windows, or None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if {"window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
+    return varlen_attn if "window_size" in _parameters(varlen_attn) else None
 
 
 def _loaded() -> Any:
@@ -143,8 +143,10 @@ def _window(scores: AttentionParams) -> tuple[int, int]:
 
 def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     offsets = (spans.cu_seqlens_q, spans.cu_seqlens_k, max(spans.queries), max(spans.keys))
+    # Before torch 2.13 grouped heads need no flag.
+    grouped = {"enable_gqa": True} if "enable_gqa" in _parameters(_torchs()) else {}
     # The window makes the call causal: (-1, 0) is all keys up to the query's own position.
-    return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), enable_gqa=True)
+    return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), **grouped)
 
 
 def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:

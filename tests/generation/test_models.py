@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_generation import SIZES, small_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from grpo_math.errors import ConfigError, UserError
@@ -150,6 +151,19 @@ def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, small):
     for folder, cache in (("/x", Path("/x/grpo_math")), ("", Path.home() / ".cache/grpo_math")):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
         assert embedded.cache_dir() == cache
+
+
+def test_the_embedded_tokenizer_has_the_special_tokens_of_the_config(tmp_path, monkeypatch, small):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(small), AutoTokenizer.from_pretrained(small)
+    eos, model.config.quantization_config = tokenizer.eos_token, {}
+    model.config.eos_token_id = model.config.pad_token_id = tokenizer.eos_token_id
+    tokenizer.eos_token, tokenizer.pad_token = tokenizer.convert_ids_to_tokens([7])[0], None
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kwargs: tokenizer)
+    embedded._convert(tmp_path / "a.gguf", tmp_path / "made")
+    monkeypatch.undo()
+    made = AutoTokenizer.from_pretrained(tmp_path / "made")
+    assert (made.eos_token, made.pad_token) == (eos, eos)
 
 
 def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how(tmp_path, monkeypatch):

@@ -37,6 +37,12 @@ def test_rows_of_one_gold_and_answer_are_each_held_to_their_own_format(gold, ans
         (r"\frac{1}{3}", "0.333333", GradingPolicy(digits=6), "correct"),
         (r"\sqrt{2}", "1.41421", GradingPolicy(digits=6), "correct"),
         (r"\sqrt{2}", "1.41421356237309", GradingPolicy(digits=0), "wrong"),
+        ("85.71", "600/7", GradingPolicy(), "wrong"),
+        ("85.71", "600/7", GradingPolicy(rounded_golds=True), "correct"),
+        ("1.41", r"\sqrt{2}", GradingPolicy(rounded_golds=True), "correct"),
+        ("85.71", "85.714", GradingPolicy(rounded_golds=True), "wrong"),
+        ("0.01", "1/67", GradingPolicy(rounded_golds=True), "wrong"),
+        ("0.25", "249/1000", GradingPolicy(rounded_golds=True), "wrong"),
     ],
 )
 def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):

@@ -1,4 +1,4 @@
-"""What two answers have in common: structure by structure, with the leaves compared exactly (None = the worker's)."""
+"""What two answers have in common: structure by structure, with the leaves compared exactly (OPEN = the worker's)."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -16,9 +16,10 @@ from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, compare
 from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
 from grpo_math.grading.equal.numeric import NUMERIC
+from grpo_math.grading.equal.tree import UNDECIDED
 from grpo_math.grading.judge import judge
 
-RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
+RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, UNDECIDED
 ROOTS = [rf"\sqrt{{{n}}}" for n in range(2, 17)]
 # Lines of "same" or "other", a gold answer, and an answer with the same or another value.
 FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
@@ -238,7 +239,7 @@ def test_a_number_is_computed_up_to_a_number_of_bits(small, large):
 
 def test_a_long_text_is_left_to_a_worker_and_a_very_long_one_is_uncheckable():
     long = "1+" * (QUICK_CHARACTERS // 2) + "1"
-    assert compare("201", long) == compare(long, "201") == (None, "long")
+    assert compare("201", long) == compare(long, "201") == (OPEN, "long")
     assert compare("201", long, NUMERIC)[0] is Verdict.CORRECT
     assert compare("1501", "1+" * 1500 + "1")[0] is Verdict.UNCHECKABLE
     assert compare("42", "\ufdfa" * 1900, NUMERIC)[0] is Verdict.UNCHECKABLE  # one character stands for eighteen

@@ -53,7 +53,7 @@ def test_a_slow_answer_is_uncheckable_and_delays_no_other():
         slow, *others = pool.run(jobs, 0.5)
     assert (slow.verdict, slow.reason) == (Verdict.UNCHECKABLE, "more than 0.5 s of CPU time")
     assert [o.verdict for o in others] == [Verdict.CORRECT] * 20
-    assert slow.seconds >= 1.0  # two tries
+    assert slow.seconds >= 0.5  # one try
 
 
 @pytest.mark.full

@@ -7,13 +7,13 @@ import pandas
 import pytest
 from rich.cells import cell_len
 from small_runs import history, promised
+from small_trainers import results_of
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
 from grpo_math.trainer import console
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.meter import StepMeter
-from grpo_math.trainer.overrides import results_of
 
 
 def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ours, capsys):

@@ -1,10 +1,14 @@
-"""The KL estimators against the exact KL of a tiny vocabulary, their aggregation against TRL's own, and the surrogate.
+"""The KL estimators against the exact KL of a tiny vocabulary, and loss, gradient and figures against TRL's.
 
 Where a claim is about a mean, the mean is an enumeration of everything that can be sampled, in float64.
 """
 
+from collections import defaultdict
 from copy import deepcopy
-from unittest.mock import patch
+from functools import partial
+from itertools import combinations, product
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +17,17 @@ from torch.nn.functional import kl_div
 from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
-from grpo_math.trainer.losses import importance_ratio, kl_per_token, weight_of_micro_batch
+from grpo_math.run import metrics
+from grpo_math.trainer.figures import StepFigures
+from grpo_math.trainer.losses import (
+    KL_ESTIMATORS,
+    LossInputs,
+    LossSettings,
+    compute_loss,
+    importance_ratio,
+    weight_of_micro_batch,
+)
+from grpo_math.trainer.rows import scored, select
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 V = 5
@@ -26,7 +40,7 @@ def logits(seed: int, *shape: int) -> torch.Tensor:
 def mean_gradient(theta, sampler, estimator, corrected, reference):
     """The gradient of the loss term, averaged over every token that ``sampler`` (log-probs) can draw."""
     policy = theta.log_softmax(-1)
-    value = kl_per_token(policy, reference, estimator)
+    value = KL_ESTIMATORS[estimator](policy, reference)
     if corrected:
         value = value * importance_ratio(policy[:, None], sampler[:, None], torch.ones(V, 1), "token")[:, 0]
     return torch.autograd.grad((sampler.exp() * value).sum(), theta)[0]
@@ -65,72 +79,183 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
     assert torch.allclose(off_policy, targets(theta, reference)[target], atol=1e-12) == corrected
 
 
-@pytest.fixture(scope="module")
-def trainer(trainer_in, tmp_path_factory):
-    return trainer_in(tmp_path_factory.mktemp("run"), per_device_train_batch_size=4, max_completion_length=9, beta=0.3)
+# Each setting of TRL's loss, and the rows that it depends on: the first value is the default.
+SETTINGS = {
+    "loss_type": ["dapo", "grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
+    "importance_sampling_level": ["token", "sequence"],
+    "delta": [None, 1.3],
+    "epsilon_high": [0.2, 0.4],
+    "beta": [0.0, 0.3],
+    "use_bias_correction_kl": [True, False],
+    "off_policy_mask_threshold": [None, 0.05],
+    "top_entropy_quantile": [1.0, 0.4],
+    "entropy": ["none", "static", "adaptive, below the target", "adaptive, above it"],
+    "sampler": [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+    "old": [True, False],
+    "advantages": ["of completions", "of tokens"],
+    "mode": ["train", "eval"],
+}
+DEFAULTS = {name: values[0] for name, values in SETTINGS.items()}
+PAIRS = [
+    {**DEFAULTS, **dict(zip(pair, values, strict=True))}
+    for pair in combinations(SETTINGS, 2)
+    for values in product(*(SETTINGS[name] for name in pair))
+]
+DRAWS = [{name: Random(f"{i} {name}").choice(values) for name, values in SETTINGS.items()} for i in range(300)]
 
 
-def loss_and_gradient(trainer, compute, inputs, logps):
-    mode = "train" if trainer.model.training else "eval"
-    trainer._metrics[mode].clear()
-    scores = logps, torch.ones_like(logps), None
-    with patch.object(trainer, "_get_per_token_logps_and_entropies", lambda *args, **kwargs: scores):
-        loss = compute(trainer, trainer.model, inputs)
-    return loss.detach(), torch.autograd.grad(loss, logps)[0], trainer._metrics[mode]["kl"]
+CASES = [*PAIRS, *DRAWS]
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "luspo", "dapo", "vespo"])
-def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
-    trainer, loss_type, corrected, level, mode, monkeypatch
-):
-    """An estimator of another name takes our way, and everything that is not k1 or k2 is k3 there."""
-    changes = [
-        (trainer, "loss_type", loss_type),
-        (trainer, "importance_sampling_level", level),
-        (trainer, "current_gradient_accumulation_steps", 3),
-        (trainer.args, "use_bias_correction_kl", corrected),
-        (trainer.args, "steps_per_generation", 6),
-        (trainer.settings, "kl_estimator", "k3, our way"),
-    ]
-    for owner, name, value in changes:
-        monkeypatch.setattr(owner, name, value, raising=False)
-    trainer.model.train(mode == "train")
-    inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
-    logps = (logits(2, 4, 4).float() - 3).requires_grad_()
-    plain = loss_and_gradient(trainer, GRPOTrainer._compute_loss, inputs, logps)
-    ours = loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
-    torch.testing.assert_close(ours[0], plain[0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(ours[1], plain[1], atol=1e-6, rtol=1e-5)
-    assert ours[2] == pytest.approx(plain[2], rel=1e-5)
+def stand_in(chosen):
+    """The attributes of a trainer that TRL's loss and ours read."""
+    kind = chosen["entropy"].partition(",")[0]
+    accelerator = SimpleNamespace(
+        num_processes=1,
+        device="cpu",
+        sync_gradients=True,
+        gather=lambda value: value,
+        reduce=lambda value, reduction: value,
+        pad_across_processes=lambda value, **options: value,
+    )
+    args = SimpleNamespace(
+        **{name: chosen[name] for name in ("delta", "use_bias_correction_kl")},
+        **{name: 1.0 + i / 4 for i, name in enumerate(("sapo_temperature_pos", "sapo_temperature_neg"))},
+        **{name: 1.5 + i / 4 for i, name in enumerate(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"))},
+        vespo_lambda_neg=3.0,
+        steps_per_generation=6,
+        entropy_target=3.0 if "below" in chosen["entropy"] else 0.1,
+        entropy_coef_delta=0.25,
+        entropy_coef_max=0.9,
+        entropy_coef_min=0.1,
+    )
+    same = ("loss_type", "importance_sampling_level", "epsilon_high", "beta", "off_policy_mask_threshold")
+    log = {"train": defaultdict(list), "eval": defaultdict(list)}
+    trainer = SimpleNamespace(
+        **{name: chosen[name] for name in (*same, "top_entropy_quantile", "mode")},
+        args=args,
+        settings=SimpleNamespace(surrogate="clip", kl_estimator="k3"),
+        accelerator=accelerator,
+        model=SimpleNamespace(training=chosen["mode"] == "train"),
+        epsilon_low=0.2,
+        use_vllm=chosen["sampler"] is not None,
+        vllm_importance_sampling_correction=True,
+        max_completion_length=9,
+        current_gradient_accumulation_steps=3,
+        aux_loss_enabled=False,
+        use_adaptive_entropy=kind == "adaptive",
+        entropy_coef=0.5,
+        _entropy_bonus_enabled=kind != "none",
+        _last_world_entropy=args.entropy_target,
+        _entropy_window_stats=None,
+        _metrics=log,
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        add_metrics=lambda values: [log[chosen["mode"]][name].append(value) for name, value in values.items()],
+    )
+    trainer.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, trainer)
+    return trainer
 
 
-def test_ratio_and_kl_to_the_sampling_policy_are_logged(trainer, monkeypatch):
-    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
-    trainer.model.train()
-    inputs = batch([1.0, -1.0], [1, 1], width=2)
-    del inputs["old_per_token_logps"]
-    logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log().requires_grad_()
-    # Ratios 2 and 1/2: their mean is 1.25, and that of rho - 1 - log rho is (1 - log 2 - 1/2 + log 2) / 2.
-    sampled = torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log()
-    for old, expected in (({"old_per_token_logps": sampled}, [1.25, 0.25]), ({}, [1.0, 0.0])):
-        loss_and_gradient(trainer, MathGRPOTrainer._loss_of, {**inputs, **old}, logps)
-        assert [trainer._metrics["train"][name][0] for name in ("ratio", "approx_kl")] == pytest.approx(expected)
-
-
-def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
-    mask = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
-    return {
-        "advantages": torch.tensor(advantages),
+def random_rows(chosen, rows=5, width=6):
+    """Rows of which one has no token, and one a token that a tool wrote. A sampler's log-prob is missing."""
+    seed = repr(sorted(chosen.items(), key=str))
+    generator = torch.Generator().manual_seed(Random(seed).getrandbits(32))
+    log_probs = [-3 * torch.rand(rows, width, generator=generator, dtype=torch.float64) for _ in range(4)]
+    lengths = torch.tensor([6, 4, 0, 1, 5])
+    mask = (torch.arange(width) < lengths[:, None]).long()
+    tool_mask = torch.ones_like(mask)
+    tool_mask[0, 2] = 0
+    logps, old, ref, sampling = log_probs
+    sampling = sampling.clone()
+    sampling[1, 1] = torch.nan
+    shape = (rows,) if chosen["advantages"] == "of completions" else (rows, width)
+    inputs = {
+        "prompt_ids": torch.ones(rows, 2, dtype=torch.long),
+        "prompt_mask": torch.ones(rows, 2, dtype=torch.long),
+        "completion_ids": mask,
         "completion_mask": mask,
-        "completion_ids": torch.arange(len(lengths) * width).view(-1, width),
-        **{name: torch.ones(len(lengths), 2, dtype=torch.long) for name in ("prompt_ids", "prompt_mask")},
-        "num_items_in_batch": torch.tensor(99.0),
-        "old_per_token_logps": logits(0, len(lengths), width).float() - 3,
-        "ref_per_token_logps": logits(1, len(lengths), width).float() - 3,
+        "tool_mask": tool_mask,
+        "advantages": torch.randn(shape, generator=generator, dtype=torch.float64),
+        "num_items_in_batch": torch.tensor(40.0),
+        "ref_per_token_logps": ref,
+        **({"old_per_token_logps": old} if chosen["old"] or chosen["sampler"] else {}),
     }
+    if chosen["sampler"]:
+        # As TRL computes it at a rollout.
+        difference = torch.nan_to_num((old - sampling) * mask * tool_mask, nan=0.0)
+        if chosen["sampler"].startswith("sequence"):
+            difference = difference.sum(dim=1, keepdim=True)
+        ratio = difference.exp()
+        truncated, masked = ratio.clamp(0.5, 2.0), ratio.masked_fill((ratio < 0.5) | (ratio > 2.0), 0.0)
+        inputs["importance_sampling_ratio"] = truncated if "truncate" in chosen["sampler"] else masked
+        inputs["sampling_per_token_logps"] = sampling
+    entropies = 4 * torch.rand(rows, width, generator=generator, dtype=torch.float64)
+    return inputs, logps.requires_grad_(), entropies.requires_grad_()
+
+
+def loss_of_trl(trainer, inputs, logps, entropies):
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, None)
+    return GRPOTrainer._compute_loss(trainer, None, inputs)
+
+
+def loss_of_ours(trainer, inputs, logps, entropies):
+    loss = compute_loss(
+        MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), MathGRPOTrainer._loss_settings(trainer)
+    )
+    figures = StepFigures()
+    figures.add(loss, scored(inputs), len(logps))
+    MathGRPOTrainer._reduce_figures(trainer, figures, 1)
+    return loss.loss
+
+
+@pytest.mark.parametrize("loss_type", SETTINGS["loss_type"])
+def test_loss_gradients_and_figures_are_trls_for_all_pairs_of_settings_and_many_combinations(loss_type):
+    cases = [chosen for i, chosen in enumerate(CASES) if chosen["loss_type"] == loss_type and chosen not in CASES[:i]]
+    assert len(cases) > 30
+    for chosen in cases:
+        results = []
+        for compute in (loss_of_trl, loss_of_ours):
+            trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
+            loss = compute(trainer, inputs, logps, entropies)
+            gradients = torch.autograd.grad(loss, (logps, entropies), allow_unused=True, materialize_grads=True)
+            figures = dict(trainer._metrics[chosen["mode"]])
+            results.append((loss.detach(), gradients, figures, trainer.entropy_coef, trainer._last_world_entropy))
+        (loss, gradients, figures, *entropy), (our_loss, our_gradients, our_figures, *our_entropy) = results
+        torch.testing.assert_close(our_loss, loss, atol=1e-6, rtol=1e-6, msg=str(chosen))
+        torch.testing.assert_close(our_gradients, gradients, atol=1e-6, rtol=1e-6)
+        assert set(our_figures) - set(figures) == {metrics.RATIO, metrics.APPROX_KL}
+        for name, value in figures.items():
+            assert our_figures[name] == pytest.approx(value, abs=1e-6, rel=1e-6, nan_ok=True), (name, chosen)
+        assert our_entropy == pytest.approx(entropy, abs=1e-6)
+
+
+def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
+    # Ratios 2 and 1/2: their mean is 1.25, and that of rho - 1 - log rho is (1 - log 2 - 1/2 + log 2) / 2.
+    mask = torch.tensor([[1, 0], [1, 0]])
+    logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log()
+    for old, expected in ((torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log(), [1.25, 0.25]), (logps, [1.0, 0.0])):
+        figures = StepFigures()
+        figures.add(compute_loss(LossInputs(logps, old, mask[:, :1], mask, logps), LossSettings()), mask, 2)
+        means = figures.reduce_means(stand_in(DEFAULTS).accelerator, 1).figures
+        assert [means[name] for name in (metrics.RATIO, metrics.APPROX_KL)] == pytest.approx(expected)
+
+
+def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_means_alone():
+    chosen = {**DEFAULTS, "beta": 0.3, "loss_type": "dapo"}
+    trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
+    whole, parts = StepFigures(), StepFigures(skipped_tokens=16)
+    for figures, indexes in ((whole, [[0, 1, 2, 3, 4]]), (parts, [[0, 3], [1, 2, 4]])):
+        for index in indexes:
+            rows = select(inputs, index)
+            of_rows = MathGRPOTrainer._loss_inputs(trainer, rows, logps[index], entropies[index])
+            figures.add(compute_loss(of_rows, MathGRPOTrainer._loss_settings(trainer)), scored(rows), len(index))
+    expected = whole.reduce_means(trainer.accelerator, 1).figures
+    tokens = scored(inputs).sum().item()
+    assert tokens == 15
+    for name in (metrics.CLIP_LOW, metrics.CLIP_HIGH, metrics.CLIP_REGION):
+        expected[name] *= tokens / (tokens + 16)
+    assert parts.reduce_means(trainer.accelerator, 1).figures == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_micro_batch_with_the_only_token_has_the_whole_weight():
@@ -201,3 +326,14 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
             optimizer.zero_grad()
     assert len(rollouts) == 4 / updates
     assert relative(weights(trainer.model), weights(model)) < 1e-6
+
+
+def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
+    trainer = ours(surrogate="small_trainers:clip", num_iterations=2, loss_type="grpo")
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)]).micro_batches[0].rows)
+    rows["old_per_token_logps"] = rows["old_per_token_logps"].clone()
+    # TRL's clipped loss is finite: the advantage is above 0.
+    rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0
+    assert trainer._loss_of(trainer.model, rows).loss.isfinite()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_math.trainer.arrange import arrange
-from grpo_math.trainer.micro_batches import Splitter
+from grpo_math.trainer.micro_batches import MicroBatch, Splitter, TrainingStep
 
 BUDGET = 10  # tokens: the longer group of two completions
 
@@ -68,8 +68,10 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
     synchronised = []
     whole, ours = sum(loss_of(rows) for rows in BATCHES), splitter(synchronised, loss_type=loss_type)
     steps = ours.split(BATCHES, budget)
-    assert [len(step) for step in steps] == ([2, 2] if budget == BUDGET else [1, 1] if loss_type == "bnpo" else [0, 1])
-    losses = [ours.accumulate(step, loss_of, None) for step in steps]
+    assert [len(step.micro_batches) for step in steps] == (
+        [2, 2] if budget == BUDGET else [1, 1] if loss_type == "bnpo" else [0, 1]
+    )
+    losses = [ours.accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None) for step in steps]
     # All but the last backward pass of each step, which the caller does.
     assert synchronised == ([False, False] if budget == BUDGET else [])
     for loss in losses:
@@ -77,20 +79,30 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
     assert synchronised[-2:] == [True, True]
     torch.testing.assert_close(sum(losses), whole)
     torch.testing.assert_close(weight.grad, torch.autograd.grad(whole, weight, retain_graph=True)[0])
-    again = [part for step in steps for micro_batch in step for part in ours.smaller(micro_batch, BUDGET)]
+    again = [part for step in steps for micro_batch in step.micro_batches for part in ours.smaller(micro_batch, BUDGET)]
     assert len(again) == 4
-    torch.testing.assert_close(sum(part["weight"] * loss_of(part["rows"]) for part in again), whole)
+    torch.testing.assert_close(sum(part.weight * loss_of(part.rows) for part in again), whole)
 
 
 def test_what_is_a_mean_over_a_micro_batch_is_not_split():
-    assert splitter(whole=True).split(BATCHES, BUDGET) == [[{"rows": rows, "weight": 1.0}] for rows in BATCHES]
+    assert splitter(whole=True).split(BATCHES, BUDGET) == [TrainingStep([MicroBatch(rows, 1.0, 4)]) for rows in BATCHES]
 
 
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     flat = [{**rows, "advantages": torch.zeros(4)} for rows in BATCHES]
     for deepspeed, expected in ((False, [[], [(1, 0.0)]]), (True, [[(1, 0.0)]] * 2)):
         steps = splitter(deepspeed=deepspeed).split(flat, BUDGET)
-        assert [[(len(of["rows"]["advantages"]), of["weight"]) for of in step] for step in steps] == expected
+        assert [[(len(of.rows["advantages"]), of.weight) for of in step.micro_batches] for step in steps] == expected
+        assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
+
+
+def test_a_step_comes_back_from_a_checkpoint_also_from_one_of_an_earlier_version():
+    steps = splitter().split(BATCHES, BUDGET)
+    assert [TrainingStep.from_state_dict(step.state_dict()) for step in steps] == steps
+    masked = {**BATCHES[0], "completion_mask": BATCHES[0]["completion_mask"] * torch.tensor([[1], [1], [1], [0]])}
+    read = TrainingStep.from_state_dict({**masked, "micro_batches": [{"rows": masked, "weight": 0.5}]})
+    assert [(one.weight, one.completions) for one in read.micro_batches] == [(0.5, 3)]
+    assert (read.skipped_rows, read.skipped_tokens) == (0, 0)
 
 
 def tokens(rows, prompts, prompt_tokens, lengths):

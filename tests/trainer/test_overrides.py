@@ -110,7 +110,8 @@ def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     assert sees_rows(trainer)
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     assert lines == {
-        f"pack_updates: Told overrides {method}; each update keeps TRL's rows, and only its prompts are shared."
+        f"pack_updates: Told overrides {method}; "
+        "each update keeps TRL's rows and TRL's loss, and only its prompts are shared."
     }
     assert trainer.scorer is not None
 

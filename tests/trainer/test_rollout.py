@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import grades, problems
+from small_trainers import grades, problems, results_of
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.errors import ConfigError, RewardError, UserError
@@ -13,7 +13,6 @@ from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import run_files
 from grpo_math.trainer import trainer as module
-from grpo_math.trainer.overrides import results_of
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.reward_funcs import check_gold_answers
 
@@ -206,3 +205,19 @@ def test_without_answers_there_is_nothing_to_judge_by(ours):
         trainer.train()
     with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
         ours(shaped, [{"prompt": "x"}] * 4, resample_groups=1)
+
+
+def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):
+    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
+    trainer = ours("accuracy", problems("emhm"), resample_groups=2, max_steps=1, **settings)
+    trainer.train()
+    rows = [one.rows for step in trainer._buffered_inputs for one in step.micro_batches]
+    assert rows
+    prompts = {}
+    for one in rows:
+        assert one["group"].dtype == torch.int64
+        for number, prompt, mask in zip(one["group"].tolist(), one["prompt_ids"], one["prompt_mask"], strict=True):
+            prompts.setdefault(number, set()).add(tuple(prompt[mask > 0].tolist()))
+    assert all(len(of_group) == 1 for of_group in prompts.values())
+    assert set(prompts) <= set(trainer._logs["extra"]["group"])

@@ -68,11 +68,15 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     ends_as(again, whole)
 
 
-def test_a_failing_script_that_saves_no_checkpoint_gets_none():
-    trainer = Mock(of_recipe=False)
-    trainer.args.save_strategy, trainer.state.global_step = "no", 3
-    assert state.saved_before(trainer, UserError("the reason")) == "the reason"
-    trainer._save_checkpoint.assert_not_called()
+def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_gradients_that_are_not_finite(
+    ours, tmp_path
+):
+    trainer = ours(drawn, ROWS, max_steps=2, max_nonfinite_steps=1)
+    trainer.nonfinite.seen = Mock(side_effect=[False, True])
+    trainer.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
+    with pytest.raises(UserError, match="not finite in step 2"):
+        trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
@@ -87,10 +91,10 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     state.restore(trainer, held, position=7)
     assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)
     assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)
-    trainer.num_iterations, trainer._buffered_inputs = 2, "half"
+    trainer.num_iterations, trainer._buffered_inputs = 2, ["half"]
     for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
         trainer._step = step
-        assert (state.state_of(trainer)["rollout"] == "half") == in_rollout
+        assert (state.state_of(trainer)["rollout"] == ["half"]) == in_rollout
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):

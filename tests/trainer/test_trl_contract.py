@@ -2,12 +2,13 @@
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import transformers.trainer
 import trl
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
@@ -42,6 +43,7 @@ SIGNATURES = {
         *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
         "steps_trained_in_current_epoch",
     ],
+    "_load_rng_state": ["self", "checkpoint"],
     "_get_train_sampler": ["self", "dataset"],
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
     "_determine_best_metric": ["self", "metrics", "trial"],
@@ -109,8 +111,6 @@ SOURCES = [
     # The fused head scores shifted labels and passes other arguments on.
     (add_fused_lm_head, "labels = shift_labels"),
     (add_fused_lm_head, "getattr(self, backbone_attr)(*args, **kwargs)"),
-    # A missing old log-prob is the policy's own, detached: the reinforce surrogate rests on this.
-    (GRPOTrainer._compute_loss, "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps"),
     # TRL scores the adapter that our reference is.
     (GRPOTrainer._generate_and_score_completions, 'adapter_name="ref" if "ref" in model.peft_config else None'),
     # The epsilon of the deviation is that of `TRL_EQUAL`.
@@ -148,6 +148,49 @@ SOURCES = [
 @pytest.mark.parametrize(("where", "text"), SOURCES)
 def test_trl_still_does_what_this_package_relies_on(where, text):
     assert text in inspect.getsource(where)
+
+
+# The fields of TRL's config, by what reads them. Our loss:
+OF_OUR_LOSS = {
+    *("beta", "epsilon", "epsilon_high", "delta", "importance_sampling_level", "loss_type", "use_bias_correction_kl"),
+    *("off_policy_mask_threshold", "top_entropy_quantile", "max_completion_length", "steps_per_generation"),
+    *("sapo_temperature_pos", "sapo_temperature_neg", "use_vllm", "vllm_importance_sampling_correction"),
+    *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+    *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
+    "entropy_target",
+}
+# The loss of TRL, which we call whole for such a model.
+OF_TRLS_LOSS = {"router_aux_loss_coef"}
+# Other code of TRL: its rollout, its constructor, its log.
+OF_TRL = {
+    *("cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout", "generation_kwargs"),
+    *("ds3_gather_for_generation", "generation_batch_size", "log_completions", "log_completions_hub_repo", "min_p"),
+    *("log_multimodal", "log_unique_prompts", "mask_truncated_completions", "max_tool_calling_iterations"),
+    *("model_init_kwargs", "multi_objective_aggregation", "num_completions_to_print", "num_generations"),
+    *("num_generations_eval", "num_iterations", "pad_to_multiple_of", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+    *("remove_unused_columns", "repetition_penalty", "reward_weights", "scale_rewards", "shuffle_dataset"),
+    *("sync_ref_model", "temperature", "top_k", "top_p", "transformers_continuous_batching_config"),
+    *("trust_remote_code", "use_transformers_continuous_batching", "vllm_enable_sleep_mode", "vllm_group_port"),
+    *("vllm_gpu_memory_utilization", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+    *("vllm_importance_sampling_mode", "vllm_max_model_length", "vllm_mode", "vllm_model_impl"),
+    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
+    *("vllm_structured_outputs_regex", "vllm_tensor_parallel_size"),
+}
+# Old names, which the config turns into others.
+OF_NOTHING = {"use_transformers_paged", "vllm_importance_sampling_cap"}
+
+
+def test_every_field_of_trls_config_has_a_reader():
+    of_transformers = {field.name for field in fields(transformers.TrainingArguments)}
+    lists = (OF_OUR_LOSS, OF_TRLS_LOSS, OF_TRL, OF_NOTHING)
+    assert {field.name for field in fields(GRPOConfig)} - of_transformers == set().union(*lists) - of_transformers
+    assert sum(map(len, lists)) == len(set().union(*lists))
+    loss = inspect.getsource(GRPOTrainer._compute_loss)
+    for names, source in ((OF_OUR_LOSS, inspect.getsource(grpo_math.trainer.trainer)), (OF_TRLS_LOSS, loss)):
+        assert {name for name in names if name not in source} == set()
+    # A field of our loss alone that our loss does not read would be ignored in silence.
+    read = {name for name in OF_TRL if re.search(rf"\b(?:self|args)\.{name}\b", loss)}
+    assert read == set()
 
 
 def test_trl_equal_names_every_field_that_moves_a_weight():

@@ -29,7 +29,8 @@ CHARACTERS = {
     "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "≈": "\\approx ", "∓": "\\mp ",
     "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "φ": "\\phi ", "º": "°",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "“": '"', "”": '"', "‘": "'", "’": "'", "，": ",", "；": ";", "：": ":",
-    "（": "(", "）": ")", "∠": "\\angle ", "￥": "¥", "、": ",",
+    "（": "(", "）": ")", "∠": "\\angle ", "￥": "¥", "、": ",", "‰": "\\permille ",
+    **{chr(0x2460 + n): chr(0xE000 + n) for n in range(20)},  # circled digits are names: NFKC would make them digits
 }  # fmt: skip
 TABLE = str.maketrans(CHARACTERS)
 SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
@@ -57,7 +58,10 @@ COMMANDS = {
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
-SET_BUILDER = re.compile(r"\A\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}\Z")
+SET_BUILDER = re.compile(  # A = \\{x | x > 1\\}
+    r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?"
+    r"\\?\}\Z"
+)
 RATIO_WORDS = re.compile(r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
 ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
@@ -88,7 +92,57 @@ THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 CHOSEN = re.compile(r"(?<![A-Za-z\\])([CA])_\{?(\d+)\}?\^\{?(\d+)\}?")  # C_{10}^3, and arrangements A_5^2
 REPEATING = re.compile(r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)")  # 0.(27)
 OPEN_INTERVAL = re.compile(r"\A\]([^][]+)\[\Z")
-INTEGER = re.compile(r"\s*[,(]\s*([a-z])\s*\\in\s*\\mathbb\s*\{?\s*[ZN]\s*\}?\s*\)?\Z")  # k\pi, k \in \mathbb{Z}
+INTEGER = re.compile(
+    r"\s*[,(]\s*(?:(?:\\text\s*\{)?\s*for(?: all| any| every| each)?\s*\}?\s*)?(?:\\forall\s*)?([a-z])\s*\\in\s*"
+    r"\\(?:mathbb|text)\s*\{?\s*[ZN]\s*\}?(?:_\{?[+*]\}?|\^\{?[+*]\}?)?\s*\)?\Z"
+)  # k\pi, k \in \mathbb{Z}
+
+
+MULTIPLE = re.compile(
+    r"(?!.*(?:sin|cos|tan|cot|\^|\())(?:.*[^A-Za-z\\])?([mn]) ?\\pi(?![A-Za-z])"
+)  # n\pi, for any integer n
+# Forms that mean the same: (pattern, replacement), in order, after the commands. Each has a line in the examples.
+FORMS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (
+            r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:label|tag\*?)\s*\{[^{}]*\}|\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])",
+            "",
+        ),
+        (r"\\emph\s*\{", r"\\text{"),
+        (r"\A\s*(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|because|boldsymbol)(?![A-Za-z])|∴|⇒)\s*", ""),
+        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
+        (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
+        (
+            r"(?<=\d)\s*\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
+            "",
+        ),
+        (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
+        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
+        (r"\\text\s*\{\s*\}", ""),
+        (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
+        (
+            r"\\frac\s*\{(?:\\text\s*\{)?\s*([cdkm]?m|mi|miles?|g|kg)\s*\}{1,2}\s*\{(?:\\text\s*\{)?\s*(h|hr|hour|s|min|L|m|cm)\s*\}{1,2}",
+            r"\\text{ \1/\2}",
+        ),
+        (r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
+        (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
+        (r"\A\\text\s*\{\s*(Rs\.?|USD|EUR)\s*\}\s*", r"\1 "),
+        (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
+        (r"\\left\s*\||\\right\s*\.|\|\s*\.(?=-?\d)", "|"),
+        (r"\A\\begin\s*\{cases\}(?=[^&]*=[^&]*\\\\)([^&]*?)[.,;]?\s*\\end\s*\{cases\}\Z", r"\1"),
+        (r"\A(?!.*\\begin)(.*?[^\s,.;])[,;]?\s*\\\\\s*(?=[A-Za-z]\S* ?=|[a-z] ?[+-])", r"\1, "),
+        (r"(?:,\s*|\s+|\\text\s*\{\s*,?\s*)(?:for (?:all|every|any|each)\b|\\forall(?![A-Za-z])).{1,80}\Z", ""),
+        (r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
+        (r"\A\\text\s*\{\s*(?i:answer|final answer|total|sum|about|result)\s*:?\s*(?:\}\s*|(?=[^{}]*\}\Z))", r""),
+        (r"\A(?i:the )?(?i:final )?(?i:answer)\s*(?:is)?:\s*", ""),
+    )
+]
+SENTENCE = re.compile(  # "The minimum value of x is 4": the value at the end of a sentence
+    r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
+    r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))"
+)
 
 
 def clean(text: str) -> str:
@@ -112,10 +166,12 @@ def _clean(text: str) -> str:
             text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", JOINS.sub(r" \1 ", text)))
         text = DEGREES.sub("°", text)
         text = BOLD_MATH.sub("", text)
-        text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
+        text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else " ", text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
         text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1", text)
+        for pattern, replacement in FORMS:
+            text = pattern.sub(replacement, text)
         text = JOINS.sub(r" \1 ", WHOLE_TEXT.sub(r"\1", text))
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
@@ -133,6 +189,9 @@ def _clean(text: str) -> str:
     if "\n" in text:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
+    for pattern, replacement in FORMS if "\\" not in text else ():
+        text = pattern.sub(replacement, text)
+    text = SENTENCE.sub("", text)
     text = RATIO_WORDS.sub(r"\1:\2", SET_BUILDER.sub(r"\1", text))
     if text.endswith(")"):
         text = _without_aside(text)
@@ -140,6 +199,8 @@ def _clean(text: str) -> str:
     text = OPEN_INTERVAL.sub(r"(\1)", REPEATING.sub(r"\1\\overline{\2}", text))
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
+    elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
+        text = re.sub(rf"(?<![A-Za-z\\]){multiple[1]}(?![A-Za-z])", "k", text)
     text = PERCENT.sub("%", spelled.digits(text))
     return strip_wrappers(re.sub(r"\s+", " ", text.removeprefix("=")))
 

@@ -1,10 +1,10 @@
-r"""Two answer texts -> a verdict, or None if only a worker can decide.
+r"""Two answer texts -> a verdict, or UNDECIDED if only a worker can decide.
 
 The order is exact numbers, the same text, words and choice letters (words.py), and then the trees (structure.py) of all
 readings of the texts: with or without a unit, with or without a label such as "Area =".
 
->>> compare("1/2", r"\frac{1}{2}")[0].value, compare("3", "4")[0].value, compare(r"\sqrt{12}", r"2\sqrt{3}")[0] is None
-('correct', 'wrong', True)
+>>> compare("1/2", r"\frac{1}{2}")[0].value, compare("3", "4")[0].value, compare(r"\sqrt{12}", r"2\sqrt{3}")[0].value
+('correct', 'wrong', 'undecided')
 
 Does not import sympy, and takes at most about 10 ms in the calling process: a long text is left to a worker.
 """
@@ -18,10 +18,11 @@ from typing import NamedTuple
 from grpo_math.grading.equal import units
 from grpo_math.grading.equal.clean import CACHED_CHARACTERS, clean
 from grpo_math.grading.equal.exact import rational
-from grpo_math.grading.equal.expression import TooLarge, Tree, Unreadable, parse
+from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
 from grpo_math.grading.equal.relations import stated
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
+from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Percent, Tree
 from grpo_math.grading.equal.units import Unit
 from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
@@ -33,17 +34,20 @@ QUICK_CHARACTERS = 400  # of a text compared in the calling process
 ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
 LABEL = re.compile(
     r"(?:\\text\s*\{[^{}\d\\]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
-    r"|P\([^()]{1,24}\)"
+    r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?\d)|[A-Z](?:\s*\\c[au]p\s*[A-Z])+|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
+    r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
+    r"|\\sum_\{?[a-z]\}?\s*[a-z]_\{?[a-z]\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h]|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|f\(\d\)(?:[+-]f\(\d\))+"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
 LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 5
+    r"(?!.*\b(?i:under|over|below|above|beyond|within)\b)"
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
 )
 NO_LABEL = re.compile(r"\b(?:not|but|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 
-_SIGNS: dict[str, Unit] = {"degrees": {"degree": 1}, "percent": {"%": 1}}
+_SIGNS: dict[type[Tree], Unit] = {Degrees: {"degree": 1}, Percent: {"%": 1}}
 
 
 class Reading(NamedTuple):
@@ -53,8 +57,8 @@ class Reading(NamedTuple):
 
 def compare(
     gold: str, answer: str, rules: Rules | None = None, policy: GradingPolicy = POLICY
-) -> tuple[Verdict | None, str]:
-    """Return the verdict on an extracted answer, or None if `rules` cannot decide, and the rule that decided."""
+) -> tuple[Verdict | Comparison, str]:
+    """Return the verdict on an extracted answer, or UNDECIDED if `rules` cannot decide, and the rule that decided."""
     gold_number, answer_number = _fast_number(gold), _fast_number(answer)
     if gold_number is not None and answer_number is not None:
         (p, p_percent), (q, q_percent) = gold_number, answer_number
@@ -67,11 +71,11 @@ def compare(
         if len(side) > MAX_CHARACTERS:
             return verdict, f"longer than {MAX_CHARACTERS} characters"
     if rules is None and max(len(gold), len(answer)) > QUICK_CHARACTERS:
-        return None, "long"
+        return UNDECIDED, "long"
     return _compared(gold, answer, (rules or EXACT)._replace(policy=policy))
 
 
-def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str]:
+def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Comparison, str]:
     gold, answer, raw = clean(gold), clean(answer), answer
     if not gold:
         return Verdict.BAD_GOLD, "the gold is empty"
@@ -82,8 +86,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
     if _spaceless(gold) == _spaceless(answer):
         return Verdict.CORRECT, "same text"
     decided = same_words(gold, answer, compare)
-    if decided is not None:
-        return (Verdict.CORRECT if decided else Verdict.WRONG), "text"
+    if decided is not UNDECIDED:
+        return (Verdict.CORRECT if decided is EQUAL else Verdict.WRONG), "text"
     try:
         golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold answer 1,200 is not a list
     except TooLarge as error:
@@ -97,16 +101,16 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
             return Verdict.UNPARSEABLE, "the answer cannot be read"
         if not golds and not beyond(gold):
             return Verdict.WRONG, "text"
-        return None, "unreadable"
+        return UNDECIDED, "unreadable"
     # If both have a unit, readings without a unit do not count.
     united = any(g.unit and a.unit for g in golds for a in answers)
     pairs = [
         (g, a) for g in golds for a in answers if not united or (g.unit and a.unit and units.agree(g.unit, a.unit))
     ]
     results = {equal(g.tree, a.tree, rules) for g, a in pairs}
-    if True in results:
+    if EQUAL in results:
         return Verdict.CORRECT, "trees"
-    return (None, "") if None in results else (Verdict.WRONG, "trees")
+    return (UNDECIDED, "") if UNDECIDED in results else (Verdict.WRONG, "trees")
 
 
 def value(text: str) -> Fraction | None:
@@ -176,7 +180,7 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
                     raise
                 except Unreadable:
                     continue
-                kind = _SIGNS.get((tree[1] if tree[0] == "neg" else tree)[0])
+                kind = _SIGNS.get(type(tree.operand if isinstance(tree, Negative) else tree))
                 reading = Reading(tree, its_unit or kind)
                 if reading not in results:
                     results.append(reading)

@@ -9,9 +9,11 @@ a square give None too; a worker compares them by their values (numeric.py).
 """
 
 import math
+import operator
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from grpo_math.grading.equal.expression import Tree
+from grpo_math.grading.equal.tree import Call, Degrees, Negative, Number, Percent, Power, Product, Quotient, Sum, Tree
 
 BITS = 4_000  # of a number that is computed
 
@@ -32,28 +34,35 @@ def rational(tree: Tree) -> Fraction | None:
 
 
 def _value(tree: Tree) -> Fraction:
-    kind = tree[0]
-    if kind == "num":
-        return tree[1]
-    if kind in ("add", "mul", "div"):
-        total = _value(tree[1])
-        for part in tree[2:]:
-            operand = _value(part)
-            total = total + operand if kind == "add" else total * operand if kind == "mul" else total / operand
-            if total.numerator.bit_length() + total.denominator.bit_length() > BITS:
-                raise _Undecided
-        return total
-    if kind == "neg":
-        return -_value(tree[1])
-    if kind == "degrees":
-        return _value(tree[1])
-    if kind == "percent":
-        return _value(tree[1]) / 100
-    if kind == "pow":
-        return _power(_value(tree[1]), _value(tree[2]))
-    if tree[:2] == ("call", "sqrt"):
-        return _root(_value(tree[2]))
+    match tree:
+        case Number(value):
+            return value
+        case Sum(parts):
+            return _folded(operator.add, parts)
+        case Product(parts):
+            return _folded(operator.mul, parts)
+        case Quotient(above, below):
+            return _folded(operator.truediv, (above, below))
+        case Negative(operand):
+            return -_value(operand)
+        case Degrees(operand):
+            return _value(operand)
+        case Percent(operand):
+            return _value(operand) / 100
+        case Power(base, exponent):
+            return _power(_value(base), _value(exponent))
+        case Call((square,), "sqrt"):
+            return _root(_value(square))
     raise _Undecided
+
+
+def _folded(operation: Callable[[Fraction, Fraction], Fraction], parts: Sequence[Tree]) -> Fraction:
+    total = _value(parts[0])
+    for part in parts[1:]:
+        total = operation(total, _value(part))
+        if total.numerator.bit_length() + total.denominator.bit_length() > BITS:
+            raise _Undecided
+    return total
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

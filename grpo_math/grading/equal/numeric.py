@@ -8,7 +8,7 @@ The result "different" is certain if mpmath is correct. The result "equal" is wr
 
 >>> from grpo_math.grading.equal.expression import parse
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
-(True, False)
+(<Comparison.EQUAL: 'equal'>, <Comparison.DIFFERENT: 'different'>)
 
 Does not bound its own time or memory: the worker process does.
 """
@@ -16,19 +16,49 @@ Does not bound its own time or memory: the worker process does.
 import math
 import operator
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.equal.expression import Tree
-from grpo_math.grading.equal.relations import names as names_of
-from grpo_math.grading.equal.structure import Rules, exact_leaf, places
+from grpo_math.grading.equal.rounding import places
+from grpo_math.grading.equal.structure import Rules, exact_leaf
+from grpo_math.grading.equal.tree import (
+    DIFFERENT,
+    EQUAL,
+    IMAGINARY,
+    ONE,
+    UNDECIDED,
+    Call,
+    Comparison,
+    Constant,
+    Degrees,
+    Factorial,
+    Negative,
+    Number,
+    Percent,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Tree,
+    Variable,
+    compared,
+    contains,
+    has_names,
+    walk,
+)  # fmt: skip
+from grpo_math.grading.equal.tree import names as names_of
 from grpo_math.grading.verdict import POLICY
 
 LOW, HIGH = 40, 90  # decimal digits, in addition to those that the largest and the smallest term of a sum need
 MOST = 10_000  # of these additional digits
-SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
+INTEGERS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, -1, -2, -7, 1000, 1009)
+INTEGER_NAMES = frozenset("ijklmnN")  # with a floor or a residue, these stand for integers
+STEPS = frozenset(("floor", "ceil"))
+WHOLE = frozenset(("gcd", "lcm", "binom", "perm"))  # functions of integers
+BENT = STEPS | WHOLE | {"abs", "sqrt", "max", "min"}  # functions that depend on the sign or the size of a variable
 MAX_EXPONENT = 10**15
 
 
@@ -36,25 +66,32 @@ class Overflow(Exception):
     """A power too large to compute even in floating point."""
 
 
-def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
-    """Return True, False, or None if no point gives a value. Raises `Overflow` if a power is too large."""
+def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> Comparison:
+    """Compare two expressions; undecided if no point gives a value. Raises `Overflow` if a power is too large."""
     exact = exact_leaf(gold, answer, digits)
-    if exact is not None:
+    if exact is not UNDECIDED:
         return exact
     names = sorted(names_of(gold) | names_of(answer))
     if not names and (_stands_for(gold, answer, digits) or _stands_for(answer, gold, digits)):
-        return True
-    verdicts = []
-    for number, sign in SAMPLES if names else SAMPLES[:1]:
-        verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
-        if verdicts[-1] is False:
-            return False
-    return True if True in verdicts else None
+        return EQUAL
+    # With variables the real points count. Points where a root or a logarithm is not real count if there are no others.
+    points = _points(names, gold, answer)
+    for real in (
+        (True, False) if names and not any(node == IMAGINARY for node in chain(walk(gold), walk(answer))) else (False,)
+    ):
+        verdicts: set[Comparison] = set()
+        for point in points:
+            verdicts.add(_equal_at(gold, answer, point, real))
+            if DIFFERENT in verdicts:
+                return DIFFERENT
+        if EQUAL in verdicts:
+            return EQUAL
+    return UNDECIDED
 
 
 def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
     """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
-    at = places(decimal[1], digits) if decimal[0] == "num" else None
+    at = places(decimal.value, digits) if isinstance(decimal, Number) else None
     number = None if at is None else _real(exact, at + 20)
     with mp.workdps((at or 0) + 30):
         return number is not None and abs(_value(decimal, {}) - number) * 10 ** (at or 0) < 1
@@ -71,56 +108,57 @@ def _real(tree: Tree, precision: int = LOW) -> Any:
         return None
 
 
-def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
-    """Return True if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
+def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
+    """Return EQUAL if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
     names = sorted(names_of(gold) | names_of(answer))
     if names_of(gold) != names_of(answer):
-        return False if names else None
+        return DIFFERENT if names else UNDECIDED
     ratios = []
     with mp.workdps(LOW):
-        for number, sign in SAMPLES:
-            point = _point(names, number, sign)
+        for point in _points(names, gold, answer):
             try:
                 above, below = _value(gold, point), _value(answer, point)
-                if below == 0 or above == 0:
-                    return None
+                if below == 0 and above == 0:
+                    continue
                 ratios.append(above / below)
             except (ArithmeticError, ValueError, TypeError):
                 continue
         if len(ratios) < 2:
-            return None
+            return UNDECIDED
         same = all(abs(ratio - ratios[0]) <= abs(ratios[0]) * mpmath.mpf(10) ** (10 - LOW) for ratio in ratios[1:])
-        return bool(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
+        return compared(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
 
 
-def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
+def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> Comparison:
     try:
         near = _near(gold, answer, point, real)
-        if not near:
+        if near is not EQUAL:
             return near
         apart = max(_places(gold, point), _places(answer, point))
         if apart > MOST:
-            return None
+            return UNDECIDED
         return near if apart < LOW // 2 else _near(gold, answer, point, real, apart)
+    except Overflow:
+        if point:  # a large value of a variable
+            return UNDECIDED
+        raise
     except (ArithmeticError, ValueError, TypeError):
-        return None
+        return UNDECIDED
 
 
-def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> bool | None:
-    """Return True if the difference shrinks with the precision, None without a value. ``apart``: additional digits."""
+def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> Comparison:
+    """Return EQUAL if the difference shrinks with the precision. ``apart``: additional digits."""
     gaps = []
     for digits in (LOW + apart, HIGH + apart):
         with mp.workdps(digits):
-            p, q = _value(gold, point), _value(answer, point)
+            p, q = _value(gold, point, real=real), _value(answer, point, real=real)
             if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
-                return None
-            if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
-                return None
+                return UNDECIDED
             gaps.append(abs(p - q))
             scale = max(abs(p), abs(q))
     with mp.workdps(HIGH):
         shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
-        return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+        return compared(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
 
 
 def _places(tree: Tree, point: dict[str, Any]) -> int:
@@ -128,44 +166,89 @@ def _places(tree: Tree, point: dict[str, Any]) -> int:
 
     >>> from grpo_math.grading.equal.expression import parse
     >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("2^{2005} / 7"), {})
-    (604, 400, 1)
+    (604, 1600, 1)
     """
     terms: list[Any] = []
     with mp.workdps(LOW):
         _value(tree, point, terms)
         sizes = [mpmath.mag(term) for term in terms if term != 0 and mpmath.isfinite(term)]
-    return int(max(map(abs, sizes), default=0) * 0.30103) + 1
+    # 1 - cos(x) is as small as the square of x. Other combinations are as small as its fourth power.
+    return int(max((size if size > 0 else -4 * size for size in sizes), default=0) * 0.30103) + 1
 
 
-def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
-    """Return values for the names that are fixed, distinct and arbitrary."""
+def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
+    """Return points, each with a value for every name. The values are fixed, distinct and arbitrary.
+
+    Functions with steps and corners get points with each sign of each variable, and with large values. Functions of
+    integers get integers.
+    """
+    nodes = list(chain(*map(walk, trees)))
+    calls = {node.name for node in nodes if isinstance(node, Call)}
+    whole = bool(calls & WHOLE) or any(map(_alternates, nodes))
+    stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
+    if not names or not (whole or calls & BENT or any(isinstance(n, Power) and _is_fraction(n.right) for n in nodes)):
+        masks = [(0, 1.0), (0, 1.0), (0x5555, 1.0), (0x5555, 1.0)] if names else [(0, 1.0)]
+    else:
+        singles = [(1 << index, 1.0) for index in range(min(len(names), 8))]
+        masks = [(0, 1.0), (0, 1.0), (-1, 1.0), *singles, (0, 12.0), (-1, 12.0), (0, 400.0), (-1, 400.0)]
+    points = [] if whole or stepped else [_point(names, number + 1, *mask) for number, mask in enumerate(masks)]
+    if whole or calls & STEPS:
+        rows = range(len(INTEGERS))
+        points += [
+            {n: mpmath.mpf(INTEGERS[(r * (2 * i + 1) + 3 * i) % len(rows)]) for i, n in enumerate(names)} for r in rows
+        ]
+    return points
+
+
+def _alternates(tree: Tree) -> bool:
+    """Return True for a factorial of a name, and for a power of a negative number such as (-1)^n."""
+    match tree:
+        case Factorial(operand):
+            return has_names(operand)
+        case Power(Number(base), exponent):
+            return base < 0 and has_names(exponent)
+    return False
+
+
+def _is_fraction(tree: Tree) -> bool:
+    return contains(tree, Quotient) or (isinstance(tree, Number) and tree.value.denominator > 1)
+
+
+def _point(names: list[str], number: int, mask: int, scale: float) -> dict[str, Any]:
+    """Return one point. The bits of ``mask`` are the names with negative values."""
     values = {}
     for index, name in enumerate(names):
         fraction = ((index + 1) * 0.6180339887 + number * 0.4142135623) % 1
-        value = mpmath.mpf(round(0.35 + 1.9 * fraction, 6))
-        values[name] = -value if sign < 0 and index % 2 == 0 else value
+        values[name] = mpmath.mpf(round((0.35 + 1.9 * fraction) * scale, 6)) * (-1 if mask >> index & 1 else 1)
     return values
 
 
-def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
-    """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``."""
-    kind = tree[0]
-    if kind == "num":
-        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
-    if kind == "var":
-        return point[tree[1]]
-    if kind == "const":
-        if tree[1] == "inf":
+def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None, real: bool = False) -> Any:
+    """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``.
+
+    With ``real``, raises `ArithmeticError` if the tree or a part of the tree is not real.
+    """
+    match tree:
+        case Number(number):
+            return mpmath.mpf(number.numerator) / number.denominator
+        case Variable(name):
+            return point[name]
+        case Constant("inf"):
             raise ArithmeticError("infinity is no value")
-        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
-    if kind not in ARITHMETIC and kind not in ("call", "pow"):
-        raise ArithmeticError(f"a {kind} has no value")
-    values = [_value(part, point, terms) for part in tree[2 if kind == "call" else 1 :]]
-    if terms is not None and (kind == "add" or (kind == "call" and tree[1] not in ("sqrt", "abs"))):
+        case Constant(name):
+            return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[name]
+    if not isinstance(tree, (Call, Power, *ARITHMETIC)):
+        raise ArithmeticError(f"a {type(tree).__name__} has no value")
+    values = [_value(part, point, terms, real) for part in tree.children()]
+    if terms is not None and (isinstance(tree, Sum) or (isinstance(tree, Call) and tree.name not in ("sqrt", "abs"))):
         terms += values
-    if kind == "call":
-        return _call(tree[1], values)
-    return _power(tree, *values) if kind == "pow" else ARITHMETIC[kind](*values)
+    if isinstance(tree, Call):
+        value = _call(tree.name, values)
+    else:
+        value = _power(tree, *values) if isinstance(tree, Power) else ARITHMETIC[type(tree)](*values)
+    if real and mpmath.im(value) != 0:
+        raise ArithmeticError("not real")
+    return value
 
 
 def _factorial(n: Any) -> Any:
@@ -174,9 +257,9 @@ def _factorial(n: Any) -> Any:
     return mpmath.gamma(n + 1)
 
 
-ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": lambda *terms: mpmath.fsum(terms), "mul": lambda *factors: mpmath.fprod(factors), "neg": operator.neg,
-    "div": operator.truediv, "percent": lambda x: x / 100, "degrees": lambda x: x * mp.pi / 180, "fact": _factorial,
+ARITHMETIC: dict[type[Tree], Callable[..., Any]] = {
+    Sum: lambda *terms: mpmath.fsum(terms), Product: lambda *factors: mpmath.fprod(factors), Negative: operator.neg,
+    Quotient: operator.truediv, Percent: lambda x: x / 100, Degrees: lambda x: x * mp.pi / 180, Factorial: _factorial,
 }  # fmt: skip
 
 
@@ -184,9 +267,9 @@ def _power(tree: Tree, base: Any, exponent: Any) -> Any:
     if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
         raise Overflow
     # The odd root of a negative number is real.
-    root = tree[2]
-    if root[:2] == ("div", ("num", 1)) and root[2][0] == "num" and root[2][1] % 2 == 1 and mpmath.im(base) == 0 > base:
-        return -((-base) ** exponent)
+    match tree:
+        case Power(_, Quotient(one, Number(root))) if one == ONE and root % 2 == 1 and mpmath.im(base) == 0 > base:
+            return -((-base) ** exponent)
     return base**exponent
 
 
@@ -197,7 +280,8 @@ def _call(name: str, values: list[Any]) -> Any:
         "sqrt": mpmath.sqrt, "abs": abs, "ln": mpmath.log, "exp": mpmath.exp, "sin": mpmath.sin, "cos": mpmath.cos,
         "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin,
         "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
-        "tanh": mpmath.tanh, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
+        "tanh": mpmath.tanh, "csch": mpmath.csch, "sech": mpmath.sech, "coth": mpmath.coth,
+        "cosec": mpmath.csc, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
         "max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm,
         "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
     }  # fmt: skip
@@ -206,6 +290,8 @@ def _call(name: str, values: list[Any]) -> Any:
     if name in ("exp", "sinh", "cosh", "binom", "perm") and any(abs(v) > MAX_EXPONENT for v in values):
         raise Overflow
     if name in ("gcd", "lcm"):
+        if any(value != int(value) for value in values):
+            raise ArithmeticError(f"{name} of a fraction")
         values = [int(value) for value in values]
     return functions[name](*values)
 

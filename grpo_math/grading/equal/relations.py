@@ -3,53 +3,53 @@ r"""The meaning of relations: ``x = 5`` is the value 5, ``1 < x <= 2`` an interv
 A chain of equalities gives all of its members: ``x = 5 = 6`` is not the answer 6.
 
 >>> from grpo_math.grading.equal.expression import parse
->>> stated(parse("x = 2 + 3"))
-('x', (('add', ('num', Fraction(2, 1)), ('num', Fraction(3, 1))),))
->>> interval(parse("1 < x <= 2"))
-('tuple', '(', ']', ('num', Fraction(1, 1)), ('num', Fraction(2, 1)))
+>>> stated(parse("x = 2 + 3")) == ("x", (parse("2 + 3"),))
+True
+>>> interval(parse("1 < x <= 2")) == parse("(1, 2]")
+True
 
 Does not compare.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import dropwhile, takewhile
+from functools import reduce
+from itertools import chain, dropwhile, product, takewhile
 from typing import Any
 
-from grpo_math.grading.equal.expression import INFINITE, Tree, negated
-
-JOINED = ("list", "both", "either")
-
-
-def has_kind(tree: object, kind: str) -> bool:
-    """Return True if the kind occurs anywhere in a tree."""
-    return isinstance(tree, tuple) and bool(tree) and (tree[0] == kind or any(has_kind(p, kind) for p in tree[1:]))
-
-
-def has_names(tree: object) -> bool:
-    """Return True if a variable occurs anywhere in a tree."""
-    return has_kind(tree, "var")
-
-
-def names(tree: object) -> set[str]:
-    """Return the variables of a tree."""
-    if not isinstance(tree, tuple) or not tree:
-        return set()
-    return {tree[1]} if tree[0] == "var" else set().union(*map(names, tree[1:]))
-
-
-def loose_names(tree: object) -> bool:
-    """Return True if a variable occurs outside of functions. ``sin^2 x + cos^2 x`` has none and can be a number."""
-    if not isinstance(tree, tuple) or not tree or tree[0] == "call":
-        return False
-    return tree[0] == "var" or any(map(loose_names, tree[1:]))
-
-
-def is_infinite(tree: Tree) -> bool:
-    """Return True for plus or minus infinity."""
-    return tree in (INFINITE, ("neg", INFINITE))
-
+from grpo_math.grading.equal.tree import (
+    INFINITE,
+    Based,
+    Both,
+    Call,
+    Either,
+    Intersection,
+    List,
+    Matrix,
+    Negative,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Ratio,
+    Relation,
+    Set,
+    Sum,
+    Tree,
+    Tuple,
+    Union,
+    Variable,
+    contains,
+    has_loose_names,
+    has_names,
+    is_infinite,
+    names,
+    negated,
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------- equalities
+
+
+MIRRORED = {">": "<", ">=": "<="}
 
 
 def sides(tree: Tree) -> list[Tree] | None:
@@ -57,11 +57,11 @@ def sides(tree: Tree) -> list[Tree] | None:
 
     A number after "is about" is the rounded form of the member before. It is dropped if no member equals it.
     """
-    if tree[0] != "relation" or any(sign not in ("=", "~") for sign in tree[2::2]):
+    if not isinstance(tree, Relation) or not set(tree.signs) <= {"=", "~"}:
         return None
-    members, exact, signs = tree[1::2], [tree[1]], (*tree[2::2], "")
-    for sign, following, before, member in zip(signs, signs[1:], members, members[1:], strict=False):
-        if "=" in (sign, following) or has_names(before) or member[0] != "num":
+    exact, signs = [tree.parts[0]], (*tree.signs, "")
+    for sign, following, before, member in zip(signs, signs[1:], tree.parts, tree.parts[1:], strict=False):
+        if "=" in (sign, following) or has_names(before) or not isinstance(member, Number):
             exact.append(member)
     return exact
 
@@ -77,14 +77,15 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     if len(chain) == 1:
         return "", tuple(chain)
     first, others = chain[0], tuple(chain[1:])
-    if first[0] in ("var", "mul") and names(first) & set().union(*map(names, others)):
+    if isinstance(first, Variable | Product) and names(first) & set().union(*map(names, others)):
         return None  # x = 5 = 2x
-    if any(has_names(side) and side[0] != "var" and not _is_label(side) for side in dropwhile(has_names, others)):
+    later = [side for side in dropwhile(has_names, others) if has_names(side)]
+    if not all(isinstance(side, Variable) or _is_label(side) for side in later):
         return None  # x = 5 = 6k
-    if first[0] == "var":
-        return first[1], others
-    if chain[-1][0] == "var":
-        return chain[-1][1], tuple(chain[:-1])
+    if isinstance(first, Variable):
+        return first.name, others
+    if isinstance(last := chain[-1], Variable):
+        return last.name, tuple(chain[:-1])
     valued = tuple(side for side in chain if not has_names(side))
     if len(valued) == len(chain):
         return "", valued
@@ -113,33 +114,33 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
 
 def _unsolved(tree: Tree) -> bool:
     """Return True for ``5x``, ``x + 1`` or ``7AB``: an equation with such a left side is not solved."""
-    scaled = tree[0] == "mul" and has_names(tree) and any(part[0] == "num" for part in tree[1:])  # 2 sin x
-    if not (scaled or loose_names(tree)) or _is_label(tree) or _is_function(tree):
+    scaled = isinstance(tree, Product) and has_names(tree) and any(isinstance(part, Number) for part in tree.parts)
+    if not (scaled or has_loose_names(tree)) or _is_label(tree) or _is_function(tree):
         return False
-    return len(names(tree)) == 1 or has_kind(tree, "matrix") or _has_numbers(tree)
+    return len(names(tree)) == 1 or contains(tree, Matrix) or _has_numbers(tree)
 
 
 def _has_numbers(tree: Tree) -> bool:
     """Return True if a tree has numbers outside of exponents. A problem may ask for ``a^2 + b^2``, not ``2a + 1``."""
-    if tree[0] in ("num", "call", "base"):
+    if isinstance(tree, Number | Call | Based):
         return True
-    parts = tree[1:2] if tree[0] == "pow" else tree[1:]
-    return any(_has_numbers(part) for part in parts if isinstance(part, tuple))
+    return any(map(_has_numbers, (tree.left,) if isinstance(tree, Power) else tree.children()))
 
 
 def _is_label(tree: Tree) -> bool:
     """Return True for a name of geometry, as on the left of ``AB = 4``, ``NO/BO = 2``, ``V_1 : V_2 = 11 : 21``."""
-    if tree[0] == "var":
-        return tree[1][0].isupper() or "_" in tree[1]
-    return tree[0] in ("mul", "div", "ratio") and all(_is_label(part) for part in tree[1:])
+    if isinstance(tree, Variable):
+        return tree.name[0].isupper() or "_" in tree.name
+    return isinstance(tree, Product | Quotient | Ratio) and all(map(_is_label, tree.children()))
 
 
 def _is_function(tree: Tree) -> bool:
     """Return True for ``f(x)`` or ``P(2)``, which are parsed as products."""
-    if tree[0] != "mul" or len(tree) != 3 or tree[1][0] != "var" or tree[1][1][0] not in "fghFGHPpQqSTVA":
-        return False
-    arguments = tree[2][3:] if tree[2][0] == "tuple" else tree[2:]
-    return not any(has_kind(argument, kind) for argument in arguments for kind in ("tuple", "relation", "set"))
+    match tree:
+        case Product((Variable(name), argument)) if name[0] in "fghFGHPpQqSTVA":
+            arguments = argument.parts if isinstance(argument, Tuple) else (argument,)
+            return not any(contains(part, Tuple, Relation, Set) for part in arguments)
+    return False
 
 
 # ----------------------------------------------------------------------------------------------------- inequalities
@@ -147,97 +148,129 @@ def _is_function(tree: Tree) -> bool:
 
 def difference(relation: Tree) -> tuple[Tree, str] | None:
     """``a = b`` -> (a - b, "="); ``a > b`` -> (a - b, "<") with the larger side first; None for a chain."""
-    if len(relation) != 4:
-        return None
-    left, sign, right = relation[1:]
-    if sign in (">", ">=", "=", "!="):
-        return ("add", left, ("neg", right)), {">": "<", ">=": "<="}.get(sign, str(sign))
-    if sign in ("<", "<="):
-        return ("add", right, ("neg", left)), str(sign)
+    match relation:
+        case Relation((left, right), (">" | ">=" | "=" | "!=" as sign,)):
+            return Sum((left, Negative(right))), MIRRORED.get(sign, sign)
+        case Relation((left, right), ("<" | "<=" as sign,)):
+            return Sum((right, Negative(left))), sign
     return None
 
 
 def _is_name(tree: Tree) -> bool:
     """Return True for ``x`` or ``f(x)``."""
-    return tree[0] == "var" or (tree[0] == "mul" and len(tree) == 3 and all(part[0] == "var" for part in tree[1:]))
+    match tree:
+        case Variable() | Product((Variable(), Variable())):
+            return True
+    return False
 
 
-def interval(relation: Tree) -> Tree | None:
+def interval(relation: Relation) -> Tree | None:
     """``1 < x <= 2`` -> the tree of (1, 2]; ``|x| < 3`` -> (-3, 3); None for any other relation."""
-    members, signs = list(relation[1::2]), list(relation[2::2])
-    if signs[0] in (">", ">="):
-        members.reverse()
-        signs = [{">": "<", ">=": "<="}.get(sign, "?") for sign in reversed(signs)]
-    if any(sign not in ("<", "<=") for sign in signs):
+    members, signs = relation.parts, relation.signs
+    if signs[0] in MIRRORED:
+        members, signs = members[::-1], tuple(MIRRORED.get(sign, "?") for sign in reversed(signs))
+    if not set(signs) <= {"<", "<="}:
         return None
     opening, closing = "(" if signs[0] == "<" else "[", ")" if signs[-1] == "<" else "]"
-    small, large = members[0], members[-1]
-    if len(members) == 2:
-        if small[0] == "call" and small[1] == "abs" and small[2][0] == "var" and not has_names(large):
-            return ("tuple", opening, closing, negated(large), large)
-        if small[0] == "var" and not has_names(large):
-            return ("tuple", "(", closing, ("neg", INFINITE), large)
-        if large[0] == "var" and not has_names(small):
-            return ("tuple", opening, ")", small, INFINITE)
-    if len(members) == 3 and _is_name(members[1]) and not has_names(small) and not has_names(large):
-        return ("tuple", opening, closing, small, large)
+    match members:
+        case (Call((Variable(),), "abs"), bound) if not has_names(bound):
+            return Tuple((negated(bound), bound), opening, closing)
+        case (Variable(), large) if not has_names(large):
+            return Tuple((Negative(INFINITE), large), "(", closing)
+        case (small, Variable()) if not has_names(small):
+            return Tuple((small, INFINITE), opening, ")")
+        case (small, middle, large) if _is_name(middle) and not has_names(small) and not has_names(large):
+            return Tuple((small, large), opening, closing)
     return None
 
 
 def resolved(tree: Tree) -> Tree:
     """Return the set of a membership, the interval of an inequality, the union of several (or of ``x != 2``)."""
-    if tree[0] == "relation":
-        if len(tree) == 4 and tree[2] == "!=" and tree[1][0] == "var" and not has_names(tree[3]):
-            below, above = ("tuple", "(", ")", ("neg", INFINITE), tree[3]), ("tuple", "(", ")", tree[3], INFINITE)
-            return ("union", below, above)
-        if (
-            len(tree) == 4
-            and tree[2] == "in"
-            and has_names(tree[1])
-            and not any(has_kind(tree[1], kind) for kind in ("relation", "union", "meet", "set", "list"))
-            and (tree[1][0] != "tuple" or all(part[0] == "var" for part in tree[1][3:]))
-            and tree[3][0] in ("set", "tuple", "union", "meet")
+    match tree:
+        case Product((scalar, Matrix(cells, widths)) | (Matrix(cells, widths), scalar)) if not contains(scalar, Matrix):
+            return Matrix(tuple(Product((scalar, cell)) for cell in cells), widths)
+        case Relation((Variable(), hole), ("!=",)) if not has_names(hole):
+            return Union((Tuple((Negative(INFINITE), hole)), Tuple((hole, INFINITE))))
+        case Relation((member, Set() | Tuple() | Union() | Intersection() as collection), ("in",)) if _is_member(
+            member
         ):
-            return tree[3]
-        span = interval(tree)
-        return tree if span is None else span
-    if tree[0] in JOINED and all(item[0] == "relation" and interval(item) is not None for item in tree[1:]):
-        return ("meet" if tree[0] == "both" else "union", *(interval(item) for item in tree[1:]))
-    return ("list", *tree[1:]) if tree[0] in JOINED else tree
+            return collection
+        case Relation((Tuple(members), Tuple(given)), ("=",)) if len(members) == len(given):  # (x, y) = (1, 2)
+            return List(tuple(Relation(pair, ("=",)) for pair in zip(members, given, strict=True)))
+        case Relation((bound, Call((Variable(),), "abs")), ("<" | "<=" as sign,)) if not has_names(bound):  # |x| > 1
+            out, inward = ("(", ")") if sign == "<" else ("[", "]")
+            below = Tuple((Negative(INFINITE), negated(bound)), "(", inward)
+            return Union((below, Tuple((bound, INFINITE), out, ")")))
+        case Relation(parts, signs) if set(signs) <= MIRRORED.keys():
+            return resolved(Relation(parts[::-1], tuple(MIRRORED[sign] for sign in reversed(signs))))
+        case Relation():
+            return interval(tree) or tree
+        case List(parts) | Both(parts) | Either(parts):
+            spans = [resolved(part) for part in parts if isinstance(part, Relation)]
+            if len(spans) == len(parts) and any(isinstance(span, Tuple | Union) for span in spans):
+                spans = [_point(span) for span in spans]
+                if all(isinstance(span, Tuple | Union | Set) for span in spans):
+                    holes = any(part.signs == ("!=",) for part in parts if isinstance(part, Relation))
+                    both = isinstance(tree, Both) or (holes and not isinstance(tree, Either))
+                    return (Intersection if both else Union)(tuple(spans))
+            return List(parts)
+    return tree
 
 
-Number = Callable[[Tree], Any]  # the value of a tree as an object with an order, or None
+def _point(tree: Tree) -> Tree:
+    """Return the set of the one value of ``x = 4``, next to an interval, and any other tree as it is."""
+    match tree:
+        case Relation((Variable(), value), ("=",)) if not has_names(value):
+            return Set((value,))
+    return tree
 
 
-def as_union(tree: Tree, number: Number) -> list[tuple[Any, bool, Any, bool]] | None:
+def _is_member(tree: Tree) -> bool:
+    """Return True for what may stand before "in": an expression with a name, or a point of names."""
+    if isinstance(tree, Tuple) and not all(isinstance(part, Variable) for part in tree.parts):
+        return False
+    return has_names(tree) and not contains(tree, Relation, Union, Intersection, Set, List)
+
+
+Span = tuple[Any, bool, Any, bool]  # start, closed, end, closed
+Value = Callable[[Tree], Any]  # the value of a tree as an object with an order, or None
+
+
+def as_union(tree: Tree, number: Value) -> list[Span] | None:
     """Return a set of real numbers as separate intervals in order: (start, closed, end, closed).
 
     Return None if the tree is not an interval, union or intersection, or if an end has no value.
     """
-    parts = tree[1:] if tree[0] in ("union", "meet") else (tree,)
-    spans: list[tuple[Any, bool, Any, bool]] = []
-    for part in parts:
-        if part[0] == "tuple" and len(part) == 5:
-            spans.append((_end(part[3], number), part[1] == "[", _end(part[4], number), part[2] == "]"))
-        else:
+    match tree:
+        case Tuple((start, end), opening, closing):
+            spans = [(_end(start, number), opening == "[", _end(end, number), closing == "]")]
+        case Set(parts):
+            spans = [(number(part), True, number(part), True) for part in parts]
+        case Union(parts) | Intersection(parts):
+            sets = [as_union(part, number) for part in parts]
+            known = [spans for spans in sets if spans is not None]
+            if len(known) < len(sets):
+                return None
+            return reduce(_meet, known) if isinstance(tree, Intersection) else _merged(list(chain(*known)))
+        case _:
             return None
-    if any(span[0] is None or span[2] is None for span in spans):
-        return None
-    return _meet(spans) if tree[0] == "meet" else _merged(spans)
+    return None if any(span[0] is None or span[2] is None for span in spans) else _merged(spans)
 
 
-def _end(tree: Tree, number: Number) -> Any:
+def _end(tree: Tree, number: Value) -> Any:
     return float("inf") if tree == INFINITE else float("-inf") if is_infinite(tree) else number(tree)
 
 
-def _meet(spans: Sequence[tuple[Any, bool, Any, bool]]) -> list[tuple[Any, bool, Any, bool]]:
-    start, _, end, _ = max(s[0] for s in spans), 0, min(s[2] for s in spans), 0
-    closed = all(s[1] for s in spans if s[0] == start), all(s[3] for s in spans if s[2] == end)
-    return _merged([(start, closed[0], end, closed[1])])
+def _meet(one: Sequence[Span], two: Sequence[Span]) -> list[Span]:
+    spans = []
+    for (a, a_closed, b, b_closed), (c, c_closed, d, d_closed) in product(one, two):
+        start, end = max((a, not a_closed), (c, not c_closed)), min((b, b_closed), (d, d_closed))
+        spans.append((start[0], not start[1], end[0], end[1]))
+    return _merged(spans)
 
 
-def _merged(spans: Sequence[tuple[Any, bool, Any, bool]]) -> list[tuple[Any, bool, Any, bool]]:
-    merged: list[tuple[Any, bool, Any, bool]] = []
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    merged: list[Span] = []
     for start, closed, end, last in sorted(spans, key=lambda s: (s[0], not s[1])):
         if start > end or (start == end and not (closed and last)):
             continue

@@ -14,6 +14,21 @@ EDGE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + '`"“”'
 STOPS = ".,;:?。"
 PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
+# A backslash escape that a program has read as a control character: the "\\f" of "\\frac".
+_LOST = re.compile(
+    r"[\t\f\x08\r\v](?=(?:ext|imes|heta|an|frac|riangle|ag|o|au|rac|orall|oxed|eta|inom|egin|ar|ight|ho|ec|ee)(?![a-z]))"
+)
+_ESCAPES = {"\t": "\\t", "\f": "\\f", "\x08": "\\b", "\r": "\\r", "\v": "\\v"}
+
+
+def repaired(gold: str) -> str:
+    r"""Return a gold answer with the backslashes of commands that were lost.
+
+    >>> repaired("\x0crac{1}{2}"), repaired("5\text{ cm}"), repaired("30^{circ}"), repaired("7")
+    ('\\frac{1}{2}', '5\\text{ cm}', '30^{\\circ}', '7')
+    """
+    return re.sub(r"(?<=\^)(\{?)circ(?![a-z])", r"\1\\circ", _LOST.sub(lambda lost: _ESCAPES[lost.group()], gold))
+
 
 def strip_wrappers(text: str) -> str:
     """Return a text without the punctuation, bold marks and dollar signs around it."""

@@ -16,7 +16,7 @@ Does not convert: 5 cm and 50 mm are different answers.
 
 import re
 
-from grpo_math.grading.equal.expression import SHORT_WORDS
+from grpo_math.grading.equal.notation import SHORT_WORDS
 from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
 
 Unit = dict[str, int]  # measure -> power
@@ -26,12 +26,22 @@ _METRIC = """
 m meter metre|g gram gm|s second sec|L liter litre l|J joule|W watt|V volt|A ampere amp|N newton|Hz hertz|Pa pascal
 eV electronvolt|B byte|bit|cal calorie|K kelvin|ohm Ω|mol mole|F farad|T tesla|H henry|bar
 """.replace("\n", "|").split("|")
-_PREFIXES = {"k": "kilo", "M": "mega", "G": "giga", "c": "centi", "m": "milli", "µ": "micro", "n": "nano", "p": "pico"}
+_PREFIXES = {
+    "k": "kilo",
+    "M": "mega",
+    "G": "giga",
+    "c": "centi",
+    "d": "deci",
+    "m": "milli",
+    "µ": "micro",
+    "n": "nano",
+    "p": "pico",
+}
 _OTHER = """
 in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
 month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
 degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
-yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo
+yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens
 """.replace("\n", "|").split("|")
 _TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
 for _symbol, *_names in (line.split() for line in _METRIC if line):
@@ -45,13 +55,15 @@ _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 # Words that change the value before or after them.
 _CHANGING = (
     "and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least "
-    "most power root infinity pi sqrt but except"
+    "most power root infinity pi sqrt but except mille permille hundred gross"
 )
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
-_TOKEN = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zµΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|[一-鿿]+)")
+_TOKEN = re.compile(
+    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zµΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?!万|亿|千|百)[一-鿿]+)"
+)
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
 _START = re.compile(  # where a unit may begin
@@ -135,6 +147,8 @@ def _may_follow(word: str) -> bool:
     """Return True if a word after a number, outside of ``\\text{}``, is not a variable or a product of variables."""
     if len(word) == 1:
         return word in _SHORT or word == "a" or not word.isascii() or not word.isalpha()
+    if "-" in word:  # ax-by is a difference
+        return all(map(_may_follow, word.split("-")))
     short = word.lower() in SHORT_WORDS or re.fullmatch("[^aeiou][aeiou].", word.lower())
     return len(word) > 3 or word in _TABLE or bool(short)
 

@@ -1,29 +1,45 @@
 r"""Answers that are not expressions: times of day, dates, choice letters, plain words.
 
->>> same_words("8:34 pm", "20:34", compare=None), same_words("Tuesday", "It is tuesday", compare=None)
-(True, True)
+>>> same_words("8:34 pm", "20:34", compare=None).value, same_words("Tuesday", "It is tuesday", compare=None).value
+('equal', 'equal')
 
-Does not read mathematics: None means that expression.py has to read the texts.
+Does not read mathematics: UNDECIDED means that expression.py has to read the texts.
 """
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from string import ascii_lowercase
 
-from grpo_math.grading.equal.expression import FUNCTIONS, GREEK
+from grpo_math.grading.equal.notation import FUNCTIONS, GREEK
 from grpo_math.grading.equal.text import strip_wrappers
+from grpo_math.grading.equal.tree import DIFFERENT, EQUAL, UNDECIDED, Comparison, compared
+from grpo_math.grading.equal.units import measure
 from grpo_math.grading.verdict import Verdict
 
 WORD = re.compile(
     r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|of|to|in|so|we|he|it|as|at|by|or|on|if|an|my|be)\b)", re.IGNORECASE
 )
-MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
-DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
-Compare = Callable[[str, str], "tuple[Verdict | None, str]"]
+MONTHS = (
+    "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    "|nov(?:ember)?|dec(?:ember)?"
+)
+DATE = re.compile(
+    rf"(?:({MONTHS})\.? (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I
+)
+AMOUNT = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|[°'′\"″])\.?(?:,? and |, | )?(?=\d|\s|\Z)")
+NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
+PRIMES = {"'": "arcminute", "′": "arcminute", '"': "arcsecond", "″": "arcsecond"}
+SIZES = {
+    "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
+    "month": ("months", 1), "year": ("months", 12), "cent": ("money", 1), "dollar": ("money", 100),
+    "degree": ("angle", 3600), "arcminute": ("angle", 60), "arcsecond": ("angle", 1),
+}  # fmt: skip
+Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
 TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$))|([A-J])(?=$))(?=[\s.:)]|$)\s*(.*)",
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$)\s*(.*)",
     re.I,
 )
 BESIDE = re.compile(
@@ -31,13 +47,27 @@ BESIDE = re.compile(
     re.I,
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
+ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
 NOTHING = {f"no {kind}solution{s}" for kind in ("", "real ", "such ") for s in ("", "s")} | {
     "none",
     "empty set",
     "empty",
 }
 ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values", "set of real numbers"}
+AFFIRMED = re.compile(r"(yes|no|true|false)(?:[,.;] (?!.*\b(?:yes|no|true|false|or|not)\b).*)?")
+SAME_WORDS = {
+    **dict.fromkeys(("dne", "limit does not exist", "undefined limit"), "does not exist"),
+    **dict.fromkeys(("infinitely many solutions", "infinite", "infinitely many values"), "infinitely many"),
+    **{
+        f"quadrant {number}": f"{word} quadrant"
+        for number, word in zip(("i", "ii", "iii", "iv"), ("first", "second", "third", "fourth"), strict=True)
+    },
+    **dict.fromkeys(("player 1", "first player"), "first player"),
+    **dict.fromkeys(("player 2", "second player"), "second player"),
+}
+WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
+MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
+MARKED = re.compile(r"\\[{}]|[{}\s,;.]|\band\b|和|与")
 SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
 BEYOND = re.compile(  # notation that our grammar cannot read and Math-Verify can
     r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
@@ -70,42 +100,55 @@ def is_time_date_or_choice(text: str) -> bool:
     return any((_time(plain), DATE.fullmatch(plain), _choice(plain)))
 
 
-def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
-    """Return True if two cleaned texts are the same time of day, date, choice or words.
+def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
+    """Compare two cleaned texts as times of day, dates, choices or words.
 
-    Return None if the gold answer is something else. ``compare`` compares the texts of choices such as "(B) 12".
+    The result is undecided if the gold answer is something else. ``compare`` compares the texts of choices, as in
+    "(B) 12".
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
     gold_time, answer_time = _time(plain_gold), _time(plain_answer)
     if gold_time and answer_time and (gold_time[3] or answer_time[3] or None not in (gold_time[1], answer_time[1])):
         same = _same_time(gold_time, answer_time)
         if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
-            return same
+            return compared(same)
     gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
     if gold_date is not None and answer_date is not None:
-        return _date(gold_date) == _date(answer_date)
+        return compared(_date(gold_date) == _date(answer_date))
     gold_choice = _choice(plain_gold)
     if gold_choice is not None and gold_choice[0].isupper():
         letter, label = gold_choice
         answer_choice = _choice(plain_answer)
         if answer_choice is not None:
             if answer_choice[0].upper() != letter or (not label and BESIDE.match(answer_choice[1])):
-                return False
-            return not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
+                return DIFFERENT
+            if plain_gold == f"({letter})" and re.match(r"\(\w\)[\d-]", plain_answer):
+                return DIFFERENT
+            agrees = not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
+            return compared(agrees)
         if not label and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
-            return False  # B/E times E, A or C = A
-        verdict = compare(label, plain_answer)[0] if label else None
-        return None if verdict is None else verdict is Verdict.CORRECT
+            return DIFFERENT  # B/E times E, A or C = A
+        verdict = compare(label, plain_answer)[0] if label else UNDECIDED
+        return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
+    amount, other = quantity(plain_gold), quantity(plain_answer)
+    if amount and len(amount[1]) > 1 and (other or NUMBER.fullmatch(plain_answer)):  # 2 hours 12 minutes, 2.2 hours
+        return compared(
+            amount[2] == (other[2] if other else Fraction(plain_answer) * amount[1][0])
+            and (not other or amount[0] == other[0])
+        )
+    marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
+    if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
+        return compared(marks == "".join(sorted(marked)))
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
-        return plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())
+        return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)
     if gold_words and (gold_words == answer_words or (gold_words in NOTHING and answer_words in NOTHING)):
-        return True
+        return EQUAL
     if _everything(gold, gold_words) and _everything(answer, answer_words):
-        return True
+        return EQUAL
     if "\\emptyset" in (gold, answer) and (gold_words in NOTHING or answer_words in NOTHING):
-        return True
-    return None
+        return EQUAL
+    return UNDECIDED
 
 
 def _plain(text: str) -> str:
@@ -135,7 +178,27 @@ def _same_time(one: Time, two: Time) -> bool:
 
 
 def _date(match: re.Match[str]) -> tuple[str, int]:
-    return (match[1] or match[4]).lower(), int(match[2] or match[3])
+    return (match[1] or match[4])[:3].lower(), int(match[2] or match[3])
+
+
+def quantity(text: str) -> tuple[str, list[int], Fraction] | None:
+    """Return what a text of amounts measures, the size of each unit, and the sum.
+
+    >>> quantity("2 hours 12 minutes"), quantity("5 apples")
+    (('time', [3600, 60], Fraction(7920, 1)), None)
+    """
+    parts = AMOUNT.findall(text)
+    if not parts or len(parts) > 4 or AMOUNT.sub("", text).strip():
+        return None
+    measures = [PRIMES.get(word) or next(iter(measure(rf"\text{{{word}}}") or ()), "") for _, word in parts]
+    if not all(name in SIZES for name in measures) or len({SIZES[name][0] for name in measures}) > 1:
+        return None
+    sizes = [SIZES[name][1] for name in measures]
+    return (
+        SIZES[measures[0]][0],
+        sizes,
+        sum((Fraction(number) * size for (number, _), size in zip(parts, sizes, strict=True)), Fraction(0)),
+    )
 
 
 def _choice(text: str) -> tuple[str, str] | None:
@@ -146,9 +209,12 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 def _words(text: str) -> str:
     """Return a text of words in a normal form, or "" if the text is mathematics."""
-    if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*", text):
+    if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*1?2?", text):
         return ""
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
+    if affirmed := AFFIRMED.fullmatch(words):
+        return {"true": "yes", "false": "no"}.get(affirmed[1], affirmed[1])
+    words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
 
 

@@ -1,0 +1,61 @@
+r"""The notation of expressions: functions, Greek letters, words, and the patterns of numbers, subscripts and matrices.
+
+>>> NUMBER.match("1,200.5").group(), BASED.match("101_{2}").groups()
+('1,200.5', ('101', '2', None))
+
+Does not parse: expression.py does.
+"""
+
+import re
+
+from grpo_math.grading.equal.spelled import SCALES
+from grpo_math.grading.equal.tree import INFINITE, PI
+
+DIGITS = frozenset("0123456789")
+ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+FUNCTION_NAMES = (
+    "arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec "
+    "sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm "
+    "max min floor ceil"
+)
+FUNCTIONS = frozenset(FUNCTION_NAMES.split())
+WORDS = {"pi": PI, "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
+SHORT = (
+    "all am an and any are as at be but by can did etc few for from had has he her his how if in is isn it its left "
+    "may me my no nor not now odd of off old on one or our out per she six so sum ten the to too two up us via was "
+    "way we who why yes yet"
+)
+SHORT_WORDS = frozenset(SHORT.split())  # longer words are never read as factors
+NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
+               "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
+               "\\rfloor", "\\rceil")  # fmt: skip
+SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}  # by how they are written
+RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
+GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
+)
+GREEK = frozenset(GREEK_NAMES.split())
+NUMBER = re.compile(
+    r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
+)
+THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
+PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
+EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
+MIXED = re.compile(
+    r" ?\\frac\s*(?:\{\s*(\d{1,9})\s*\}|(\d))\s*(?:\{\s*(\d{1,9})\s*\}|(\d))| (\d{1,9}) ?/ ?(\d{1,9})(?![\d.])"
+)
+BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d{1,2})\s*\}{1,2}|(\d{1,2})(?!\d))")
+LETTERS = re.compile(r"[A-Za-z]+")
+COMMAND = re.compile(r"\\([A-Za-z]+)")
+CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
+COEFFICIENT_POWER = re.compile(r"\d+(?:\.\d+)? ?\^")  # n2^{n-1}
+SUBSCRIPT = re.compile(
+    r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
+    r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"
+)
+SCALE = re.compile(rf" {{0,2}}({'|'.join(SCALES)}|hundred)\b")
+MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")

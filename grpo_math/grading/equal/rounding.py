@@ -1,0 +1,58 @@
+r"""Decimals that stand for an exact number: with many digits, or as a rounded gold answer.
+
+>>> stands_for(Fraction("0.333333333333"), Fraction(1, 3), 12), stands_for(Fraction("0.333"), Fraction(1, 3), 12)
+(True, False)
+
+Does not compare other expressions.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from grpo_math.grading.equal.exact import rational
+from grpo_math.grading.equal.tree import Call, Constant, Number, Power, Quotient, Tree, contains, has_names, walk
+from grpo_math.grading.verdict import POLICY
+
+MAX_DIGITS = 60  # significant digits of a decimal that can equal the number it is rounded from
+
+
+def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
+    """Return the decimal places of a decimal with at least ``digits`` significant digits, else None.
+
+    >>> places(Fraction("0.333333333333")), places(Fraction("0.333")), places(Fraction(1, 3))
+    (12, None, None)
+    """
+    if not digits or decimal.denominator == 1 or decimal.denominator.bit_length() > 4 * MAX_DIGITS:
+        return None
+    n, twos, fives = decimal.denominator, 0, 0
+    while n % 2 == 0:
+        n, twos = n // 2, twos + 1
+    while n % 5 == 0:
+        n, fives = n // 5, fives + 1
+    at = max(twos, fives)
+    return at if n == 1 and len(str(abs(decimal.numerator) * 10**at // decimal.denominator)) >= digits else None
+
+
+def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:
+    """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
+    at = places(decimal, digits)
+    return at is not None and abs(decimal - exact) * 10**at < 1
+
+
+def is_rounded(gold: Tree, answer: Tree, number: Callable[[Tree], Any]) -> bool:
+    """Return True if a decimal gold answer is a closed form, rounded: 85.71 is 600/7. Half is rounded away from zero.
+
+    The gold answer has at least two places and three significant digits. The expansion of the form does not end.
+    """
+    if not isinstance(gold, Number):
+        return False
+    at = places(gold.value, 3)
+    if at is None or at < 2 or not contains(answer, Quotient, Call, Power, Constant) or has_names(answer):
+        return False
+    if any(isinstance(node, Number) and node.value.denominator > 1 for node in walk(answer)):
+        return False
+    value, exact = number(answer), rational(answer)
+    if value is None or (exact is not None and (exact.denominator == 1 or places(exact, 1) is not None)):
+        return False
+    return bool(abs(value - type(value)(gold.value.numerator) / gold.value.denominator) * 2 * 10**at < 1)

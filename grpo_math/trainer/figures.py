@@ -1,0 +1,103 @@
+"""Figures of an optimizer step's loss: means over the tokens of its scored rows, on all ranks.
+
+TRL logs the mean of each micro-batch, and averages these means. Here micro-batches differ in size, so sums are added up
+and divided once. In one unsplit micro-batch the figures equal TRL's.
+
+Does not compute a loss.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_math.run import metrics
+from grpo_math.trainer.losses import Loss
+
+# Figures that are the smallest or the largest share of a completion's tokens.
+LOWEST = {metrics.CLIP_LOWEST: metrics.CLIP_LOW}
+HIGHEST = {metrics.CLIP_HIGHEST: metrics.CLIP_HIGH}
+
+
+class StepMeans(NamedTuple):
+    """The logged figures of an optimizer step, the mean loss of its training steps before the entropy bonus, and the
+    mean entropy that the bonus is computed from."""
+
+    figures: dict[str, float]
+    policy_loss: float
+    entropy: float
+
+
+@dataclass
+class StepFigures:
+    """Sums over the micro-batches of this rank.
+
+    ``skipped_tokens`` and ``skipped_rows`` are not scored, because nothing of the loss needs them. Nothing of them is
+    clipped, so they count as 0 in the clip fractions, and not in any other figure.
+    """
+
+    skipped_tokens: Tensor | int = 0
+    skipped_rows: int = 0
+    rows: int = 0
+    tokens: Tensor | int = 0
+    policy_loss: Tensor | float = 0.0
+    entropy_sums: Any = 0.0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    clipped: set[str] = field(default_factory=set)
+    by_row: set[str] = field(default_factory=set)  # figures with one value for each completion
+    extremes: dict[str, Tensor] = field(default_factory=dict)  # maxima; a minimum as the maximum of its negative
+
+    def add(self, loss: Loss, mask: Tensor, rows: int, weight: float | Tensor = 1.0) -> None:
+        """Add a micro-batch of ``rows`` completions with its mask (B, T), and the ``weight`` of its loss.
+
+        A masked row without a completion, which only keeps ranks in step, is added with ``rows=0``.
+        """
+        self.rows += rows
+        self.tokens = self.tokens + mask.sum()
+        self.policy_loss = self.policy_loss + loss.policy_loss * weight
+        self.entropy_sums = self.entropy_sums + loss.entropy_sums
+        self.clipped |= loss.clipped.keys()
+        for name, value in {**loss.figures, **loss.clipped}.items():
+            if value.shape != mask.shape:
+                self.by_row.add(name)
+            total = value[:rows].sum() if name in self.by_row else (value * mask).sum()
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        for sign, names in ((-1, LOWEST), (1, HIGHEST)):
+            for name, of in names.items():
+                if of in loss.clipped:
+                    # A completion without a token has no share: NaN, which `fmax` leaves out.
+                    shares = loss.clipped[of].to(loss.loss.dtype)
+                    shares = shares[:, 0] if of in self.by_row else (shares * mask).sum(dim=1) / mask.sum(dim=1)
+                    lowest = shares.new_full((), -torch.inf)
+                    largest = (sign * shares[:rows]).nan_to_num(nan=-torch.inf).amax() if rows else lowest
+                    self.extremes[name] = torch.fmax(self.extremes.get(name, largest), largest)
+
+    def reduce_means(self, accelerator: Any, training_steps: int) -> StepMeans:
+        """Return the figures of all ranks, which all call this, after a step of ``training_steps`` training steps.
+
+        >>> from types import SimpleNamespace
+        >>> figures, ones = StepFigures(skipped_tokens=2), torch.ones(1, 2)
+        >>> is_clipped = {metrics.CLIP_HIGH: torch.tensor([[True, False]])}
+        >>> loss = Loss(ones.sum(), ones.sum(), torch.tensor([6.0, 2.0]), is_clipped, {"kl": ones * 0.5})
+        >>> figures.add(loss, ones, 1)
+        >>> figures.reduce_means(SimpleNamespace(device="cpu", num_processes=1, gather=lambda sums: sums), 1)[0]
+        {'kl': 0.5, 'clip_ratio/high_mean': 0.25, 'clip_ratio/high_max': 0.5}
+        """
+        counts = (self.skipped_rows, self.rows, self.skipped_tokens, self.tokens)
+        values = [*counts, self.policy_loss, *self.entropy_sums, *self.sums.values(), *self.extremes.values()]
+        # One gather and one transfer for all, because each transfer makes the CPU wait for the GPU.
+        device = accelerator.device
+        local = torch.stack([torch.as_tensor(value, dtype=torch.float32, device=device) for value in values])
+        of_ranks = accelerator.gather(local[None])
+        sums, largest = of_ranks.sum(dim=0).tolist(), of_ranks.amax(dim=0).tolist()
+        skipped_rows, rows, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *totals = sums
+        figures = {}
+        for name, total in zip(self.sums, totals, strict=False):
+            count, skipped = (rows, skipped_rows) if name in self.by_row else (tokens, skipped_tokens)
+            figures[name] = total / max(count + skipped * (name in self.clipped), 1.0)
+        for name, value in zip(self.extremes, largest[len(largest) - len(self.extremes) :], strict=True):
+            value = -value if name in LOWEST else value
+            figures[name] = value if abs(value) < torch.inf else torch.nan
+        mean_loss = policy_loss / accelerator.num_processes / training_steps
+        return StepMeans(figures, mean_loss, entropy / max(entropy_tokens, 1.0))
