@@ -73,8 +73,8 @@ def dry_run(
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    ``step_rows`` are the rows of the first step. Nothing remains, except a smaller token budget. The model is
-    unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
+    ``step_rows`` are the rows of the first step. Nothing of the dry run remains, except a smaller token budget. The
+    model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
     copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
     with ExitStack() as stack:

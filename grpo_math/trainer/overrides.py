@@ -11,7 +11,8 @@ from accelerate.logging import get_logger
 logger = get_logger(__name__)
 
 SCORING = "_get_per_token_logps_and_entropies"
-PACKAGES = ("trl", "transformers", "grpo_math", "torch")  # torch: a wrapper such as `torch.no_grad`
+# torch, because TRL decorates methods with ``torch.no_grad()``.
+PACKAGES = ("trl", "transformers", "grpo_math", "torch")
 # Methods that get an update's rows.
 OF_ROWS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
@@ -20,14 +21,13 @@ OF_ROWS = (
 
 
 def is_foreign(function: Any) -> bool:
-    """Return True if a function, or one that it wraps, is not code of TRL, of transformers or of this package.
+    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
 
     >>> is_foreign(sees_rows), is_foreign(lambda: None)
     (False, False)
     >>> is_foreign(print), is_foreign(inspect.unwrap)
     (True, True)
     """
-    function = getattr(function, "__func__", function)  # of a static method
     modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
     return any(name.partition(".")[0] not in PACKAGES for name in modules)
 
@@ -39,7 +39,7 @@ def sees_rows(trainer: Any) -> bool:
     script may also replace a method of TRL's class.
     """
     owners = (trainer, *type(trainer).__mro__)
-    others = [name for name in OF_ROWS if any(is_foreign(vars(one)[name]) for one in owners if name in vars(one))]
+    others = [name for name in OF_ROWS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))]
     if others:
         text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
         logger.warning_once(f"{text}each update keeps TRL's rows and TRL's loss, and only its prompts are shared.")
