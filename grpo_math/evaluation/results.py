@@ -83,7 +83,7 @@ def evaluate(
         "backend": model.backend.name,
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
-        "request": request.stated(),
+        "request": request.to_dict(),
         "prompt_hash": prompt_hash(rows, model.tokenizer),
         "problems_hash": problems_hash(rows),
         "grader": GRADER,

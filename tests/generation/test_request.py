@@ -53,7 +53,7 @@ def read(tmp_path):
 
 def refused(before, after):
     row = {"id": "1", "sample": 0, "problem": "?", "gold": "1", "category": "wrong"}
-    old, new = ({"rows": [row], "request": request.stated()} for request in (before, after))
+    old, new = ({"rows": [row], "request": request.to_dict()} for request in (before, after))
     with pytest.raises(ResultsError, match=r"^request\."):
         compare(old, new)
 
