@@ -15,7 +15,7 @@ from typing import Any
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
-from grpo_math.grading import Verdict, grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
@@ -95,8 +95,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
         return  # settings() has reported it
-    with naming({"reward_funcs": "rewards"}):
-        functions = [load_reward(name) for name in names]
+    functions = reward_functions(setup)
     if "llm_judge" in names:
         for variable in JUDGE:
             setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
@@ -104,11 +103,8 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     rows, texts = _trial(setup)
     if not rows:
         return  # golds() has reported it
-    totals = [0.0] * len(texts)
-    for function, weight in zip(functions, weights or [1.0] * len(names), strict=True):
-        values = _pay(function, setup, rows, texts)
-        # None: the function is not for this completion, and TRL leaves it out of the sum.
-        totals = [total + weight * (value or 0.0) for total, value in zip(totals, values, strict=True)]
+    grades = graded(setup, [*rows, *rows], texts)
+    totals = [total or 0.0 for total in summed(setup, functions, [*rows, *rows], texts, grades)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
     if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
@@ -119,40 +115,76 @@ def rewards(setup: Setup) -> Iterator[Finding]:
         yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
 
 
-def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
-    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
-    sample, answer_format = setup.problems.sample(GOLDS)[: 4 * PAIRS], setup.problems.template.answer_format
+def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
+    """Return the recipe's reward functions with their weights."""
+    names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
+    with naming({"reward_funcs": "rewards"}):
+        functions = [load_reward(name) for name in names]
+    return list(zip(functions, weights or [1.0] * len(names), strict=True))
+
+
+def graded(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Grade]:
+    """Return the grades of completions, as in training."""
+    answer_format = setup.problems.template.answer_format
+    return grade_batch([row["answer"] for row in rows], texts, answer_format=answer_format)
+
+
+def summed(
+    setup: Setup,
+    functions: Sequence[tuple[Any, float]],
+    rows: Sequence[Mapping[str, Any]],
+    texts: Sequence[str],
+    grades: Sequence[Grade],
+) -> list[float | None]:
+    """Return the weighted sum of the rewards of each completion; None if no function returned a number."""
+    columns = [[x and weight * x for x in _pay(one, setup, rows, texts, grades)] for one, weight in functions]
+    # None: the function is not for this completion, and TRL leaves it out of the sum.
+    values = [[value for value in values if value is not None] for values in zip(*columns, strict=True)]
+    return [sum(one) if one else None for one in values]
+
+
+def gradable(setup: Setup, most: int) -> list[Problem]:
+    """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
+    sample, answer_format = (
+        setup.problems.sample(max(GOLDS, 4 * most))[: 4 * most],
+        setup.problems.template.answer_format,
+    )
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.
-    wrong = _verdicts(answers, list(map(_other, answers)), answer_format)
+    wrong = _verdicts(answers, list(map(other_answer, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
-    rows = list(compress(sample, usable))[:PAIRS]
+    return list(compress(sample, usable))[:most]
+
+
+def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
+    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
+    rows, answer_format = gradable(setup, PAIRS), setup.problems.template.answer_format
     answers = [row["answer"] for row in rows]
-    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(_other, answers))]
+    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
 
 
-def _other(gold: str) -> str:
+def other_answer(gold: str) -> str:
     """Return a wrong answer of the same length.
 
-    >>> _other("79"), _other("1/3"), _other("(C)")
+    >>> other_answer("79"), other_answer("1/3"), other_answer("(C)")
     ('81', '2/4', '000')
     """
     # No digit stays, and none becomes 0, so that the wrong answer is as long as the gold answer.
     return re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), gold) if re.search(r"\d", gold) else "0" * len(gold)
 
 
-def _pay(function: Any, setup: Setup, trial: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Any]:
+def _pay(
+    function: Any, setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], grades: Sequence[Grade]
+) -> list[Any]:
     """Return the function's reward of each completion. The function is called as in training."""
-    s, rows = setup.settings, [*trial, *trial]
+    s = setup.settings
     chat = not isinstance(rows[0]["prompt"], str)
     columns: dict[str, Any] = {
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
         "prompts": [row["prompt"] for row in rows],
         "completions": [[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
-        "grade": grade_batch(
-            [row["answer"] for row in rows], texts, answer_format=setup.problems.template.answer_format
-        ),
+        "grade": grades,
         # Rewards on the length need tokens, and no tokenizer is loaded: bytes take their place.
         "completion_ids": [list(text.encode()) for text in texts],
         "max_completion_length": s["max_completion_length"],
