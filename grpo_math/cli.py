@@ -70,6 +70,13 @@ COMMANDS = {
         ("grpo-math attack my_recipe.yaml", "grpo-math attack --rewards format_strict --dataset gsm8k"),
         fields=True,
     ),
+    "audit": Command(
+        "checks.audit",
+        "Find the rows of a data set that teach nothing or something wrong.",
+        "(RECIPE | DATA) [--write_clean FILE] [--FIELD VALUE ...]",
+        ("grpo-math audit --dataset gsm8k", "grpo-math audit --dataset gsm8k --write_clean clean.jsonl"),
+        fields=True,
+    ),
     "plan": Command(
         "planner.command",
         "Check whether a recipe fits these GPUs, and what to change if not.",

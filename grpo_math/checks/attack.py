@@ -204,7 +204,10 @@ class _Trial:
 
 
 def attack(setup: Setup, problems: int = PROBLEMS) -> Attacked:
-    """Attack the rewards for at most `SECONDS`. Raises `RewardError` if they fail on every right answer."""
+    """Attack the rewards for at most `SECONDS`. Raises `RewardError` if they fail on every right answer.
+
+    Long because each part is measured with the form and the share of the parts before.
+    """
     end = time.monotonic() + SECONDS
     if not setup.settings["rewards"]:
         raise ConfigError("rewards", setup.settings["rewards"], "names no reward", "give module:function or a name")

@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from grpo_math.checks import Finding, attack, machine, model, rewards, services
+from grpo_math.checks import Finding, attack, audit, machine, model, rewards, services
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
@@ -78,7 +78,7 @@ CHECKS: dict[str, Check] = {
     "python_tool": machine.python_tool,
 }
 # Only the doctor makes these, because they take seconds.
-OF_DOCTOR: dict[str, Check] = {"attack": attack.check}
+OF_DOCTOR: dict[str, Check] = {"audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
 AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.

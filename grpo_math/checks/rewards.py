@@ -48,15 +48,22 @@ def problems(setup: Setup) -> Iterator[Finding]:
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Find problems with gold answers that are not equal: one of them rewards a wrong answer."""
-    # Reversed, so that the first row of each problem stays.
-    first = {row["problem"]: row for row in reversed(rows)}
-    pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
-    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
-    apart = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
-    if apart:
+    if apart := contradictions(rows, GOLDS):
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
+
+
+def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
+    """Return pairs of rows with the same problem and gold answers that are not equal. ``most`` pairs are graded."""
+    keys = [contamination.whole(row["problem"]) for row in rows]
+    # Reversed, so that the first row of each problem stays.
+    first = dict(zip(reversed(keys), reversed(rows), strict=True))
+    pairs = [(first[key], row) for key, row in zip(keys, rows, strict=True) if row["answer"] != first[key]["answer"]]
+    verdicts = _verdicts(
+        [one["answer"] for one, _ in pairs[:most]], [two["answer"] for _, two in pairs[:most]], "boxed"
+    )
+    return [pair for pair, verdict in zip(pairs, verdicts, strict=False) if verdict is not Verdict.CORRECT]
 
 
 def batch(setup: Setup) -> Iterator[Finding]:
@@ -71,16 +78,19 @@ def batch(setup: Setup) -> Iterator[Finding]:
 def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    # A gold answer that is not correct against itself is at fault: no completion can be rewarded for it.
-    answers = [row["answer"] for row in rows]
-    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
-    bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
-    if bad:
+    if bad := not_self_graded(rows, answer_format):
         row, first = bad[0]
         message = f"{len(bad)} of {len(rows)} gold answers are not correct when graded against themselves"
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield Finding(level, f"{message}; {example}", CORRECT)
+
+
+def not_self_graded(rows: Sequence[Mapping[str, Any]], answer_format: str) -> list[tuple[Any, Verdict]]:
+    """Return the rows whose gold answer is not correct against itself: no completion can be rewarded for it."""
+    answers = [row["answer"] for row in rows]
+    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
+    return [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
 
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
