@@ -34,6 +34,7 @@ from grpo_math.settings import recipe
 SECONDS = 20.0
 PROBLEMS, IN_DOCTOR = 64, 16
 TEXTS = 90  # completions for each problem, about
+FEW = 8  # problems on which the forms are compared
 PAID = 0.1  # of a right answer
 CANDIDATES = (2, 4)
 ROUNDING = 0.005  # of a right answer
@@ -107,7 +108,7 @@ class Attacked(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        return self.learns and not self.errors and all(one.excess <= 0 for one in self.attacks)
+        return self.learns and not self.errors and bool(self.attacks) and all(one.excess <= 0 for one in self.attacks)
 
     @property
     def reason(self) -> str:
@@ -225,12 +226,14 @@ def attack(setup: Setup, problems: int = PROBLEMS) -> Attacked:
     each = (time.monotonic() - started) / min(4, len(rows))
     rows = rows[:: -(-len(rows) // max(4, int(SECONDS / 2 / TEXTS / max(each, 1e-9))))]
     golds = [row["answer"] for row in rows]
-    right = {name: trial.mean(name, rows, written(form, golds)) for name, form in forms.items()}
+    few = rows[:: -(-len(rows) // FEW)]
+    right = {name: trial.mean(name, few, written(form, [row["answer"] for row in few])) for name, form in forms.items()}
     paid = {name: mean for name, mean in right.items() if mean is not None}
     if not paid:
         raise RewardError(next(iter(trial.errors)))
     best = max(paid, key=paid.__getitem__)
-    form, top = forms[best], paid[best]
+    form = forms[best]
+    top = trial.mean("a right answer", rows, written(form, golds)) or 0.0
     wrong = trial.mean("a wrong answer", rows, written(form, [other_answer(gold) for gold in golds]))
     # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
     zero = 0.0 if top > 0 else min(0.0, wrong or 0.0)
@@ -270,7 +273,7 @@ def attack(setup: Setup, problems: int = PROBLEMS) -> Attacked:
         attacks.append(Paid(one.name, mean, share(mean), correct, allowed, one.texts[0], one.candidates))
     attacks.sort(key=lambda one: -one.excess)
     variants = {name: share(mean) for name, mean in paid.items() if not name.endswith(STEPPED)}
-    variants |= _values(trial, rows, form, share)
+    variants |= _values(trial, few, form, share)
     return Attacked(
         rows=len(rows),
         form=best,
@@ -278,7 +281,7 @@ def attack(setup: Setup, problems: int = PROBLEMS) -> Attacked:
         wrong=wrong or 0.0,
         attacks=attacks,
         forms=variants,
-        same=_same(trial, rows, form),
+        same=_same(trial, few, form),
         none=trial.missing / max(1, trial.calls),
         errors=list(trial.errors.values()),
         left_out=left_out,
