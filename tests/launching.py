@@ -44,9 +44,10 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0) -> None:
+def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, capabilities: str = "") -> None:
     """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code."""
-    of_query = f"case $1 in *apps*) printf '{processes}';; *) printf '{gpus}';; esac"
+    apps, cap = f"*apps*) printf '{processes}'", f"*compute_cap*) printf '{capabilities}'"
+    of_query = f"case $1 in {apps};; {cap};; *) printf '{gpus}';; esac"
     write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
 
 

@@ -48,12 +48,12 @@ def script(monkeypatch):
     def scripted(texts):
         batches, answers = [], {problem: cycle(texts_of_problem) for problem, texts_of_problem in texts.items()}
 
-        def generator(model, sampling):
+        def generator(model, request):
             def generate(prompts, seed):
                 problems = [next(p for p in texts if p in model.tokenizer.decode(prompt)) for prompt in prompts]
                 batches.append((problems, seed))
                 tokens = [model.tokenizer.encode(next(answers[problem]) + END) for problem in problems]
-                return [read_off(model.tokenizer, ids[: sampling.max_new_tokens], [ids[-1]]) for ids in tokens]
+                return [read_off(model.tokenizer, ids[: request.max_new_tokens], [ids[-1]]) for ids in tokens]
 
             return generate
 

@@ -6,13 +6,13 @@ Does not import torch: nvidia-smi lists the GPUs.
 import importlib.util
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from grpo_math import planner
 from grpo_math.checks import Finding
@@ -23,19 +23,25 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.run.gpus import ask_nvidia_smi, count_and_gb
+from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.dtypes import bfloat16_errors
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
 
-BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
+PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
+# vLLM pins other versions of packages that training uses, so pip would break this environment.
+INSTALL = {
+    "vllm": 'in a new environment, pip install -c constraints-vllm.txt -e ".[vllm]"',
+    PLUGIN: f'pip install {PLUGIN}, or pip install "vllm<0.28"',
+}
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -58,6 +64,8 @@ def versions(setup: Setup) -> Iterator[Finding]:
     needed: dict[str, str] = {"trl": "every run"}
     if generates(s) == "colocate":
         needed["vllm"] = "use_vllm"
+        if s["load_in_4bit"] and Version(_installed("vllm") or "0.28") >= Version("0.28"):
+            needed[PLUGIN] = "load_in_4bit with vLLM 0.28 or newer"
     if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     # transformers takes the 8-bit optimizers from bitsandbytes.
@@ -67,12 +75,13 @@ def versions(setup: Setup) -> Iterator[Finding]:
         needed["liger_kernel"] = "use_liger_kernel"
     for name, why in needed.items():
         required = supported().get(name)
-        # vLLM needs older versions of packages that training uses, so pip would break this environment.
-        separate = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
-        remedy = separate if name == "vllm" else f'pip install "{required or name}"'
-        try:
-            installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        # Without the marker of an extra, which pip refuses.
+        remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
+        # A server needs a GPU of its own.
+        if name == "vllm" and count_and_gb()[0] > 1:
+            remedy += ", or set vllm_mode: server"
+        installed = _installed(name)
+        if not installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
             continue
         if required and not required.specifier.contains(installed, prereleases=True):
@@ -80,15 +89,12 @@ def versions(setup: Setup) -> Iterator[Finding]:
             yield Finding("error", message, remedy)
 
 
-@cache
-def capabilities() -> tuple[float, ...]:
-    """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
-        return ()
+def _installed(name: str) -> str:
+    """Return the version of a package, or "" if it is not installed."""
     try:
-        return tuple(float(capability) for _, capability in ask_nvidia_smi("gpu=index,compute_cap"))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ()
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def number_formats(setup: Setup) -> Iterator[Finding]:
@@ -98,11 +104,8 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     launched = setup.accelerate.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if launched == "fp16" and not s["allow_float16"]:
         raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
-    # transformers counts GPUs that emulate bfloat16 (T4, V100) as GPUs that have it.
-    old = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus, default=0)}"
-    is_old, float32 = min(gpus, default=BFLOAT16_SINCE) < BFLOAT16_SINCE, "set dtype to float32 and bf16 to false"
-    setup.refuse("bf16", is_old and s["bf16"], old, float32)
-    setup.refuse("dtype", is_old and s["dtype"] == "bfloat16", old, float32)
+    for error in bfloat16_errors(s, min(gpus, default=None)):
+        raise error
     kernel = s["attn_implementation"] or "sdpa"
     if not {"/", "|"} & set(kernel):
         one_of("attn_implementation", kernel, ATTENTION)
@@ -147,6 +150,7 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
             {"": launch},
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
+            capability=None if s["use_cpu"] else min(capabilities(), default=None),
             prompt_tokens=max(lengths_of(setup)),
             offline=True,
         )

@@ -5,6 +5,7 @@ Does not load weights or, except for ``--show``, the tokenizer. A request to the
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, one_of
 from grpo_math.generation.models import config_file
+from grpo_math.generation.request import request_of
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
@@ -40,16 +42,20 @@ def adapter(setup: Setup) -> None:
     one_name = "is one name, which TRL takes as an expression for a module's whole path"
     alone = len(modules) == 1 and modules[0] in linears
     setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
-    check_targets(setup.shape.paths, wanted_modules(s), linears)
+    check_targets(setup.shape.paths, wanted_modules(s), linears, setup.shape.layers)
     for name in s["lora_modules_to_save"] or []:
         one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
 
 
-def check_targets(paths: Sequence[str], modules: Sequence[str] | str | None, linears: Sequence[str]) -> None:
-    """Raise `ConfigError` for one of ``lora_target_modules`` that matches none of these ``paths`` of linear maps.
+def check_targets(
+    paths: Sequence[str], modules: Sequence[str] | str | None, linears: Sequence[str], layers: int = 128
+) -> None:
+    r"""Raise `ConfigError` for one of ``lora_target_modules`` that matches none of these ``paths`` of linear maps.
 
-    PEFT raises only if no name matches: a misspelt name among others would leave its maps untrained.
+    A path has 0 in place of each number, and each number may be any below ``layers``. PEFT raises only if no name
+    matches: a misspelt name among others would leave its maps untrained.
 
+    >>> check_targets(["layers.0.q_proj"], r".*layers\.1[0-9]\.q_proj", ["q_proj"], layers=16)
     >>> check_targets(["layers.0.q_proj"], ["q_proj", "key"], ["q_proj"])
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, or q_proj
@@ -60,9 +66,20 @@ def check_targets(paths: Sequence[str], modules: Sequence[str] | str | None, lin
     for name in names:
         # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path.
         expression = name if isinstance(modules, str) else rf"(.*\.)?{re.escape(name)}"
-        if not any(re.fullmatch(expression, path) for path in paths):
+        if not any(re.fullmatch(expression, module) for path in paths for module in _numbered(path, layers)):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
+
+
+def _numbered(path: str, layers: int) -> Iterator[str]:
+    """Yield a path with each number that its layers can have.
+
+    >>> [*_numbered("layers.0.q_proj", 2)]
+    ['layers.0.q_proj', 'layers.1.q_proj']
+    """
+    parts = re.split(r"(?<=\.)0(?=\.)", path)
+    for numbers in product(map(str, range(layers)), repeat=len(parts) - 1):
+        yield "".join(chain.from_iterable(zip(parts, (*numbers, ""), strict=True)))
 
 
 # The tokenizer
@@ -166,7 +183,7 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as text."""
     if not _is_chat(setup):
         return [str(row["prompt"]) for row in rows]
-    options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    options = {"tokenize": False, "add_generation_prompt": True, **request_of(setup.settings).template_kwargs}
     if setup.settings["tools"]:
         conversation = _conversation(setup)
         options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
@@ -207,5 +224,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    text = "\n".join([*lines, f"answer format: {answer_format}"])
-    return Answer({"answer_format": answer_format, "prompts": shown}, text)
+    request = request_of(setup.settings).stated()
+    sampled = ", ".join(f"{name} {value}" for name, value in request.items() if value not in (None, [], {}))
+    text = "\n".join([*lines, f"answer format: {answer_format}", f"request: {escaped(sampled)}"])
+    return Answer({"answer_format": answer_format, "request": request, "prompts": shown}, text)

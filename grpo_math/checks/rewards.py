@@ -21,6 +21,7 @@ from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.rewards.guard import checked
 from grpo_math.settings.batch import plan
 
@@ -29,6 +30,12 @@ PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
 CORRECT = "correct these answers, or leave the rows out"
+MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
+LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
+# One number or text in brackets or quotes, or a number with a word.
+WRAPPED = re.compile(
+    r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
+)
 JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
@@ -84,6 +91,32 @@ def golds(setup: Setup) -> Iterator[Finding]:
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield Finding(level, f"{message}; {example}", CORRECT)
+    yield from _only_own_text(rows, answer_format)
+
+
+def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:
+    """Find gold answers for which the number or the letter that a model would write is not correct."""
+    pairs = [(row, plain) for row in rows if (plain := _plain(row["answer"])) != row["answer"]]
+    verdicts = _verdicts([row["answer"] for row, _ in pairs], [plain for _, plain in pairs], answer_format)
+    unpaid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
+    if unpaid:
+        row, plain = unpaid[0]
+        message = f"{len(unpaid)} of {len(rows)} gold answers are correct only in their own text"
+        example = f"the first is {row['id']}, {row['answer'][:60]!r}, for which {plain!r} is not correct"
+        yield Finding("warning", f"{message}; {example}", "write the gold answers as plain numbers, letters or text")
+
+
+def _plain(gold: str) -> str:
+    """Return the plain number, letter or text that a model would write for a gold answer.
+
+    >>> _plain("1(1/2)"), _plain('["7"]'), _plain("(B) 12 cm"), _plain("x^2"), _plain("7 apples")
+    ('3/2', '7', 'B', 'x^2', '7')
+    """
+    if match := MIXED.fullmatch(gold):
+        whole, numerator, denominator = map(int, match.groups())
+        return f"{whole * denominator + numerator}/{denominator}"
+    match = LETTER.fullmatch(gold) or WRAPPED.fullmatch(gold)
+    return match[match.lastindex or 0] if match else gold
 
 
 def not_self_graded(rows: Sequence[Mapping[str, Any]], answer_format: str) -> list[tuple[Any, Verdict]]:
@@ -194,18 +227,16 @@ def _pay(
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
         "prompts": [row["prompt"] for row in rows],
         "completions": [[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
-        "grade": grades,
         # Rewards on the length need tokens, and no tokenizer is loaded: bytes take their place.
         "completion_ids": [list(text.encode()) for text in texts],
-        "max_completion_length": s["max_completion_length"],
-        "grade_timeout": s["grade_timeout"],
         # TRL passes these three to every reward function.
         "trainer_state": SimpleNamespace(global_step=0, max_steps=s["max_steps"], epoch=0.0),
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
+    added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
     try:
-        called = checked(function)(**columns)
+        called = checked(function, added)(**columns)
         return asyncio.run(called) if inspect.iscoroutine(called) else called
     except RewardError as error:
         remedy = ": training stops instead of assuming a reward of 0"  # of rewards/guard.py

@@ -3,15 +3,17 @@
 Does not print: report/conversation.py does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.backends import Model, check_chat
-from grpo_math.generation.completions import pieces, stop_ids, token_ids, tokens
+from grpo_math.generation.completions import pieces, token_ids, tokens
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
+from grpo_math.generation.request import Request
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 
@@ -29,13 +31,14 @@ class Asked:
     def __init__(
         self, target: str, only: str | None = None, template: str | None = None, max_new_tokens: int | None = None
     ) -> None:
-        models, template_of_run, longest = _read(target)
+        models, template_of_run, request = _read(target)
         named = template_of_run if template is None else template
         self.template, self.prompt_of = str(named), None if named == PLAIN else as_template(named).prompt
-        self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
+        self.max_new_tokens = request.max_new_tokens if max_new_tokens is None else max_new_tokens
+        self.request = replace(request, template=self.template, max_new_tokens=self.max_new_tokens)
         if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
-        self.models = _loaded({only: models[only]} if only else models)
+        self.models = _loaded({only: models[only]} if only else models, request.quantisation)
         self.forget()
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
@@ -45,17 +48,15 @@ class Asked:
     def _answer(self, name: str, question: str, temperature: float, seed: int) -> Iterator[str]:
         prompt, model = self._prompt(name, question), self.models[name]
         tokenizer, weights = model.tokenizer, model.weights
-        (ids,) = token_ids(tokenizer, [prompt])
-        stops = stop_ids(tokenizer, weights.generation_config)
+        (ids,) = token_ids(tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
         generated = tokens(
             weights,
+            tokenizer,
             ids,
-            stops,
+            replace(self.request, temperature=temperature),
+            seed=seed,
             # The base of an adapter is the same model without it.
             adapter=name != "base" or model.adapter is None,
-            max_new_tokens=self.max_new_tokens,
-            temperature=temperature,
-            seed=seed,
         )
         text = ""
         for piece in pieces(tokenizer, generated):
@@ -73,7 +74,7 @@ class Asked:
             return [message] if tokenizer.chat_template else question
         prompt = self.prompt_of(question)
         if not isinstance(prompt, str):
-            check_chat(name, tokenizer, prompt)
+            check_chat(name, tokenizer, prompt, self.request.template_kwargs)
         return prompt
 
     def forget(self) -> None:
@@ -81,8 +82,8 @@ class Asked:
         self.messages: dict[str, list[dict[str, str]]] = {name: [] for name in self.models}
 
 
-def _read(target: str) -> tuple[dict[str, Names], str | Template, int]:
-    """Return the models, the template and the length."""
+def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
+    """Return the models, the template and the request."""
     refuse_missing_folder("target", target)
     if config := config_of(Path(target)):
         run = of_run.read(target)
@@ -90,25 +91,25 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, int]:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script of the user has no template in its config.yaml.
-        return run.models, run.template if config.get("prompt_template") else PLAIN, run.max_new_tokens
+        return run.models, run.template if config.get("prompt_template") else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := base_of_adapter(target):
-        return {"base": (base, None), "trained": (base, target)}, PLAIN, 512
-    return {"model": (target, None)}, PLAIN, 512
+        return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()
+    return {"model": (target, None)}, PLAIN, Request()
 
 
-def _loaded(models: dict[str, Names]) -> dict[str, Model]:
+def _loaded(models: dict[str, Names], quantisation: Mapping[str, Any]) -> dict[str, Model]:
     """Load the models now, so that an error comes before the first question.
 
     An adapter's base is the same weights without the adapter, and is loaded once.
     """
     if len(models) == 2 and models["trained"][1] is not None:
-        return dict.fromkeys(models, _opened(*models["trained"]))
-    return {name: _opened(*names) for name, names in models.items()}
+        return dict.fromkeys(models, _opened(*models["trained"], quantisation))
+    return {name: _opened(*names, quantisation) for name, names in models.items()}
 
 
-def _opened(name: str, adapter: str | None) -> Model:
-    model = Model(name, adapter)
+def _opened(name: str, adapter: str | None, quantisation: Mapping[str, Any]) -> Model:
+    model = Model(name, adapter, quantisation=quantisation)
     model.check("")
     _ = model.tokenizer, model.weights
     return model

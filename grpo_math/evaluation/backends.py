@@ -1,7 +1,7 @@
 """The model of an evaluation, and the backend that generates its completions: transformers, or a vLLM server.
 
 `Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
-and sample at top_p 1 without top_k. vLLM rounds differently from transformers, so near ties may differ.
+and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
 
 Does not batch or grade.
 """
@@ -9,7 +9,7 @@ Does not batch or grade.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
@@ -28,6 +28,7 @@ from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
+from grpo_math.generation.request import QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.problems.of_recipe import naming
@@ -84,11 +85,16 @@ class Model:
     together = 1  # the processes that compute the same completions together
 
     def __init__(
-        self, model: Any, adapter: str | None = None, backend: Backend = Backend(), tokenizer: Any = None
+        self,
+        model: Any,
+        adapter: str | None = None,
+        backend: Backend = Backend(),
+        tokenizer: Any = None,
+        quantisation: Mapping[str, Any] | None = None,
     ) -> None:
         self.named = isinstance(model, str)
         self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
-        self.adapter, self.backend = adapter, backend
+        self.adapter, self.backend, self.quantisation = adapter, backend, quantisation or {}
         self._stack = ExitStack()
         # These replace the cached properties below, so that nothing is loaded.
         if not self.named:
@@ -110,7 +116,7 @@ class Model:
 
     @cached_property
     def weights(self) -> Any:
-        return load_weights(self.name, self.adapter)
+        return load_weights(self.name, self.adapter, self.quantisation)
 
     @cached_property
     def served(self) -> tuple[Server, str]:
@@ -135,6 +141,7 @@ class Model:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
         # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
+        extra += ["--quantization", "bitsandbytes"] if self.quantisation else []
         server.make_key()
         command = server.command(
             loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
@@ -149,18 +156,19 @@ class Model:
         self._stack.callback(shutil.rmtree, log.parent)
         return process.url
 
-    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
-        """Return what ``call`` returns for the rows of each rank. Every rank calls this, and gets the whole list."""
+    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
+        """Return what ``call`` returns for the rows of each rank, and the number of this share of the rows. Every rank
+        calls this, and gets the whole list."""
         state = PartialState()
         number, shares = state.process_index // self.together, state.num_processes // self.together
         # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
         # gathering, and the other ranks would wait.
-        return gather_object([call(rows[number::shares] or rows[:1])])
+        return gather_object([call(rows[number::shares] or rows[:1], number)])
 
-    def check(self, prompt: str | list[dict[str, str]]) -> None:
+    def check(self, prompt: str | list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> None:
         """Check what can be checked before weights are loaded, with the prompt of one problem."""
         if not isinstance(prompt, str):
-            check_chat(self.name, self.tokenizer, prompt)
+            check_chat(self.name, self.tokenizer, prompt, template_kwargs)
         if self.backend.name == "hf":
             loaded(self.name, check_weights)
 
@@ -178,29 +186,34 @@ class Model:
             reason = f"has max_position_embeddings={self.context}, and the longest prompt {longest} tokens"
             raise ConfigError("model", self.name, reason, "leave out long problems")
 
-    def generator(self, sampling: Sampling) -> Generate:
+    def generator(self, request: Request) -> Generate:
         """Return the function that generates a batch. Raises `ConfigError` if model or adapter cannot be loaded."""
         if self.named and self.backend.name != "hf":
+            # vLLM ignores names that it does not know.
+            for option in request.options:
+                if option in vars(GenerationConfig()):
+                    reason = "is a setting of transformers, not of vLLM"
+                    raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
             client, name = self.served
-            stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config))
-            return with_server(client, name, self.tokenizer, stops, sampling)
-        return with_model(
-            self.weights, self.tokenizer, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens
-        )
+            stops = request.ends(stop_ids(self.tokenizer, loaded(self.name, _generation_config)))
+            return with_server(client, name, self.tokenizer, stops, request)
+        return with_model(self.weights, self.tokenizer, request)
 
 
-def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
+def check_chat(
+    model: str, tokenizer: Any, prompt: list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None
+) -> None:
     """Check that the model has a chat template that accepts this prompt."""
     from jinja2 import TemplateError
 
     try:
-        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **(template_kwargs or {}))
     except (TemplateError, ValueError, TypeError) as error:
         reason = f"has no chat template that takes this prompt ({type(error).__name__}: {first_line(error)})"
         raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
-def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
+def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], request: Request) -> Generate:
     """Return a function that generates batches with a vLLM server. ``name`` is a model or a loaded adapter.
 
     vLLM uses one seed for all prompts of a request, so each completion is a separate request.
@@ -210,13 +223,12 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
         (completion,) = client.generate(
             prompt,
             model=name,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
+            max_tokens=request.max_new_tokens,
             seed=seed,
             logprobs=False,
-            extra={"stop_token_ids": stops},
+            extra={**request.for_vllm(), "stop_token_ids": stops},
         )
-        return read_off(tokenizer, completion.tokens, stops)
+        return read_off(tokenizer, completion.tokens, stops, request.stop)
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
         seeds = [batch_seed(seed, i) for i in range(len(prompts))]
@@ -226,16 +238,33 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
     return generate
 
 
-def load_weights(model: str, adapter: str | None) -> Any:
-    weights = loaded(
-        model, lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
-    )
+def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any] | None = None) -> Any:
+    options: dict[str, Any] = {"dtype": fast_dtype(), "trust_remote_code": False}
+    if quantisation:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=bool(quantisation["load_in_4bit"]),
+            load_in_8bit=bool(quantisation["load_in_8bit"]),
+            bnb_4bit_quant_type=quantisation["bnb_4bit_quant_type"] or "nf4",
+            bnb_4bit_use_double_quant=bool(quantisation["use_bnb_nested_quant"]),
+            bnb_4bit_compute_dtype=fast_dtype(),
+        )
+    weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, **options))
     if adapter is not None:
         from peft import PeftModel
 
         with naming({"model_name_or_path": "adapter"}), loading(adapter, f"weights for {model}"):
             weights = PeftModel.from_pretrained(weights, adapter)
-    return weights.to("cuda") if torch.cuda.is_available() else weights
+    # bitsandbytes chooses the device of quantised weights, and refuses another.
+    return weights.to("cuda") if torch.cuda.is_available() and not quantisation else weights
+
+
+def quantisation_of(weights: Any) -> dict[str, Any]:
+    """Return the quantisation of loaded weights, under the names of a recipe; {} without one."""
+    config = getattr(weights.config, "quantization_config", None)
+    if not (getattr(weights, "is_loaded_in_4bit", False) or getattr(weights, "is_loaded_in_8bit", False)):
+        return {}
+    names = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    return dict(zip(QUANTISATION, (getattr(config, name, None) for name in names), strict=True))
 
 
 def _generation_config(path: str) -> Any:

@@ -3,13 +3,17 @@
 Does not evaluate them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
+from grpo_math.generation.request import Request, request_of
 from grpo_math.problems.prompts import Template, template_of
+from grpo_math.reading import home
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
 from grpo_math.run.weights import weights_in
@@ -22,7 +26,8 @@ class OfRun(NamedTuple):
 
     models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
     template: Template
-    max_new_tokens: int
+    request: Request
+    columns: dict[str, str | None]  # those of each data set that the recipe names
     folder: Path
     tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
 
@@ -48,8 +53,9 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
     return OfRun(
         models={"base": (base, None), "trained": trained},
-        template=template_of(config),
-        max_new_tokens=config.get("max_completion_length") or 512,
+        template=(template := template_of(config)),
+        request=replace(request_of(config), template=template.name),
+        columns=_columns(config),
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
     )
@@ -60,6 +66,17 @@ def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
     file = Path(run_dir) / PROBLEMS
     hashes = set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
     return sum(problem_hash(row) in hashes for row in rows)
+
+
+def _columns(config: Mapping[str, Any]) -> dict[str, str | None]:
+    named = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
+    named |= {config.get("eval_dataset"): config.get("eval_columns")} | {config.get("dataset"): config.get("columns")}
+    return {os.path.abspath(home(data)): columns for data, columns in named.items() if data}
+
+
+def columns_of(run: OfRun, data: str) -> str | None:
+    """Return the columns that the run's recipe states for a data set; None if it states none."""
+    return run.columns.get(os.path.abspath(home(data)))
 
 
 def _of_revision(name: str, revision: str) -> str:

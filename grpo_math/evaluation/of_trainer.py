@@ -18,13 +18,14 @@ import torch
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
-from grpo_math.evaluation.backends import Backend, Model, Sampling, with_server
+from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_of, with_server
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import problems_hash
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, toolbox_of
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
+from grpo_math.generation.request import Request, request_of
 from grpo_math.generation.server import Server
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
@@ -77,10 +78,13 @@ def evaluate(
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    drawn = Sampling(**{"max_new_tokens": trainer.max_completion_length or 512, **sampling})
+    request = request_of_trainer(trainer)
+    drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
-    evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
+    evaluated = over_ranks(
+        trainer, rows, drawn, where, request, tools=box or toolbox_of(trainer), grade_timeout=timeout
+    )
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
     if trainer.accelerator.is_main_process:
@@ -97,6 +101,7 @@ def over_ranks(
     rows: Sequence[Row],
     sampling: Sampling,
     output: Output,
+    request: Request,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
@@ -105,12 +110,14 @@ def over_ranks(
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
     with engine_of(trainer, tools) as model:
         sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
-        parts = model.on_ranks(
-            rows,
-            lambda local_rows: results.evaluate(
-                model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout
-            ),
-        )
+
+        def evaluated(local_rows: Sequence[Row], share: int) -> Results:
+            # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
+            seed = batch_seed(sampling.seed, -share) if share else sampling.seed
+            drawn = replace(sampling, seed=seed)
+            return results.evaluate(model, local_rows, drawn, output, request, tools=tools, grade_timeout=grade_timeout)
+
+        parts = model.on_ranks(rows, evaluated)
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # evaluate the first row: each counts once.
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
@@ -118,6 +125,12 @@ def over_ranks(
     # A rank has summed up and hashed its own rows only.
     totals = {**summary(records, sampling.samples), "problems_hash": problems_hash(rows)}
     return {**parts[0], **totals, "rows": records}
+
+
+def request_of_trainer(trainer: Any) -> Request:
+    """Return what training asks, from the arguments of the trainer."""
+    weights = trainer.accelerator.unwrap_model(trainer.model)
+    return request_of({**vars(trainer.args), **quantisation_of(weights)})
 
 
 def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
@@ -149,48 +162,40 @@ class Engine(Model):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
 
-    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
+    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":
-            return [on_main(lambda: call(rows))]
+            return [on_main(lambda: call(rows, 0))]
         self.together = self.generation.tensor_parallel_size
         return super().on_ranks(rows, call)
 
-    def generator(self, sampling: Sampling) -> Generate:
-        stops = stop_ids(self.tokenizer, self.weights.generation_config)
+    def generator(self, request: Request) -> Generate:
+        stops = request.ends(stop_ids(self.tokenizer, self.weights.generation_config))
         # TRL's own client, to which training sends whole weights: the server has the model under one name.
         if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
-            return with_server(client, client.models()[0], self.tokenizer, stops, sampling)
+            return with_server(client, client.models()[0], self.tokenizer, stops, request)
         sample = self._with_adapter if self.generation.mode == "server" else self._colocated
+        settings = {**request.for_vllm(), "stop_token_ids": stops}
 
         def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
-            return [read_off(self.tokenizer, tokens, stops) for tokens in sample(prompts, seed, sampling, stops)]
+            answers = sample(prompts, seed, request.max_new_tokens, settings)
+            return [read_off(self.tokenizer, tokens, stops, request.stop) for tokens in answers]
 
         return generate
 
-    def _with_adapter(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
-        sample = self.generation.sampling(
-            prompts,
-            seed,
-            sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            logprobs=False,
-            extra={"stop_token_ids": stops},
-        )
+    def _with_adapter(self, prompts: Any, seed: int, longest: int, settings: dict[str, Any]) -> list[list[int]]:
+        sample = self.generation.sampling(prompts, seed, longest, logprobs=False, extra=settings)
         return [completion.tokens for completion in sample()]
 
-    def _colocated(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
+    def _colocated(self, prompts: Any, seed: int, longest: int, settings: dict[str, Any]) -> list[list[int]]:
         from vllm import SamplingParams
 
-        params = [
-            SamplingParams(
-                seed=batch_seed(seed, i),
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_new_tokens,
-                stop_token_ids=stops,
-            )
-            for i in range(len(prompts))
-        ]
+        if structured := settings.get("structured_outputs"):
+            from vllm.sampling_params import StructuredOutputsParams
+
+            settings = {**settings, "structured_outputs": StructuredOutputsParams(**structured)}
+        seeds = [batch_seed(seed, i) for i in range(len(prompts))]
+        params = [SamplingParams(**settings, seed=seed, max_tokens=longest) for seed in seeds]
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():

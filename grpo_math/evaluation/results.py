@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
+from grpo_math.generation.request import Request
 from grpo_math.grading import GRADER, Grade, grade_batch
 from grpo_math.reading import reading
 from grpo_math.run.bar import Bar
@@ -36,6 +37,7 @@ from grpo_math.tools.sandbox import require_layers
 
 Row = Mapping[str, Any]
 Records = dict[tuple[str, int], Record]  # by problem and sample
+PLAIN = Request()
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def evaluate(
     rows: Sequence[Row],
     sampling: Sampling,
     output: Output,
+    request: Request = PLAIN,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
@@ -70,7 +73,8 @@ def evaluate(
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
     evaluation of a model in memory starts again, because the model has no name to compare.
     """
-    _check(model, rows, tools)
+    request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
+    _check(model, rows, tools, request)
     started = time.perf_counter()
     settings = {
         **output.extra,
@@ -79,6 +83,7 @@ def evaluate(
         "backend": model.backend.name,
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
+        "request": request.stated(),
         "prompt_hash": prompt_hash(rows, model.tokenizer),
         "problems_hash": problems_hash(rows),
         "grader": GRADER,
@@ -91,7 +96,15 @@ def evaluate(
     known = _known(file, settings) if file and model.named else {}
     journal_file = answers_file(file) if file and model.named else None
     records = _answer(
-        model, rows, sampling, known, journal_file, tools=tools, grade_timeout=grade_timeout, progress=output.progress
+        model,
+        rows,
+        sampling,
+        request,
+        known,
+        journal_file,
+        tools=tools,
+        grade_timeout=grade_timeout,
+        progress=output.progress,
     )
     results = {
         "format": FORMAT,
@@ -113,6 +126,7 @@ def _answer(
     model: Model,
     rows: Sequence[Row],
     sampling: Sampling,
+    request: Request,
     known: Records,
     journal_file: Path | None,
     *,
@@ -124,12 +138,12 @@ def _answer(
 
     A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
     """
-    samples, conversation = sampling.samples, tools.conversation(model.tokenizer) if tools else None
+    samples, template_kwargs = sampling.samples, request.template_kwargs
+    conversation = tools.conversation(model.tokenizer, template_kwargs) if tools else None
     jobs = [(row, sample) for row in rows for sample in range(samples)]
     keys = [(str(row["id"]), sample) for row, sample in jobs]
-    ids = [
-        ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
-    ]
+    prompts = token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation, template_kwargs)
+    ids = [prompt for prompt in prompts for _ in range(samples)]
     # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
     numbered = enumerate(batches(ids, sampling.batch_size))
     # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
@@ -138,7 +152,7 @@ def _answer(
         return [known[key] for key in keys]
     records = dict(known)
     model.check_context(max(map(len, ids)))
-    generate = model.generator(sampling)
+    generate = model.generator(request)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
     with Bar(
@@ -157,7 +171,7 @@ def _answer(
     return [records[key] for key in keys]
 
 
-def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
+def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None, request: Request) -> None:
     """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
     if not rows:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
@@ -168,7 +182,7 @@ def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None) -> None:
         return
     if tools and "python" in tools.stated:
         require_layers()
-    model.check(rows[0]["prompt"])
+    model.check(rows[0]["prompt"], request.template_kwargs)
 
 
 # The file of the answers
@@ -203,6 +217,9 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
         measured = {**first["measured"]}
     # Only the settings of this version are compared: an older file may state more.
     for name in settings:
+        # An older file has no request.
+        if name == "request" and name not in measured:
+            continue
         if measured.get(name) != settings[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {settings[name]!r}"
             raise ConfigError("output", str(path), was, "name another file, or change the setting back")

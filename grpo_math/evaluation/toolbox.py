@@ -27,8 +27,8 @@ class Toolbox:
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
 
-    def conversation(self, tokenizer: Any) -> Conversation:
-        return Conversation(tokenizer, self.functions, self.rounds)
+    def conversation(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> Conversation:
+        return Conversation(tokenizer, self.functions, self.rounds, template_kwargs)
 
 
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:

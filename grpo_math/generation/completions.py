@@ -7,7 +7,7 @@ Does not grade, does not use vLLM (evaluation/backends.py does), and does not ge
 `decoding.lean_generation`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any, cast
@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.request import Request
 from grpo_math.generation.turns import Conversation
 
 Prompt = str | list[dict[str, Any]]
@@ -26,11 +27,16 @@ Prompt = str | list[dict[str, Any]]
 Generate = Callable[[list[list[int]], int], list[Completion]]
 
 
-def token_ids(tokenizer: Any, prompts: Sequence[Prompt], conversation: Conversation | None = None) -> list[list[int]]:
+def token_ids(
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    conversation: Conversation | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
     """Return exactly the ids that TRL trains on: messages with the chat template, and plain text without one."""
     if conversation is not None:
         return [conversation.prompt(cast(Any, prompt)) for prompt in prompts]
-    settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **(template_kwargs or {})}
     encoded = [
         tokenizer(text=prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **settings)
         for prompt in prompts
@@ -57,19 +63,24 @@ def batch_seed(seed: int, number: int) -> int:
     return int.from_bytes(sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 
-def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
-    """Return a function that generates a batch with transformers' ``generate`` in this process."""
-    stops = stop_ids(tokenizer, model.generation_config)
+def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
+    """Return the arguments of transformers' ``generate`` for a request. Raises `ConfigError` if only vLLM can do it."""
     # transformers takes every missing value from the model's generation_config, then from its own defaults (a top_k of
     # 50). Chat models set sampling and a repetition penalty there, so that a greedy evaluation would sample.
-    sampling: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
-    if temperature:
-        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    if getattr(model.generation_config, "min_p", None):
-        sampling["min_p"] = 0.0
+    sampling = {"min_p": 0.0} if getattr(model.generation_config, "min_p", None) else {}
+    sampling |= request.for_transformers(vars(GenerationConfig()))
+    stops = request.ends(stop_ids(tokenizer, model.generation_config))
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
+        max_new_tokens=request.max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )
+    # transformers needs the tokenizer to find stop strings.
+    return {"generation_config": config, **({"tokenizer": tokenizer} if request.stop else {})}
+
+
+def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
+    """Return a function that generates a batch with transformers' ``generate`` in this process."""
+    settings = settings_for(model, tokenizer, request)
+    stops = settings["generation_config"].eos_token_id
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
         inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(model.device)
@@ -79,11 +90,11 @@ def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens
             # An evaluation during training must not change the random numbers of the training.
             with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
                 torch.manual_seed(seed)
-                output = model.generate(**inputs, generation_config=config)
+                output = model.generate(**inputs, **settings)
         finally:
             model.train(was_training)
         rows = output[:, inputs["input_ids"].size(1) :].tolist()
-        return [read_off(tokenizer, ids, stops) for ids in rows]
+        return [read_off(tokenizer, ids, stops, request.stop) for ids in rows]
 
     return generate
 
@@ -102,9 +113,14 @@ def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
     return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
 
 
-def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
-    """Return the completion in generated ids, up to the first token that ends one."""
+def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[str] = ()) -> Completion:
+    """Return the completion in generated ids, up to the first token, or the first of the texts ``stop``, that ends
+    one."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
+    if stop and end is None:
+        # In a batch, transformers fills the row behind a stop string with padding.
+        ends = (t for t in range(len(ids)) if any(text in tokenizer.decode(ids[: t + 1]) for text in stop))
+        end = next(ends, None) if any(text in tokenizer.decode(ids) for text in stop) else None
     kept = ids if end is None else ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
     return Completion(kept, text=text, truncated=end is None)
@@ -114,16 +130,9 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
 
 
 def tokens(
-    model: Any,
-    ids: list[int],
-    stops: list[int],
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-    adapter: bool = True,
+    model: Any, tokenizer: Any, ids: list[int], request: Request, *, seed: int = 0, adapter: bool = True
 ) -> Iterator[int]:
-    """Yield the token ids after a prompt as soon as they are sampled, up to one of ``stops``.
+    """Yield the token ids after a prompt as soon as they are sampled, up to the end that the request names.
 
     Temperature 0 is greedy. ``adapter`` False: a PEFT model answers as its base does. Two streams of one model may be
     read alternately.
@@ -131,19 +140,30 @@ def tokens(
     generator = torch.Generator(model.device).manual_seed(seed)
     inputs, cache = torch.tensor([ids], device=model.device), None
     model.eval()
-    for _ in range(max_new_tokens):
+    settings = settings_for(model, tokenizer, request)
+    # The samplers and criteria that `generate` itself would use.
+    process, ended = model.generate(input_ids=inputs, **settings, custom_generate=_prepared)
+    sequence = inputs
+    for _ in range(request.max_new_tokens):
         # Entered for each token and left before `yield`: meanwhile the reader may use the model with its adapter.
         with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
             output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
-        cache, logits = output.past_key_values, output.logits[0, -1].float()
-        if temperature:
-            token = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
+        cache, logits = output.past_key_values, process(sequence, output.logits[:, -1].float())[0]
+        if request.temperature:
+            token = int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator))
         else:
             token = int(logits.argmax())
         yield token
-        if token in stops:
-            return
         inputs = torch.tensor([[token]], device=model.device)
+        sequence = torch.cat([sequence, inputs], dim=1)
+        if ended(sequence, None).all():
+            return
+
+
+def _prepared(
+    model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
+) -> Any:
+    return logits_processor, stopping_criteria
 
 
 def pieces(tokenizer: Any, stream: Iterator[int]) -> Iterator[str]:

@@ -31,6 +31,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 # In the folder BESIDE, which is on the server's path.
 GUARD = "grpo_math_key.Guard"
 BESIDE = Path(__file__).with_name("beside_vllm")
+ABORTS = 3  # of one request
 HEALTH_SECONDS = 10.0  # for an answer from /health
 # Sent in every request: vLLM takes omitted settings from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -268,10 +269,22 @@ http://127.0.0.1:8000, without a user or password
             **(extra or {}),
         }
         headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        choices = self.http.ask("/v1/completions", body, headers=headers)["choices"]
+        for _ in range(ABORTS):
+            answer = self.http.ask("/v1/completions", body, headers=headers)
+            if not any_aborted(answer):
+                break
+        else:
+            raise ServerError(f"{self.url} aborted a completion {ABORTS} times: its own log says why")
+        choices = answer["choices"]
         if len(choices) != body["n"]:
             raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+
+def any_aborted(answer: Any) -> bool:
+    """Return True if vLLM has ended a completion of an answer without a reason in its text, for example at a sleep."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    return any(choice.get("finish_reason") == "abort" for choice in choices or ())
 
 
 def _completion(choice: dict[str, Any]) -> Completion:

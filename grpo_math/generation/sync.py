@@ -49,10 +49,13 @@ from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.generation.server import Server, key, served_rank
+from grpo_math.generation.request import request_of
+from grpo_math.generation.server import Server, any_aborted, key, served_rank
+from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
+from grpo_math.run.weights import split_by
 
 logger = get_logger(__name__)
 
@@ -71,19 +74,37 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     if not args.use_vllm:
         yield
         return
-    trls = grpo_trainer.VLLMGeneration
+    trls, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
+    shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
         if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
-            return AdapterGeneration(args, **kwargs)
+            return AdapterGeneration(args, shared, **kwargs)
+        if shared:
+            raise cannot_share("no adapter is trained, so the base changes")
         if getattr(args, "staleness", 0):
             reason = "needs an adapter: full weights would change while the server samples"
             raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
         return trls(**kwargs)
 
-    # TRL has no argument for either class: its constructors look them up by name in these modules.
-    with replaced(grpo_trainer, VLLMGeneration=generation), replaced(vllm_generation, VLLMClient=KeyedClient):
+    # TRL has no argument for these: its constructors look them up by name in these modules.
+    names = {"VLLMGeneration": generation}
+    if shared:
+        names["create_model_from_path"] = partial(shared.create, make_model)
+    with replaced(grpo_trainer, **names), replaced(vllm_generation, VLLMClient=KeyedClient):
         yield
+
+
+def release_cache(llm: Any, sleep: Callable[..., None], level: int) -> None:
+    """Give back the memory of an engine's key-value cache, and leave its weights where they are."""
+    if hasattr(llm, "release_kv_cache_memory"):
+        # Without a step, the scheduler still counts the requests that have ended.
+        llm.llm_engine.step()
+        sleep(level=0)  # stops the scheduler, and frees no memory
+        llm.release_kv_cache_memory()
+    else:  # before vLLM 0.31: the weights go to main memory and come back to the same addresses
+        sleep(level=1)
+        llm.wake_up(tags=["weights"])
 
 
 class KeyedClient(VLLMClient):
@@ -97,6 +118,13 @@ class KeyedClient(VLLMClient):
             self.session.headers["Authorization"] = f"Bearer {key()}"
         super().check_server(*arguments, **kwargs)
 
+    def _post(self, url: str, **kwargs: Any) -> dict:
+        for _ in range(RESTARTS):
+            response = super()._post(url, **kwargs)
+            if not any_aborted(response):
+                return response
+        raise ServerUnavailable(f"{url} aborted a completion {RESTARTS} times: its own log says why")
+
 
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
@@ -108,7 +136,8 @@ class AdapterGeneration(VLLMGeneration):
     server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
 
-    def __init__(self, args: Any, **kwargs: Any) -> None:
+    def __init__(self, args: Any, shared: SharedBase | None, **kwargs: Any) -> None:
+        self.shared = shared
         # TRL's constructor ends with `_init_vllm`, which reads these attributes.
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
@@ -129,6 +158,8 @@ class AdapterGeneration(VLLMGeneration):
         # FSDP 1 flattens parameters, so an adapter has no separate tensors.
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
+        if self.shared and (kind := split_by(self.accelerator)):
+            raise cannot_share(f"{kind} splits each weight over the GPUs")
         float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
             float32, self.context = on_main(self._connect)
@@ -151,6 +182,9 @@ class AdapterGeneration(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
+        # accelerate has prepared the model by now, and may have copied weights.
+        if self.shared and not self.syncs:
+            self.shared.check(self.model)
         self._wake()
         self._send()
         self.syncs += 1
@@ -183,7 +217,9 @@ class AdapterGeneration(VLLMGeneration):
         if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
             # As TRL does: torch's cached blocks may otherwise leave too little memory for vLLM's weights.
             vllm_generation.empty_cache()
-            self.llm.wake_up(tags=["weights"])
+            # Shared weights do not sleep.
+            if self.shared is None:
+                self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
 
     # Server
@@ -248,20 +284,14 @@ class AdapterGeneration(VLLMGeneration):
 
         The seeds follow from the run's seed, so that another server or a restart does not change the samples.
         """
-        extra = dict(self.generation_kwargs)
-        if self.structured_outputs_regex is not None:
-            extra["structured_outputs"] = {"regex": self.structured_outputs_regex}
-        settings: Any = {
-            "n": n,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p or 0.0,
-            "repetition_penalty": self.repetition_penalty,
-            "extra": extra,
-        }
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+        settings = {name: getattr(self, name) for name in names}
+        request = request_of({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
+        # Other keys, such as a seed, are the user's own.
+        extra = {**self.generation_kwargs, **request.for_vllm()}
         self.rollouts += 1
-        return self.sampling(prompts, batch_seed(self.seed, self.rollouts - 1), self.max_completion_length, **settings)
+        seed = batch_seed(self.seed, self.rollouts - 1)
+        return self.sampling(prompts, seed, self.max_completion_length, n=n, extra=extra)
 
     def sampling(
         self, prompts: list[list[int]], seed: int, longest: int, **settings: Any
@@ -358,20 +388,32 @@ class AdapterGeneration(VLLMGeneration):
     # Colocated
 
     def _load_colocated(self) -> None:
-        """Load TRL's colocated engine with support for adapters."""
+        """Load TRL's colocated engine with support for adapters, and share its base with the trainer if asked to."""
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
-        lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
+        settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
+        if self.shared:
+            settings["dtype"] = str(self.model.dtype).removeprefix("torch.")
+            # vLLM's other kernels for experts repack the weights.
+            if self.accelerator.device.type == "cuda" and any("experts" in name for name in self.shared.modules):
+                settings["moe_backend"] = "triton"
 
         def engine(**kwargs: Any) -> Any:
-            llm = made(**kwargs, **lora)
+            llm = made(**kwargs, **settings)
             sleep = llm.sleep
             # Level 1 keeps the base in main memory. TRL's level 2 discards it, and nothing would send it again.
-            llm.sleep = lambda level: sleep(level=1)
+            llm.sleep = partial(release_cache, llm, sleep) if self.shared else lambda level: sleep(level=1)
             return llm
 
-        with replaced(vllm_generation, LLM=engine):
+        with replaced(vllm_generation, LLM=engine), self.shared.locate() if self.shared else nullcontext():
             super()._init_vllm()
+        if self.shared:
+            self.shared.attach(self.model, self.accelerator.device)
+        # vLLM compiles the classes of some families, and replaces their `__call__`. It reads this attribute, which only
+        # its own instances have.
+        for module in self.model.modules():
+            if type(module).__call__ is not torch.nn.Module.__call__:
+                module.do_not_compile = True  # type: ignore[assignment]
 
     # For the canary
 

@@ -1,7 +1,10 @@
 """`grpo-math plan`: does a recipe fit these GPUs?"""
 
 import argparse
+import json
+import shlex
 import sys
+from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
@@ -17,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
     add(
         "--card",
-        help="the GPU, for its memory and a step's time: h100, a100-80, l4, t4, 4090, 4060, ... or GB,TFLOP/s,GB/s",
+        help="the GPU, for its memory, number formats and speed: h100, l4, t4, 4090, 3060, ... or GB,TFLOP/s,GB/s",
     )
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
@@ -48,4 +51,18 @@ def run(args: argparse.Namespace) -> Answer:
         cpu_gb=args.cpu_memory,
         prompt_tokens=args.prompt_tokens,
     )
+    answer["command"] = _command(args, answer) if answer["best"] else None
     return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _command(args: argparse.Namespace, answer: dict[str, Any]) -> str:
+    """Return the line that trains the recipe with the suggested changes."""
+    fields = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
+    config = args.accelerate_config or answer["best"]["accelerate_config"]
+    options = [*(["--gpus", str(args.gpus)] if args.gpus else []), *(["--accelerate_config", config] if config else [])]
+    words = [
+        word
+        for name, value in fields.items()
+        for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
+    ]
+    return shlex.join(["grpo-math", "train", "--config", args.config, *args.fields, *words, *options])

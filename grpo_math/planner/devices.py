@@ -70,7 +70,7 @@ def arrange(
     >>> arrange(adapter, 2, lambda: (2, [2]), lambda n: True)
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
-set vllm_mode to colocate, with vllm_enable_sleep_mode
+set vllm_mode to colocate, with vllm_enable_sleep_mode, or leave out use_vllm
     >>> arrange({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
     ('colocate', 4, 0, 2)
     >>> arrange({**adapter, "vllm_server_host": "node1"}, 4, None, None)
@@ -91,7 +91,8 @@ idle=0)
     need, possible = sizes() if gpus > 1 else (1, [1])
     if gpus <= need:
         reason = f"needs {need} separate GPU{'s' * (need > 1)}, and {gpus} {'is' if gpus == 1 else 'are'} visible"
-        raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
+        remedy = "set vllm_mode to colocate, with vllm_enable_sleep_mode, or leave out use_vllm"
+        raise ConfigError("vllm_mode", "server", reason, remedy)
     splits = [(policy, *server_ranks(settings, gpus - policy, need, possible)) for policy in range(gpus - need, 0, -1)]
     even = [split for split in splits if divides(split[0])]
     # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,

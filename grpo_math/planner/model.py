@@ -125,6 +125,9 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     if not measures:
         raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
     answer = _ask(source, config, how)
+    if "ParamWrapper does not work with lora_dropout" in answer.get("error", ""):
+        # peft adapts the stacked experts of a layer as one parameter.
+        raise UserError(f"lora_dropout above 0 does not work with the stacked experts of {source}: set it to 0.0")
     if "error" in answer:
         reason = f"cannot be measured ({answer['error']})"
         raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
@@ -168,7 +171,7 @@ def _ask(source: str, config: Json, how: Json | None) -> Json:
 def read_config(name: str | None, revision: str = "main", offline: bool = False) -> Json:
     """Return the config.json of a shipped model, of a local folder or of the Hub. Raises `UserError`."""
     # A model and its post-trained form have the same shape.
-    base = re.sub("-(Instruct|it|Base)$", "", name or "")
+    base = re.sub("-(Instruct|it|pt|Base)$", "", name or "")
     if base in stored("shapes.json") and not Path(base).is_dir():
         return stored("shapes.json")[base]
     return dict(read_json(config_file(name, revision, offline)))

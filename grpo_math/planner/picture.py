@@ -16,7 +16,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "seconds": None, "prompt_tokens": 512}
+    ...           "seconds": None, "prompt_tokens": 512, "best": None, "lacking": []}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -33,7 +33,7 @@ def picture(answer: Mapping[str, Any]) -> str:
         lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
     main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
-    lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
+    lines += _roles(answer)
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
@@ -45,9 +45,19 @@ def picture(answer: Mapping[str, Any]) -> str:
         saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""
         end = "; then it fits" if change["fits"] else ""
         lines.append(f"{number}. {'; '.join(change['set'])}{saves}{end}")
-    if not fits and not any(change["fits"] for change in answer["suggestions"]):
-        lines.append("no change of settings makes it fit: take a smaller model, or more memory")
+    if best := answer["best"]:
+        lines.append(f"then {best['peak_gb']:.1f} of {round(best['gpu_gb'], 1):g} GB at the peak, and")
+        lines += _roles(best)
+    if command := answer.get("command"):
+        lines.append(f"in one line: {command}")
+    if answer["lacking"]:
+        lines.append("no change of settings makes it fit: take a smaller model, or more memory. All changes together:")
+        lines += [f"  {problem}" for problem in answer["lacking"]]
     return "\n".join(lines)
+
+
+def _roles(answer: Mapping[str, Any]) -> list[str]:
+    return [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
 
 
 def _gb(size: int) -> str:

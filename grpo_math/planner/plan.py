@@ -4,22 +4,26 @@ Does not print. The only data that it reads about this machine are its GPUs and 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory, seconds
 from grpo_math.planner.model import read_config, shape_of
 from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
-from grpo_math.run.gpus import count_and_gb
+from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.batch import divisors
+from grpo_math.settings.dtypes import FLOAT32, bfloat16_errors, has_bfloat16
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
@@ -60,16 +64,28 @@ class Counted:
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
             self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
+        self.precise = precise
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
         self.severity = sum(size for size, _ in self.missing), len(self.missing)
 
-    def changed(self, changes: list[Json]) -> "Counted | None":
-        """Return the plan with changed settings on the same machine, or None if it cannot be planned."""
+    @property
+    def vllm_bytes(self) -> int:
+        """Return the bytes of a colocated vLLM: its share of the GPU, or the least that it needs."""
+        return sum(size for term, size in self.phases["generation"].items() if term.startswith("vLLM"))
+
+    def changed(self, changes: Iterable[Json]) -> "Counted | None":
+        """Return the plan with changed settings on the same machine, or None if it cannot be planned.
+
+        None, too, if completions would be generated for more optimizer steps than before: their policy would be older.
+        """
         fields = {name: value for change in changes for name, value in change.items()}
-        with suppress(ConfigError):
-            return Counted(self.machine, resolve({**self.settings, **fields}), self.given | set(fields))
+        with suppress(UserError):
+            settings = resolve({**self.settings, **fields}, self.machine.capability)
+            then = Counted(self.machine, settings, self.given | set(fields))
+            if then.batch.rollout * self.batch.total <= max(self.batch.rollout, self.batch.total) * then.batch.total:
+                return then
         return None
 
     def _bounds(self) -> Iterator[tuple[int, int, str]]:
@@ -86,7 +102,7 @@ class Counted:
         if self.layout.generation == "colocate":
             share = int(settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes)
             # The terms fill the share, or they are the least that vLLM needs.
-            needed = sum(size for term, size in self.phases["generation"].items() if term.startswith("vLLM"))
+            needed = self.vllm_bytes
             tokens = memory.context_length(machine.shape, settings, machine.prompt)
             line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens"
             yield needed, share, f"{line} take {needed / GB:.1f}"
@@ -94,6 +110,8 @@ class Counted:
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
         # A byte short for any number of tokens: halving them is no progress.
         yield self.sequence > longest, 0, line
+        for error in bfloat16_errors(settings, machine.capability):
+            yield 1, 0, str(error)
 
     def answer(self) -> Json:
         """Return the plan as JSON."""
@@ -133,10 +151,13 @@ def plan(
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    name, counted = choose(recipe, configs or {"": None}, **machine)
+    if card:
+        machine |= {"capability": card.capability}
+    plans = _plans(recipe, configs or {"": None}, **machine)
+    name, counted = _first_that_fits(plans)
     of_step = (counted.machine, counted.settings, counted.batch, counted.layout)
-    timed = seconds.per_step(*of_step, card) if card and not counted.settings["use_cpu"] else None
-    return {**counted.answer(), "suggestions": suggest(counted), "accelerate_config": name or None, "seconds": timed}
+    timed = seconds.per_step(*of_step, card, counted.precise) if card and not counted.settings["use_cpu"] else None
+    return {**counted.answer(), "accelerate_config": name or None, "seconds": timed, **advice(plans)}
 
 
 def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, Counted]:
@@ -150,6 +171,15 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     >>> name, counted.fits, counted.layout.generation
     ('zero2_offload', True, 'transformers')
     """
+    return _first_that_fits(_plans(recipe, configs, **machine))
+
+
+def _first_that_fits(plans: list[tuple[str, Counted]]) -> tuple[str, Counted]:
+    return plans[-1] if plans[-1][1].fits else plans[0]
+
+
+def _plans(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> list[tuple[str, Counted]]:
+    """Return the name and the plan of each config, up to the first that fits."""
     plans: list[tuple[str, Counted]] = []
     for name, accelerate in configs.items():
         try:
@@ -158,8 +188,8 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
             if not plans:
                 raise
         if plans[-1][1].fits:
-            return plans[-1]
-    return plans[0]
+            break
+    return plans
 
 
 def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:
@@ -187,97 +217,193 @@ def _read(
     cpu_gb: float | None = None,
     prompt_tokens: int | None = None,
     accelerate: Settings | None = None,
+    capability: float | None = None,
     offline: bool = False,
 ) -> tuple[Machine, Json]:
-    settings = resolve(recipe)
     cpu_gb, says = cpu_gb or main_memory(), accelerate or {}
     if (kind := says.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
         raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
-    if settings["use_cpu"]:
+    if on_cpu := bool(recipe.get("use_cpu")):
         # On a CPU the processes share main memory: it takes the place of a GPU's memory.
         gpus, gpu_gb = int(says.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
         available, size = count_and_gb()
+        if gpu_gb is None and capability is None:
+            capability = min(capabilities(), default=None)
         gpus, gpu_gb, option = gpus or available, gpu_gb or size, "gpu_memory" if gpus else "gpus"
         if not available:
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
+    settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate), settings
+    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability), settings
 
 
 # Suggested changes
 
 # Fields that change nothing on a CPU.
-OF_A_GPU = {"dtype", "activation_offloading", "optim", "load_in_4bit", "use_vllm"}
+OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm"}
+QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
+ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
+Changes = dict[str, Json]  # the recipe fields of each change, by its name in `candidates`
 
 
-def candidates(counted: Counted) -> list[list[Json]]:
-    """Return changes that can save memory, cheapest first: for each, the values to try. A change is recipe fields.
+def candidates(counted: Counted) -> dict[str, list[Json]]:
+    """Return the changes that can save memory, in the order of what they cost the user: first those that are free, then
+    those that cost speed, then those that change what is learned.
 
-    Free changes come first, then those that cost speed, then those that change what is learned.
+    Each is a list of values to try, the mildest first. A value is recipe fields. Later changes override earlier ones.
     """
-    s, sequence = counted.settings, counted.sequence
-    whole = s["max_tokens_per_micro_batch"] or counted.batch.rows * sequence
-    budgets = [] if counted.given & WHOLE else [whole // 2**k for k in range(1, 8)]
-    asleep = {
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_enable_sleep_mode": True,
-        "vllm_max_model_length": sequence,
-    }
-    choices: list[list[Json]] = [
-        [{"dtype": "bfloat16"}] if s["use_peft"] else [],  # frozen weights lose almost no accuracy
-        [{"vllm_max_model_length": sequence}],
-        [{"vllm_enable_sleep_mode": True}],
-        [{"vllm_gpu_memory_utilization": share / 10} for share in range(9, 0, -1)],
-        [{"gradient_checkpointing": True}],
-        # A completion stays whole, so a budget below one sequence saves nothing.
-        [{"max_tokens_per_micro_batch": budget} for budget in budgets if budget >= sequence],
-        [{"activation_offloading": True}],
-        [{"optim": "adamw_8bit"}],
-        [{"lora_dropout": 0.0}],
-        [] if s["load_in_4bit"] else [{"load_in_4bit": True, "use_bnb_nested_quant": True}],
-        [{"use_peft": True, "lora_target_modules": "all-linear"}],
+    s, batch, sequence = counted.settings, counted.batch, counted.sequence
+    lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
+    # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
+    factor = 2 if counted.machine.shape.linear else 4
+    whole = s["max_tokens_per_micro_batch"] or batch.rows * sequence
+    # A completion stays whole, so a budget below one sequence saves nothing.
+    budgets = [{"max_tokens_per_micro_batch": max(whole // factor**k, sequence)} for k in range(1, 8)]
+    if counted.given & WHOLE:
+        budgets = [
+            {"per_device_train_batch_size": batch.rows // n, "gradient_accumulation_steps": batch.steps * n}
+            for n in divisors(batch.rows)[1:]
+        ]
+    prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
+    name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    # Frozen weights lose almost no accuracy in bfloat16.
+    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
+    adapter = {**ADAPTER, **half}
+    choices: dict[str, list[Json]] = {
+        "dtype": [half] if half and s["use_peft"] else [],
+        "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
+        "dropout": [{"lora_dropout": 0.0}],
+        "micro_batch": budgets,
+        "checkpointing": [{"gradient_checkpointing": True}],
+        "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
+        "optimizer": [{"optim": "adamw_8bit"}],
+        "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
+        "4bit": [] if s["load_in_4bit"] else [QUANTISED],
+        "offload": [{"activation_offloading": True}],
+        # DeepSpeed's configs: `advice` tries them.
+        "accelerate_config": [],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-        [] if s["use_vllm"] else [asleep],
-        [{"use_vllm": False}],
-        [{"max_completion_length": max(256, s["max_completion_length"] // 2)}],
-    ]
+        "generation": [{"use_vllm": False} if s["use_vllm"] else {**vllm, "vllm_max_model_length": sequence}],
+        "adapter": [] if s["use_peft"] else [adapter, {**adapter, **QUANTISED}],
+        "prompts": [{name: count} for count in prompts],
+        "completions": [
+            {
+                "max_completion_length": length,
+                **({} if counted.given & WHOLE else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
+                **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
+            }
+            for length in lengths
+            if length >= 256
+        ],
+        # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
+        "share": [],
+    }
     if s["use_cpu"]:
-        return [changes for changes in choices if not any(OF_A_GPU & change.keys() for change in changes)]
+        return {n: [c for c in values if not OF_A_GPU & c.keys()] for n, values in choices.items()}
     return choices
 
 
-def suggest(counted: Counted) -> list[Json]:
-    """Return changes that together make the recipe fit: the cheapest ones, and none that is not needed.
+def tuned(counted: Counted, changes: Changes) -> tuple[Changes, Counted] | None:
+    """Return the changes and their plan, or None if they cannot be planned.
 
-    ``saves_gb`` is the drop of the peak after the changes before it. If all changes together are not enough, the last
-    one still has ``fits: false``.
+    If they do not fit, a colocated vLLM gets the least share of the GPU that it needs.
     """
-    chosen, now = list[Json](), counted
-    for changes in candidates(counted):
-        if now.fits:
+    changes = {name: change for name, change in changes.items() if name != "share"}
+    then = counted.changed(changes.values())
+    if then and not then.fits and then.layout.generation == "colocate":
+        smallest = counted.changed([*changes.values(), {"vllm_gpu_memory_utilization": 0.05}]) or then
+        share = math.ceil(20 * smallest.vllm_bytes / counted.machine.gpu_bytes) / 20
+        least = {**changes, "share": {"vllm_gpu_memory_utilization": min(share, 0.95)}}
+        if (better := counted.changed(least.values())) and better.severity < then.severity:
+            return least, better
+    return (changes, then) if then else None
+
+
+def search(counted: Counted, first: Changes) -> tuple[Changes, Counted]:
+    """Return changes that together make the recipe fit, and their plan: the cheapest ones, and none that is not needed.
+
+    Starts with all changes together, and takes them back in turn, the dearest first, until none can be taken back or
+    made milder. If all together do not fit, returns the plan of all of them. ``first``: changes to begin with.
+    """
+    choices = candidates(counted)
+    changes, now = tuned(counted, first) or ({}, counted)
+    for name, values in choices.items():
+        for change in () if name == "generation" else reversed(values):
+            more = {known: {**changes, name: change}[known] for known in choices if known in {*changes, name}}
+            if (then := tuned(counted, more)) and then[1].severity <= now.severity:
+                changes, now = then
+                break
+    back = now.fits
+    while back:
+        back = False
+        # The dtype saves time, too, so it is not taken back.
+        for name in [name for name in reversed(choices) if name in changes and name not in ("dtype", "share")]:
+            rest = {known: change for known, change in changes.items() if known != name}
+            milder = choices[name][: choices[name].index(changes[name])]
+            for less in (rest, *({**changes, name: change} for change in milder)):
+                if (then := tuned(counted, less)) and then[1].fits:
+                    changes, now, back = *then, True
+                    break
+    # vLLM computes more completions at a time with more memory.
+    for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3) if "share" in changes and now.fits else ():
+        larger = {**changes, "share": {"vllm_gpu_memory_utilization": share}}
+        if (then_fits := counted.changed(larger.values())) and then_fits.fits:
+            return larger, then_fits
+    return changes, now
+
+
+def advice(plans: list[tuple[str, Counted]]) -> Json:
+    """Return {"suggestions": changes that make a recipe fit, "best": their plan, "lacking": what is missing if all
+    changes together do not fit}.
+
+    ``plans``: those of the accelerate configs. ``saves_gb`` is the drop of the peak after the changes before it.
+    """
+    if plans[-1][1].fits:
+        return {"suggestions": [], "best": None, "lacking": []}
+    found: list[tuple[list[int], str, Counted, Changes, Counted]] = []
+    nearest: list[Counted] = []
+    for config, counted in plans:
+        # A GPU without bfloat16 leaves no choice.
+        start, fixes = counted, {}
+        if errors := bfloat16_errors(counted.settings, counted.machine.capability):
+            fixes = {error.field: FLOAT32[error.field] for error in errors}
+            start = counted.changed([fixes]) or counted
+        choices = candidates(start)
+        dear = list(choices).index("accelerate_config")
+        if any(cost < [dear] for cost, *_ in found):
             break
-        plans = [(change, then) for change in changes if (then := counted.changed([*chosen, change]))]
-        # Of several values, the first that fits: min() returns the first of equal ones.
-        change, then = min(plans, key=lambda entry: entry[1].severity, default=({}, now))
-        if then.severity < now.severity:
-            chosen, now = [*chosen, change], then
-    # A later change may have made an earlier one unnecessary. Drop the dearest first.
-    for change in reversed(chosen):
-        fewer = [other for other in chosen if other is not change]
-        if now.fits and (then := counted.changed(fewer)) and then.fits:
-            chosen = fewer
-    steps = [counted, *(counted.changed(chosen[:number]) or counted for number in range(1, len(chosen) + 1))]
-    return [
+        if config:
+            # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
+            measured = partial(start.machine.shape.measured, measures=False)
+            start.machine = start.machine._replace(shape=replace(start.machine.shape, measured=measured))
+        for first in ({}, *({"generation": change} for change in choices["generation"])):
+            changes, then = search(start, first)
+            nearest.append(then)
+            names = list(choices)
+            cost = sorted((names.index(name) for name in changes if name != "share"), reverse=True)
+            if config:
+                cost = sorted([*cost, dear], reverse=True)
+            if then.fits:
+                found.append((cost, config, counted, {"dtype": fixes, **changes} if fixes else changes, then))
+    if not found:
+        lacking = min(nearest, key=lambda counted: counted.severity)
+        return {"suggestions": [], "best": None, "lacking": lacking.problems}
+    _, config, counted, changes, best = min(found, key=lambda entry: entry[0])
+    chosen = list(changes.values())
+    steps = [counted, *(counted.changed(chosen[:number]) or counted for number in range(1, len(chosen)))]
+    suggestions = [
         {
             "set": [f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in change.items()],
             "change": change,
             "saves_gb": round((before.peak - after.peak) / GB, 3),
             "fits": after.fits,
         }
-        for change, (before, after) in zip(chosen, pairwise(steps), strict=True)
+        for change, (before, after) in zip(chosen, pairwise([*steps, best]), strict=True)
     ]
+    named = {"accelerate_config": config or None}
+    return {"suggestions": suggestions, "best": {**best.answer(), **named}, "lacking": []}

@@ -3,11 +3,13 @@
 Does not count grading, the network, or how well a kernel fits a shape. Nothing here has been measured.
 """
 
+import re
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner.devices import Layout
+from grpo_math.planner.memory import Precision
 from grpo_math.planner.model import stored
 from grpo_math.planner.settings import Settings
 from grpo_math.planner.work import Machine
@@ -15,11 +17,17 @@ from grpo_math.settings.batch import Batch
 
 
 class Card(NamedTuple):
-    """Memory in GB, dense 16-bit TFLOP/s, and GB/s of memory bandwidth, from the manufacturer (cards.json)."""
+    """GB of memory as nvidia-smi reports it, and the manufacturer's figures (cards.json).
+
+    ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
+    ``capability``: the compute capability, None if unknown.
+    """
 
     gb: float
     tflops: float
     bandwidth: float
+    float32: float
+    capability: float | None = None
 
 
 # Shares of these rates that a run may reach, low and high.
@@ -28,22 +36,32 @@ DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3,
 
 
 def card_of(text: str) -> Card:
-    """Return a card by its name, or from its three numbers.
+    """Return a card by its name, or from three numbers. Of a card with two memories, a short name is the smaller one.
 
-    >>> card_of("l4"), card_of("16,65,320") == card_of("t4"), card_of("1,65,320").gb
-    (Card(gb=24, tflops=121, bandwidth=300), True, 1.0)
+    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti").gb, card_of("1,64,320")
+    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 8, Card(gb=1.0, tflops=64.0, \
+bandwidth=320.0, float32=8.0, capability=None))
     """
     cards = stored("cards.json")
-    if text.lower() in cards:
-        return Card(**cards[text.lower()])
+    for name, numbers in cards.items():
+        if _plain(text) == _plain(name):
+            return Card(**numbers)
     with suppress(TypeError, ValueError):
-        if min(card := Card(*map(float, text.split(",")))) > 0:
-            return card
+        gb, tflops, bandwidth = map(float, text.split(","))
+        if min(gb, tflops, bandwidth) > 0:
+            # Older cards compute an eighth as fast in float32 as in 16 bit.
+            return Card(gb, tflops, bandwidth, float32=tflops / 8)
     remedy = f"name one of {', '.join(cards)}, or give GB,TFLOP/s,GB/s as in 80,989,3350"
     raise ConfigError("card", text, "is not a card", remedy)
 
 
-def per_step(machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card) -> dict[str, Any]:
+def _plain(name: str) -> str:
+    return re.sub("nvidia|geforce|tesla|[^a-z0-9]", "", name.lower()).removeprefix("rtx").removesuffix("gb")
+
+
+def per_step(
+    machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision
+) -> dict[str, Any]:
     """Return {"ranges": {"generation": [low, high], "update": ..., "step": ...}, "assumed": words}.
 
     All completions have full length. The update takes 2 FLOPs per parameter and token forward, 4 backward, 2 for
@@ -52,41 +70,48 @@ def per_step(machine: Machine, settings: Settings, batch: Batch, layout: Layout,
 
     A model of 10^9 parameters with 10^5 elements in the KV cache of a token generates 32 completions of 100 tokens,
     for 4 prompts of 50 tokens. The update takes 8 x 10^9 FLOPs for each of 3,400 tokens. Generation reads
-    2 x (10^9 + 32 x (50 + 100 / 2) x 10^5) bytes for each of 100 tokens:
+    2 x (10^9 + 32 x (50 + 100 / 2) x 10^5) bytes for each of 100 tokens. Without autocast, float32 weights are computed
+    with in float32. vLLM computes in 16 bit:
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5))
-    >>> machine, card = SimpleNamespace(shape=shape, prompt=50), Card(gb=24, tflops=100, bandwidth=1000)
+    >>> machine, card = SimpleNamespace(shape=shape, prompt=50), Card(gb=24, tflops=100, bandwidth=1000, float32=10)
     >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0}
     >>> batch, layout = Batch(8, 1, 8, 4, rollout=32), Layout("transformers", 1, 0, 1, "")
-    >>> per_step(machine, settings, batch, layout, card)["ranges"]
+    >>> half = Precision(2, 4, True)
+    >>> per_step(machine, settings, batch, layout, card, half)["ranges"]
     {'generation': [0.88, 5.3], 'update': [0.54, 1.4], 'step': [1.4, 6.6]}
+    >>> per_step(machine, settings, batch, layout, card, Precision(4, 4, False))["ranges"]
+    {'generation': [1.8, 11.0], 'update': [5.4, 14.0], 'step': [7.2, 24.0]}
 
     Two engines of two GPUs share the rows. A reference takes 2 FLOPs more. With 100 times as many rows, and with faster
     memory, arithmetic takes longer than reading:
 
     >>> server = Layout("server", 1, 4, 2, "")
-    >>> per_step(machine, {**settings, "beta": 0.1}, batch, server, card)["ranges"]
+    >>> per_step(machine, {**settings, "beta": 0.1}, batch, server, card, half)["ranges"]
     {'generation': [0.17, 0.39], 'update': [0.68, 1.7], 'step': [0.85, 2.1]}
     >>> faster = card._replace(bandwidth=10**6)
-    >>> per_step(machine, settings, batch._replace(rollout=3200), layout, faster)["ranges"]["generation"]
+    >>> per_step(machine, settings, batch._replace(rollout=3200), layout, faster, half)["ranges"]["generation"]
     [13.0, 13.0]
     """
     shape, length, rows = machine.shape, settings["max_completion_length"], batch.rollout
     # A packed update computes each prompt once for its group.
     tokens = rows * length + rows / batch.generations * machine.prompt
     flops = tokens * shape.active * (6 + 2 * settings["gradient_checkpointing"] + 2 * (settings["beta"] > 0))
-    update = [flops / (batch.processes * card.tflops * 1e12 * share) for share in reversed(COMPUTE)]
+    # Autocast multiplies in 16 bit, and reads the weights in their own format.
+    rate = card.tflops if precise.autocast or precise.stream == 2 else card.float32
+    update = [flops / (batch.processes * rate * 1e12 * share) for share in reversed(COMPUTE)]
+    width, decoding = (precise.stream, rate) if layout.generation == "transformers" else (2, card.tflops)
     gpus, shares = layout.tensor_parallel, DECODING[layout.generation]  # of an engine
     at_a_time = rows / ((layout.server or batch.processes) // gpus)
-    read = 2 * (shape.total + at_a_time * (machine.prompt + length / 2) * shape.cache[1])
+    read = width * (shape.total + at_a_time * (machine.prompt + length / 2) * shape.cache[1])
     # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
     reading = read / (gpus * card.bandwidth * 1e9)
-    computing = 2 * shape.active * at_a_time / (gpus * card.tflops * 1e12) / COMPUTE[1]
+    computing = 2 * shape.active * at_a_time / (gpus * decoding * 1e12) / COMPUTE[1]
     generation = [length * max(reading / share, computing) for share in reversed(shares)]
     step = [sum(ends) for ends in zip(generation, update, strict=True)]
     words = (
-        f"not measured; {card.gb:g} GB card with {card.tflops:g} TFLOP/s and {card.bandwidth:g} GB/s, of which "
+        f"not measured; {card.gb:g} GB card with {rate:g} TFLOP/s and {card.bandwidth:g} GB/s, of which "
         f"{COMPUTE[0]:.0%} to {COMPUTE[1]:.0%} and {shares[0]:.0%} to {shares[1]:.0%} are reached; "
         f"{rows} completions of {length} tokens"
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.settings.dtypes import FLOAT32, has_bfloat16
 from grpo_math.settings.fields import defaults
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
@@ -24,8 +25,10 @@ OPTIMIZERS = (
 UNKNOWN = ("fsdp", "bnb_4bit_quant_storage", "load_in_8bit", "pack_updates")
 
 
-def resolve(recipe: Settings) -> Json:
+def resolve(recipe: Settings, capability: float | None = None) -> Json:
     """Return the recipe's fields with defaults. Raises `NotPlanned` for values that the plan does not support.
+
+    ``capability``: the compute capability of the GPU, if known.
 
     settings/recipe.py has already checked each field.
 
@@ -38,6 +41,10 @@ def resolve(recipe: Settings) -> Json:
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
     settings = {**defaults(), **recipe}
+    if not has_bfloat16(capability):
+        # Training turns bfloat16 on only if the GPU has it.
+        automatic = {"dtype": "auto", "bf16": None}
+        settings |= {name: FLOAT32[name] for name, value in automatic.items() if settings[name] == value}
     kernel = settings["attn_implementation"] or "sdpa"
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {

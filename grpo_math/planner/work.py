@@ -22,6 +22,7 @@ class Machine(NamedTuple):
     cpu_bytes: int
     prompt: int  # tokens of the longest prompt
     accelerate: Settings | None
+    capability: float | None = None  # the compute capability of a GPU, if known
 
 
 class Work(NamedTuple):

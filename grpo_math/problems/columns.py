@@ -17,7 +17,7 @@ from grpo_math.errors import ConfigError
 
 ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "problem": ("problem", "question", "prompt", "query", "input", "instruction"),
+        "problem": ("problem", "question", "prompt", "query", "instruction+input"),
         "answer": (
             *("answer", "gold", "final_answer", "expected_answer", "ground_truth", "gold_answer", "target", "label"),
             *("reward_model.ground_truth", "solution"),
@@ -28,23 +28,22 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 # Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
-ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
+ARGUMENTS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 # TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
-MADE = (
-    *(*ARGUMENTS, "prompt", "completion", "completion_ids", "max_completion_length", "grade_timeout"),
-    *("answer_format", "image", "images"),
-)
+MADE = (*(*ARGUMENTS, "prompt", "completion", "completion_ids", "answer_format", "image", "images"),)
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 
-def chosen(text: str | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the stated one, or the data set's columns and the common names.
+def chosen(stated: str | Mapping[str, str] | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
+    """Return the columns of each field: the stated one, or the data set's columns and the common names. The stated
+    ones are a text or a mapping.
 
     >>> columns = chosen("problem=query, answer=meta.gold", {"subject": "type"})
     >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
     (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
     columns = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
+    text = as_text(stated)
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
         if not column or field not in ACCEPTED:
@@ -54,19 +53,34 @@ def chosen(text: str | None, of_source: Mapping[str, str] = MappingProxyType({})
     return {**ACCEPTED, **columns}
 
 
+def as_text(stated: str | Mapping[str, str] | None) -> str | None:
+    """Return stated columns as a text.
+
+    >>> as_text({"problem": "query", "answer": "meta.gold"})
+    'problem=query,answer=meta.gold'
+    """
+    return ",".join(f"{name}={column}" for name, column in stated.items()) if isinstance(stated, Mapping) else stated
+
+
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and the value of the first column with a value; (field, None) without one."""
-    for name in names:
-        value = _value(row, name)
-        if value is not None:
-            return name, value
-    return (names[0] if len(names) == 1 else field), None
+    """Return the name and the value of the first column with a value, else of the first column that is empty text;
+    (field, None) without one. A column that is not there is read by its name in other capitals.
+
+    >>> first({"instruction": "Solve for x.", "input": "2x = 6"}, "problem", ACCEPTED["problem"])[1]
+    'Solve for x.\\n2x = 6'
+    >>> first({"problem": "", "Question": "1 + 1?"}, "problem", ACCEPTED["problem"])
+    ('question', '1 + 1?')
+    """
+    lower = {name.lower(): value for name, value in row.items() if isinstance(name, str)}
+    values = [(name, value) for name in names if (value := _value({**lower, **row}, name)) is not None]
+    filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
+    return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
 
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}
-    return [name for name in present if name in parts]
+    return [name for name in present if name in parts or name.lower() in parts]
 
 
 def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
@@ -80,7 +94,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
         return row[name]
     if "+" in name:
         values = [row.get(part) for part in name.split("+")]
-        return "\n".join(str(value) for value in values if value) or None
+        return "\n".join(str(value) for value in values if str(value or "").strip()) or None
     outer, _, inner = name.partition(".")
     value = row.get(outer)
     return value.get(inner) if isinstance(value, Mapping) else None

@@ -57,12 +57,12 @@ def load_problems(
     limit: int | None = None,
     seed: int = 0,
     skip_bad_rows: bool = False,
-    columns: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
 ) -> list[Problem]:
     """Return the rows of a data set (see the table above). A split may be cut: ``train[200:]``, ``train[:10%]``.
 
     ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md).
-    ``columns`` names columns without a common name: ``problem=query,answer=meta.gold``.
+    ``columns`` names columns without a common name: ``problem=query,answer=meta.gold``, or a mapping.
 
     ``test`` and ``heldout`` mean the same. A file has one split, under any name. ``seed`` draws ``limit`` rows, which
     stay in the order of the file. For generated problems ``seed`` selects the problems, evenly from the levels.
@@ -96,7 +96,7 @@ def load_problems(
     return _with_prompts([row for row in rows if row["id"] in ids], template, dataset)
 
 
-def _read(dataset: str, split: str, columns: str | None) -> tuple[list[Row], list[DataError]]:
+def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> tuple[list[Row], list[DataError]]:
     """Return all good rows of a data set in their order, and one error for each bad row."""
     source = SOURCES.get(source_of(dataset) or "", OWN)
     accepted = which.chosen(columns, source.columns)
@@ -131,7 +131,12 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
     address = place_of(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
-        return path.name.partition(".")[0], dataset, _table(path, split)
+        table = _table(path, split)
+        is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
+        if is_text and table and not which.used(table[0][1], accepted):
+            reason = f"has no line of column names: its first line is {', '.join(table[0][1])[:120]!r}"
+            raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or say --columns problem=NAME")
+        return path.name.partition(".")[0], dataset, table
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")

@@ -10,7 +10,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, DataError, UserError
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.problem import Problem
@@ -26,10 +26,16 @@ HELD_OUT = 256  # at most this many problems of a file are held out, and at most
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
     """Replace the argument's name in an error by the recipe's field."""
+    option = "--eval_columns" if fields.get("columns") == "eval_columns" else "--columns"
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, error.remedy) from None
+        remedy = error.remedy.replace("--columns", option)
+        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, remedy) from None
+    except DataError as error:
+        raise DataError(
+            error.file, error.line, error.field, error.reason, error.remedy.replace("--columns", option)
+        ) from None
 
 
 class HeldOutSet(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 from yaml import YAMLError
 
 from grpo_math.evaluation.compare import moved, table
+from grpo_math.generation.request import request_of
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
@@ -79,8 +80,15 @@ def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
     known = template if template in TEMPLATES or PROBLEM in template else PROBLEM
     names = [*RECIPE, *(LORA if kind != "model" else ())]
     overlap = contamination.text_of(results["contamination"]) if results.get("contamination") else ""
+    request = request_of(run.config)
+    served: dict[str, Any] = {"chat_template_kwargs": request.template_kwargs} if request.template_kwargs else {}
+    sampled: dict[str, Any] = {"stop": request.stop} if request.stop else {}
+    sampled |= {"repetition_penalty": request.repetition_penalty} if request.repetition_penalty != 1 else {}
     return render(
         "card.md",
+        request=request,
+        served=served | sampled,
+        chat_arguments="".join(f", {name}={value!r}" for name, value in request.template_kwargs.items()),
         run=run,
         repo_id=repo_id,
         base=base,

@@ -7,6 +7,7 @@ Does not generate, grade or compare: evaluation/ does.
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, of_run, suite
 from grpo_math.evaluation.figures import Results, text_of
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
+from grpo_math.generation.request import Request
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_of, listed
@@ -106,7 +108,11 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         tools["tools"] = listed(args.tools)
     # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
-    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
+    request = run.request if run else Request()
+    if args.template:
+        # The system prompt is a part of the run's template.
+        request = replace(request, template=args.template, system_prompt=None)
+    longest = request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model, Sampling
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
@@ -117,7 +123,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     sides: dict[str, dict[str, Results]] = {side: {} for side in models}
     for side, (model, adapter) in models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend) as opened:
+        with Model(model, adapter, backend, quantisation=request.quantisation) as opened:
             for name, (rows, samples, temperature, overlap) in problems.items():
                 sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
                 path = Path(args.output or "evaluations")
@@ -125,7 +131,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
                     # The files of a run have the same names for each set, so that each set needs its own folder.
                     path = run.folder / (folder_of(name) if len(names) > 1 else "") / f"{side}.json"
                 output = Output(path, {"data": name, "split": args.split}, overlap)
-                sides[side][name] = evaluate(opened, rows, sampling, output, tools=box)
+                sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box)
     return sides
 
 
@@ -139,7 +145,7 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Seque
         template=asked,
         limit=args.n,
         seed=args.seed,
-        columns=args.columns,
+        columns=args.columns or (of_run.columns_of(run, name) if run else None),
         skip_bad_rows=args.skip_bad_rows,
     )
     if run and (n := of_run.trained_on(args.run, rows)):

@@ -3,10 +3,9 @@ r"""Verdicts -> numbers: plain functions with TRL's signature, and the `REWARDS`
 Every function takes ``(prompts, completions, **columns)``. It returns one number per completion, or None if the answer
 could not be graded. TRL leaves None out of the sum, so None is never counted as 0. Completions are texts or chat
 messages. The functions read the columns ``answer`` (the gold answer; TRL's name ``solution`` works too),
-``answer_format``, ``grade`` (the Grades of this batch, if the trainer has them already), ``completion_ids``,
-``max_completion_length`` and ``grade_timeout``. A function with settings is made by a factory whose name starts with
-``make_``. The table contains it with the default settings. For other settings, call the factory in your own module and
-name the result in the recipe (``my_rewards:overlong``).
+``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (columns.py). A function with
+settings is made by a factory whose name starts with ``make_``. The table contains it with the default settings. For
+other settings, call the factory in your own module and name the result in the recipe (``my_rewards:overlong``).
 
 >>> accuracy(["1 + 1?", "1 + 1?"], ["#### 2", "#### 3"], answer=["2", "2"])
 [1.0, 0.0]
@@ -18,7 +17,7 @@ Does not weigh or sum: that is TRL's ``reward_weights``.
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import RewardContext, checked, name_of
+from grpo_math.rewards.guard import checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -39,7 +38,7 @@ from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
-    "JUDGE_PROMPT", "REWARDS", "Reward", "RewardContext", "accuracy", "checked", "format_soft", "format_strict",
+    "JUDGE_PROMPT", "REWARDS", "Reward", "accuracy", "checked", "format_soft", "format_strict",
     "gated", "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition",
     "make_shaped", "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """The inputs of reward functions: TRL's columns as grades, gold answers, formats and lengths, one per completion.
 
-The trainer adds ``grade``, and two numbers, ``grade_timeout`` and ``max_completion_length`` (guard.py).
+The trainer adds the grades, the time limit and the length limit under the reserved keys below (guard.py).
 
 Does not turn these inputs into rewards: rules.py does.
 """
@@ -21,6 +21,9 @@ Reward = Callable[..., Rewards]
 
 GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
 GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
+# What the trainer adds, under names that no column of a user has.
+RESERVED = "grpo_math_"
+GRADE, GRADE_TIMEOUT, MAX_LENGTH = (f"{RESERVED}{name}" for name in ("grade", "grade_timeout", "max_completion_length"))
 DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format
 DEFAULT_LIMIT = 1024  # tokens of a completion, if neither a setting nor the trainer gives a limit
 
@@ -35,15 +38,15 @@ def text_of(completion: Completion, role: str = "assistant") -> str:
         return completion
     contents = [message.get("content") for message in completion if message.get("role", role) == role]
     content = (contents and contents[-1]) or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 def grades_of(name: str, completions: Completions, columns: dict[str, Any]) -> list[Grade]:
     """Return the grades in ``columns``, or grade now. Error messages contain ``name``, the reward function."""
-    if columns.get("grade") is not None:
-        return list(columns["grade"])
+    if columns.get(GRADE) is not None:
+        return list(columns[GRADE])
     texts = [text_of(completion) for completion in completions]
-    formats, timeout = formats_of(completions, columns), columns.get("grade_timeout", 5.0)
+    formats, timeout = formats_of(completions, columns), columns.get(GRADE_TIMEOUT, 5.0)
     return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
 
 

@@ -4,18 +4,18 @@ Does not decide how a run ends: the trainer does, on every rank alike.
 """
 
 import contextlib
+import functools
 import inspect
-import numbers
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from grpo_math.errors import RewardError, UserError
-from grpo_math.rewards.columns import Completions, Prompts, Reward, Rewards
+from grpo_math.rewards.columns import RESERVED, Completions, Prompts, Reward, Rewards
 from grpo_math.run.signals import Stopped
 from grpo_math.run.user_functions import said_by
 
@@ -33,20 +33,46 @@ def name_of(reward: Any) -> str:
     return str(getattr(function, "__name__", type(reward).__name__))
 
 
-@dataclass
-class RewardContext:
-    """Shared by the reward functions of one rank: ``columns`` that the trainer adds to TRL's, and the error that ends
-    the run."""
+def needed(reward: Any) -> set[str]:
+    """Return the names of the parameters of a reward function that have no default.
 
-    columns: dict[str, Any] = field(default_factory=dict)
-    error: UserError | None = None
+    >>> sorted(needed(lambda completions, grade, level=1, **columns: []))
+    ['columns', 'completions', 'grade']
+    """
+    try:
+        parameters = inspect.signature(reward).parameters
+    # Compiled functions may have no signature.
+    except (TypeError, ValueError):
+        return set()
+    return {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
 
 
-def checked(reward: Any, context: RewardContext | None = None) -> Reward:
+def columns_for(reward: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that a reward function gets: those with reserved keys only if the function is ours.
+
+    A function of the user gets a value of the trainer under its plain name, if it has a parameter of that name without
+    a default and the data have no such column.
+
+    >>> columns = {"answer": ["7"], "grpo_math_grade": [1], "grpo_math_grade_timeout": 5.0}
+    >>> columns_for(lambda completions, grade, grade_timeout=1.0, **more: [], columns)
+    {'grade': [1], 'answer': ['7']}
+    """
+    # The module of the code itself: a decorator such as `functools.wraps` copies ``__module__``.
+    if str(getattr(reward, "__globals__", {}).get("__name__")).startswith("grpo_math.rewards."):
+        return dict(columns)
+    needs = needed(reward)
+    ours = {name.removeprefix(RESERVED): value for name, value in columns.items() if name.startswith(RESERVED)}
+    theirs = {name: value for name, value in columns.items() if not name.startswith(RESERVED)}
+    return {**{name: value for name, value in ours.items() if name in needs}, **theirs}
+
+
+def checked(
+    reward: Any, added: Mapping[str, Any] = MappingProxyType({}), errors: list[UserError] | None = None
+) -> Reward:
     """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
 
-    With ``context``, as in training, its columns are added, and an error is stored in the context instead of raised,
-    because all ranks have to end together.
+    ``added``: the trainer's values, under reserved keys. With ``errors``, as in training, an error is added to that
+    list instead of raised, because all ranks have to end together.
 
     >>> def broken(prompts, completions, **columns): return [float("nan")]
     >>> checked(broken)([""], [""])
@@ -55,32 +81,31 @@ def checked(reward: Any, context: RewardContext | None = None) -> Reward:
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
     name = name_of(reward)
-    more = context.columns if context else {}
 
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
-        with _caught(name, context, len(completions)) as rewards:
-            values = await reward(prompts=prompts, completions=completions, **{**columns, **more})
+        with _caught(name, errors, len(completions)) as rewards:
+            more = columns_for(reward, {**columns, **added})
+            values = await reward(prompts=prompts, completions=completions, **more)
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     def now(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
-        with _caught(name, context, len(completions)) as rewards:
-            values = reward(prompts=prompts, completions=completions, **{**columns, **more})
+        with _caught(name, errors, len(completions)) as rewards:
+            more = columns_for(reward, {**columns, **added})
+            values = reward(prompts=prompts, completions=completions, **more)
             # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     # TRL awaits an object with ``async __call__`` too.
-    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+    inner: Any = reward.func if isinstance(reward, functools.partial) else reward
+    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
     guarded: Any = later if is_async else now
-    # TRL names the metrics and the table's column by the name of the function.
-    guarded.__name__ = guarded.__qualname__ = name
-    guarded.__doc__ = reward.__doc__
     return guarded
 
 
 @contextmanager
-def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[Rewards]:
+def _caught(name: str, errors: list[UserError] | None, count: int) -> Iterator[Rewards]:
     """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
     # After an error nothing uses these zeros: this rank meets the others in the gather of the rewards, then all end.
     rewards: Rewards = [0.0] * count
@@ -92,9 +117,9 @@ def _caught(name: str, context: RewardContext | None, count: int) -> Iterator[Re
         raise
     except (Exception, SystemExit) as error:
         failure = error if isinstance(error, UserError) else _raised(name, error)
-        if context is None:
+        if errors is None:
             raise failure from failure.__cause__
-        context.error = context.error or failure
+        errors.append(failure)
 
 
 @contextmanager
@@ -137,9 +162,10 @@ def _verified(name: str, values: Any, count: int) -> Rewards:
 
 def _number(name: str, row: int, item: Any) -> float:
     number = item.item() if hasattr(item, "item") else item  # numpy's and torch's
-    is_real = isinstance(number, numbers.Real)
+    # TRL accepts any number that Python can convert, such as a Decimal.
+    is_real = hasattr(number, "__float__")
     # False for NaN, too. The squares of larger numbers are not finite in float32 sums.
-    if is_real and abs(number) < 1e30:
+    if is_real and abs(float(number)) < 1e30:
         return float(number)
     returned = number if is_real else f"a {type(number).__name__}"
     raise _returned(name, f"{returned} for row {row}", "return a finite number or None")

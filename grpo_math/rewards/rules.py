@@ -15,6 +15,8 @@ from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.columns import (
     DEFAULT_LIMIT,
+    GRADE,
+    MAX_LENGTH,
     Completions,
     Prompts,
     Reward,
@@ -26,7 +28,7 @@ from grpo_math.rewards.columns import (
     lengths_of,
     text_of,
 )
-from grpo_math.rewards.guard import name_of
+from grpo_math.rewards.guard import columns_for, name_of
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
 
@@ -63,7 +65,7 @@ def _within_format(name: str, completions: Completions, columns: dict[str, Any])
     """Return 1 for a correct answer in the format, else 0. A gold answer that cannot be graded gives None."""
     # Existing grades are of another format, so the answers are graded again.
     if any(f != name for f in formats_of(completions, columns)):
-        columns = {**columns, "answer_format": name, "grade": None}
+        columns = {**columns, "answer_format": name, GRADE: None}
     return [
         is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(text_of(completion), name) else 0.0
         for completion, g in zip(completions, grades_of(name, completions, columns), strict=True)
@@ -113,7 +115,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     """
 
     def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        limit = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
+        limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
         grades, texts = grades_of("shaped", completions, columns), in_formats(completions, columns)
         return [
             None
@@ -187,8 +189,8 @@ def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Rew
     """
 
     def gated(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        gates = on(prompts, completions, **columns)
-        values = reward(prompts, completions, **columns)
+        gates = on(prompts, completions, **columns_for(on, columns))
+        values = reward(prompts, completions, **columns_for(reward, columns))
         return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
 
     gated.__name__ = gated.__qualname__ = name or f"{name_of(reward)}_on_{name_of(on)}"
@@ -212,7 +214,7 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     """
 
     def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        most = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
+        most = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
 

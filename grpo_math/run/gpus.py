@@ -5,11 +5,17 @@ Does not import torch, which would take memory of each GPU.
 
 import os
 import subprocess
+from functools import cache
 from typing import NamedTuple
+
+DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 
 
 class Gpu(NamedTuple):
-    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused)."""
+    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused).
+
+    The memory that a desktop takes is left out of ``gb``.
+    """
 
     number: int
     gb: float
@@ -26,16 +32,17 @@ def visible_gpus() -> list[Gpu]:
     """Return the GPUs of this machine in CUDA_VISIBLE_DEVICES, in its order; none if nvidia-smi fails.
 
     As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
-    on it. A container may hide the processes, so it also counts as used if over a tenth of its memory is taken.
+    on it. A container may hide the processes, so it also counts as used if more memory is taken than a desktop takes.
     """
     gpus = {}
     try:
         processes = ask_nvidia_smi("compute-apps=gpu_uuid,pid")
         for index, uuid, total, used in ask_nvidia_smi("gpu=index,uuid,memory.total,memory.used"):
             pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
-            taken = used.isdigit() and int(used) > int(total) / 10
-            by = f"process {pids}" if pids else f"something that holds {int(used) / 1024:.1f} GB" if taken else ""
-            gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
+            taken = int(used) if used.isdigit() and int(used) > int(total) / 10 else 0
+            hidden = f"something that holds {taken / 1024:.1f} GB" if taken > max(DESKTOP, int(total) / 4) else ""
+            by = f"process {pids}" if pids else hidden
+            gpus[uuid] = Gpu(int(index), (int(total) - (0 if by else taken)) / 1024, by)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
@@ -47,6 +54,16 @@ def visible_gpus() -> list[Gpu]:
             break
         chosen += matches
     return chosen
+
+
+@cache
+def capabilities() -> tuple[float, ...]:
+    """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
+    visible = {str(gpu.number) for gpu in visible_gpus()}
+    try:
+        return tuple(float(cap) for number, cap in ask_nvidia_smi("gpu=index,compute_cap") if number in visible)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
 
 
 def ask_nvidia_smi(query: str) -> list[list[str]]:

@@ -126,7 +126,7 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
             raise ConfigError("generation_batch_size", rollout, why, f"use {nearest(rollout, unit)}")
         return batch._replace(rollout=rollout)
     if per_rollout is not None:
-        if prompts and per_rollout % steps:
+        if prompts and per_rollout % steps and steps % per_rollout:
             why = f"is not a whole number of optimizer steps of {_counted(steps, 'micro-batch')}"
             raise ConfigError("steps_per_generation", per_rollout, why, f"use {nearest(per_rollout, steps)}")
         batch = batch._replace(rollout=processes * rows * per_rollout)

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
-from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
+from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
@@ -128,9 +129,14 @@ def check(name: str, value: Any) -> Any:
     grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, since YAML reads no as false
     """
     field = fields().get(name)
+    for word in (name, *(value if name == "rewards" and isinstance(value, list) else ())):
+        if word in NOT_HERE:
+            raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
     if field is None:
         near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
+    if name in ("columns", "eval_columns"):
+        value = as_text(value)
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)

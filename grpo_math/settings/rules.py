@@ -70,6 +70,11 @@ def _off(name: str) -> Callable[[Settings], bool]:
     return lambda s: not s[name]
 
 
+def steps_in_backward(optim: str) -> bool:
+    """Return True for an optimizer of transformers that steps in each backward pass, layer by layer."""
+    return "lomo" in optim or optim.endswith("layerwise")
+
+
 # Settings of the trainer, for recipes and scripts.
 
 _ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
@@ -178,6 +183,12 @@ UPDATE = [
         "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
     ),
+    Rule(
+        "optim",
+        lambda s: s["pack_updates"] and steps_in_backward(s["optim"]),
+        "steps in each backward pass: once for each micro-batch of a packed update",
+        "use another optimizer, or set pack_updates to false",
+    ),
 ]
 
 REFERENCE = [
@@ -208,6 +219,14 @@ REFERENCE = [
         "use DeepSpeed, or leave it at 0",
     ),
 ]
+
+
+# Settings that change the distribution that vLLM samples from, and not the trainer's.
+_BIASING = "top_p top_k min_p repetition_penalty vllm_structured_outputs_regex"
+_BIASING_KEYS = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
+    *("structured_outputs", "logits_processors"),
+)
 
 
 def _on_server(s: Settings) -> bool:
@@ -257,10 +276,46 @@ VLLM = [
         "set vllm_importance_sampling_correction to true",
     ),
     Rule(
-        "top_p top_k min_p",
-        lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, "top_p top_k min_p"),
-        "cuts the distribution: vLLM normalises log-probs over the kept tokens, the trainer over all, so the ratio "
-        "that corrects the loss is too small",
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and (not s["use_vllm"] or _on_server(s)),
+        "needs an engine in the training process (use_vllm={use_vllm}, vllm_mode={vllm_mode})",
+        "set use_vllm: true and vllm_mode: colocate",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_sync"] != "adapter",
+        "with vllm_sync={vllm_sync!r} would merge the adapter into the weights that vLLM uses",
+        "set vllm_sync to adapter",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["vllm_tensor_parallel_size"] > 1,
+        "does not work with vllm_tensor_parallel_size={vllm_tensor_parallel_size}, which splits each weight",
+        "set vllm_tensor_parallel_size to 1",
+    ),
+    Rule(
+        "vllm_share_weights",
+        lambda s: s["vllm_share_weights"] and s["cast_lm_head_to_fp32"],
+        "does not work with cast_lm_head_to_fp32, which copies the LM head",
+        "leave cast_lm_head_to_fp32 out",
+    ),
+    Rule(
+        _BIASING,
+        lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, _BIASING),
+        "changes the distribution: vLLM's log-probs are of the changed one, the trainer's are not, so the ratio "
+        "that corrects the loss is biased",
+        LEAVE,
+        "warning",
+    ),
+    Rule(
+        "generation_kwargs",
+        lambda s: (
+            s["use_vllm"]
+            and s["vllm_importance_sampling_correction"]
+            and any(_mapping(s, "generation_kwargs").get(name) for name in _BIASING_KEYS)
+        ),
+        "changes the distribution that vLLM's log-probs are of, and not the trainer's, so the ratio that corrects the "
+        "loss is biased",
         LEAVE,
         "warning",
     ),

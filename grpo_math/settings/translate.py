@@ -11,34 +11,49 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_math.problems.columns import as_text
 from grpo_math.problems.prompts import AS_IS, PROBLEM
 from grpo_math.reading import is_table
 from grpo_math.yaml_files import read_yaml
 
 NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
-SAME, RENAMED, REWARDS = NAMES["same"], NAMES["renamed"], NAMES["rewards"]
+SAME, RENAMED, REWARDS, NOT_HERE = NAMES["same"], NAMES["renamed"], NAMES["rewards"], NAMES["not_here"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
 MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | SAME | RENAMED
 # Values that switch a field off, as text: the command line has only texts.
 OFF = ("none", "null", "false", "no", "off", "", "[]")
 # A recipe with one of these is for a script.
-SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")
+SCRIPTS = ("dataset_name", "dataset_config", "dataset_configs", "dataset_prompt_column")
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return ``did you mean --lora_r?`` for the known name that is nearest in meaning, else in spelling; or "".
+    """Return ``did you mean --lora_r?`` for the known name of the same meaning, else for one that differs by at most
+    two letters; or "".
 
     >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
     ('did you mean --learning_rate?', 'did you mean --model?', '')
     >>> hint("torch_dtyp", ["torch_compile", "dtype"])  # similar to a name that means dtype
     'did you mean --dtype?'
+    >>> hint("use_cash", ["use_cache"]), hint("soft_cache", ["use_cache"])
+    ('did you mean --use_cache?', '')
     """
-    for word in (name, *difflib.get_close_matches(name, [*known, *MEANT])):
+    near = (word for word in difflib.get_close_matches(name, [*known, *MEANT]) if _distance(name, word) <= 2)
+    for word in (name, *near):
         meant = MEANT.get(word, word)
         for one in known:
             if meant in (one, MEANT.get(one)):
                 return f"did you mean --{one}?"
     return ""
+
+
+def _distance(one: str, other: str) -> int:
+    """Return how many letters have to be added, removed or replaced to get from one word to the other."""
+    row = [*range(len(other) + 1)]
+    for number, letter in enumerate(one, 1):
+        above, row = row, [number]
+        for column, wanted in enumerate(other):
+            row.append(min(above[column + 1] + 1, row[column] + 1, above[column] + (letter != wanted)))
+    return row[-1]
 
 
 def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -74,10 +89,13 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     ours = dict(fields)
     config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
+    several = ours.pop("dataset_configs", None) or []
+    # A list in older recipes. Several make a name that no set has, so that the error shows them.
+    config = config or (several if isinstance(several, str) else ",".join(map(str, several)))
     # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"
     if column:
-        ours["columns"] = ",".join(filter(None, (ours.get("columns"), f"problem={column}")))
+        ours["columns"] = ",".join(filter(None, (as_text(ours.get("columns")), f"problem={column}")))
     ours.setdefault("prompt_template", PROBLEM if column or ours.get("system_prompt") else AS_IS)
     return ours

@@ -31,6 +31,7 @@ from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
+from grpo_math.generation.request import request_of
 from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
@@ -254,7 +255,7 @@ class Run:
         if not self.setup.problems.eval_n:
             return
         # The weights of a checkpoint are no longer those before training.
-        if name == "before" and self.config.resume_from_checkpoint and file.exists():
+        if name == "before" and self.config.resume_from_checkpoint and on_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()
@@ -325,7 +326,7 @@ class Run:
 
     def sampling(self, one: HeldOutSet) -> Sampling:
         _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)
-        return Sampling(samples, temperature, self.config.max_completion_length or 512)
+        return Sampling(samples, temperature, request_of(self.setup.settings).max_new_tokens)
 
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
@@ -335,6 +336,7 @@ class Run:
             one.rows,
             self.sampling(one),
             output,
+            request_of(self.setup.settings),
             tools=self.tools,
             grade_timeout=self.config.grade_timeout,
         )

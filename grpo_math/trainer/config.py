@@ -103,6 +103,11 @@ class MathGRPOConfig(GRPOConfig):
         "with the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
         choices=("adapter", "merged"),
     )
+    vllm_share_weights: bool = setting(
+        False,
+        "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base. It needs "
+        "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and weights of 16 or 32 bits.",
+    )
     staleness: int = setting(
         0,
         "1: the vLLM server samples the next batch while this one is trained on, by the adapter of one rollout before, "

@@ -7,12 +7,15 @@ Does not count memory: planner/ does.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 from grpo_math.trainer.arrange import fill
 from grpo_math.trainer.rows import Rows
@@ -60,11 +63,33 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
+# Attributes of TRL's trainer that its loss and `longest_prompt` change. The dry run changes copies of them.
+TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_batch_environments")
+
+
 def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    The model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
+    Nothing of it remains, except a smaller token budget. The model is unwrapped, and `torch.autograd.grad` accumulates
+    nothing: no hook of DDP or DeepSpeed runs.
     """
+    copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
+    with ExitStack() as stack:
+        stack.enter_context(replaced(trainer, **copies))
+        for module in trainer.accelerator.unwrap_model(model).modules():
+            # A dynamic RoPE changes its frequencies, and notes the longest row.
+            copies = {name: value.clone() for name, value in module._buffers.items() if _is_state(value)}
+            numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
+            stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
+        _try_longest(trainer, loss_of, model)
+
+
+def _is_state(buffer: Tensor | None) -> bool:
+    # Quantized weights may be buffers, too. They do not change, and are large.
+    return buffer is not None and buffer.is_floating_point()
+
+
+def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
     args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
@@ -84,7 +109,7 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
         try:
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
             random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with random, trainer.meter.only_seconds():
+            with random:
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
                     loss = loss_of(model, made_up)

@@ -56,6 +56,8 @@ def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tenso
             return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
     """
     each = (advantages if advantages.dim() > 1 else advantages[:, None]).expand_as(logps)
+    # The ratio of a token that does not count is 1: an infinite one, times its mask of 0, would be NaN.
+    old_logps = old_logps.where(mask.bool(), logps.detach())
     return tensor_from("surrogate", name, logps, logps, old_logps, each, mask)
 
 

@@ -1,4 +1,4 @@
-"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy.
+"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy. Save one that moves.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
 beta * KL(pi_theta || pi_ref) starts again at zero (with dropout, and by rounding in bfloat16, a little above it). With
@@ -35,7 +35,8 @@ class Reference(TrainerCallback):
     """Copies a policy to its reference after every ``steps`` optimizer steps.
 
     ``policy`` is not wrapped by DDP or DeepSpeed. ``model`` is the reference model, or None if ``policy`` is a
-    `PeftModel`, which then gets the adapter ``ref``, a copy of its current adapter.
+    `PeftModel`, which then gets the adapter ``ref``, a copy of its current adapter. With ``steps`` 0 nothing is copied:
+    TRL's ``sync_ref_model`` moves the reference, and this saves and loads the reference.
 
     >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> Reference(policy, model, steps=100).refresh()
@@ -81,8 +82,9 @@ class Reference(TrainerCallback):
     def load(self, folder: Path) -> None:
         """Load the reference, on every rank."""
         if not (folder / FILE).exists():
-            reason = f"cannot continue from {folder}, a checkpoint of a run that never refreshed its reference"
-            raise ConfigError("reference_refresh_steps", self.steps, reason, "leave it at 0")
+            name, value = ("reference_refresh_steps", self.steps) if self.steps else ("sync_ref_model", True)
+            reason = f"cannot continue from {folder}, a checkpoint without a reference that has moved"
+            raise ConfigError(name, value, reason, "leave it out")
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
                 with _whole([target], writes=True):
@@ -102,20 +104,22 @@ class Reference(TrainerCallback):
 
 
 def follow(trainer: Any, steps: int) -> Reference:
-    """Add the callback that refreshes the reference of a trainer."""
+    """Return the reference of a trainer. Add the callback that refreshes the reference every ``steps``, unless 0."""
     bare = trainer.accelerator.unwrap_model
     # A compiled module puts ``_orig_mod`` into the names of its parameters, and pairs are found by name.
     model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
     reference = Reference(bare(trainer.model, keep_torch_compile=False), model, steps)
-    trainer.add_callback(reference)
+    if steps:
+        trainer.add_callback(reference)
     return reference
 
 
 def refuse_lost_reference(folder: Path) -> None:
-    """Raise `ConfigError` if a run without refreshes resumes from a checkpoint with a refreshed reference."""
+    """Raise `ConfigError` if a run whose reference does not move resumes from a checkpoint with a moved reference."""
     if (folder / FILE).exists():
-        reason = f"would lose the refreshed reference of {folder}"
-        raise ConfigError("reference_refresh_steps", 0, reason, "give the value that the run had")
+        reason = f"would lose the moved reference of {folder}"
+        remedy = "give the value that the run had, or sync_ref_model: true if the run had that"
+        raise ConfigError("reference_refresh_steps", 0, reason, remedy)
 
 
 def add_reference_adapter(policy: Any, steps: int) -> None:

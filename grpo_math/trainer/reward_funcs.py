@@ -1,34 +1,28 @@
-"""A trainer's reward functions: names, functions or models to what TRL takes, and a check of the data's gold answers.
+"""A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked.
 
 Does not call reward functions (rewards/guard.py does), and does not grade.
 """
 
-import inspect
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
-from grpo_math.rewards.guard import RewardContext, checked, name_of
+from grpo_math.rewards.guard import name_of, needed
 
 # Keys of `REWARDS` whose functions read no gold answer.
 WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")
 
 
-def resolved(reward_funcs: Any, context: RewardContext) -> Any:
-    """Replace keys of `REWARDS` with their functions, and guard plain functions. TRL reads the others itself."""
+def resolved(reward_funcs: Any) -> Any:
+    """Replace keys of `REWARDS` with their functions. All other objects stay those of the script."""
     if isinstance(reward_funcs, list):
-        return [resolved(func, context) for func in reward_funcs]
-    if isinstance(reward_funcs, str):
-        reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
-    # TRL calls a model itself, with tokens instead of columns.
-    is_model = isinstance(reward_funcs, torch.nn.Module)
-    return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
+        return [resolved(func) for func in reward_funcs]
+    return REWARDS.get(reward_funcs, reward_funcs) if isinstance(reward_funcs, str) else reward_funcs
 
 
 def check_gold_answers(rewards: Any, data: Any) -> str | None:
@@ -53,9 +47,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     # Numbers, not tensors, as ``None`` formats them.
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
     without = sum(gold_of(row) is None for row in rows)
-    # Training passes these names to the rewards, ``grade`` only if there are gold answers.
-    made = ARGUMENTS if columns else set(ARGUMENTS) - {"grade"}
-    if taken := [name for name in names if name in made]:
+    if taken := [name for name in names if name in ARGUMENTS]:
         reason = f"has a column {taken[0]!r}, a name that training uses itself"
         raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
     if columns and (not rows or without < len(rows)):
@@ -63,15 +55,17 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
         return f"{lacking}: their completions get the verdict bad_gold." if without else None
     lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {', '.join(names) or 'none'}"
     for reward in rewards if isinstance(rewards, list) else [rewards]:
-        if needs_golds(reward):
+        if needs_golds(reward, names):
             reason = f"needs gold answers, and train_dataset has {lacks}"
             name = reward if isinstance(reward, str) else name_of(reward)
             raise ConfigError("reward_funcs", name, reason, f"give each row its gold in a column {GOLDS}")
     return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
 
 
-def needs_golds(reward: Any) -> bool:
+def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
     """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
+
+    A column ``grade`` of the data is the user's, and is passed as any other column.
 
     >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
     (True, False)
@@ -82,5 +76,4 @@ def needs_golds(reward: Any) -> bool:
         if reward in (name, function):
             return name not in WITHOUT_GOLD
     # Not callable: a name that TRL resolves.
-    grade = inspect.signature(reward).parameters.get("grade") if callable(reward) else None
-    return grade is not None and grade.default is inspect.Parameter.empty
+    return callable(reward) and "grade" in needed(reward) and "grade" not in columns

@@ -7,6 +7,7 @@ transformers callback itself; ``trainer.remove_callback(RunFiles)`` removes it.
 Does not evaluate: ``evaluate(trainer, problems)`` before and after writes before.json and after.json.
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -71,12 +72,7 @@ class RunFiles(History):
         rows = len(logs["prompt"])
         columns = {"prompt": logs["prompt"], "completion": logs["completion"], **logs["rewards"], **logs["extra"]}
         columns = {metrics.STEP: [step] * rows, **columns, "advantage": logs["advantages"]}
-        # ``from_pandas`` writes NaN as null, as TRL's file does.
-        arrays = {
-            name: pyarrow.array(list(values), from_pandas=True)
-            for name, values in columns.items()
-            if len(values) == rows
-        }
+        arrays = {name: storable(list(values)) for name, values in columns.items() if len(values) == rows}
         path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
         path.parent.mkdir(exist_ok=True)
         # Not through pandas, which prints three FutureWarnings at every step.
@@ -92,6 +88,22 @@ class RunFiles(History):
         if state.is_world_process_zero:
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
             print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
+
+
+def storable(values: list[Any]) -> pyarrow.Array:
+    """Return a column that Parquet can hold: values that do not fit together become JSON text.
+
+    >>> storable([None, 7, "x+1"]).to_pylist(), storable([{}]).to_pylist(), storable([7, None]).to_pylist()
+    ([None, '7', '"x+1"'], ['{}'], [7, None])
+    """
+    try:
+        # ``from_pandas`` writes NaN as null, as TRL's file does.
+        column = pyarrow.array(values, from_pandas=True)
+        # Parquet has no empty struct, such as the arguments of a tool call without any.
+        parquet.write_table(pyarrow.table({"column": column}), pyarrow.BufferOutputStream())
+        return column
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([None if value is None else json.dumps(value, default=str) for value in values])
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:

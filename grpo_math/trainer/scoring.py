@@ -6,15 +6,19 @@ Does not choose the token budget: `budget.TokenBudget` is shared with the update
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
-from grpo_math.trainer import attention, recurrent
+from grpo_math.settings.rules import steps_in_backward
+from grpo_math.trainer import attention, positions, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
 from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
@@ -23,9 +27,11 @@ logger = get_logger(__name__)
 
 # Several rows that pack to more of the padded tokens than this are scored as TRL does.
 WORTH_PACKING = 0.97
-# Rounding of a log-prob, in nats: in float32; in half precision or TF32.
-MAX_LOGPROB_DIFF, MAX_LOGPROB_DIFF_HALF = 1e-3, 1.0
-# Common words, because half precision alone changes the log-probs of unlikely tokens by nats.
+# The most that packing may change log-probs in float32, in nats.
+MAX_DIFF = 1e-3
+# In half precision the limit is 3 times the measured rounding, within these bounds: of a row's median and maximum.
+MEDIAN_BOUNDS, MAXIMUM_BOUNDS = (0.005, 0.2), (0.2, 1.0)
+# Common words in their usual order, because half precision alone changes the log-probs of unlikely tokens by nats.
 WORDS = "one two three four five six seven eight nine ten"
 
 # Log-probs, entropies, and TRL's auxiliary loss.
@@ -43,6 +49,8 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
         "continuous batching to generate with, which has no packed attention": batching,
         "torch_compile, which would compile again for every packed row": trainer.args.torch_compile,
+        "neftune_noise_alpha, whose noise depends on the length of a row": trainer.args.neftune_noise_alpha,
+        "an optimizer that steps in each backward pass": steps_in_backward(trainer.args.optim),
     }
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]
@@ -76,39 +84,99 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
     """Compare the packed scores of two short rows of words with TRL's, once, before an update is split for packing.
 
     A model that cannot be packed, or computes its own positions, shows it here. If it does on one rank, no rank packs.
-    ``score`` is the trainer's scoring method. If weights are split over ranks (ZeRO-3, FSDP), the rows are only scored
-    packed.
+    ``score`` is the trainer's scoring method.
     """
     scorer, model = trainer.scorer, trainer.model
     if scorer is None or scorer.verified:
         return
-    # From the config, because the weights that ZeRO-3 splits have no size.
-    vocabulary = _bare(model).config.get_text_config().vocab_size
-    # The ids 0 to 8 follow, because a tokenizer may lack the words.
-    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]
-    # Two rows with one prompt and different completions: sharing the prompt is what packing changes.
-    ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
-    rows = (model, ids % vocabulary, torch.ones_like(ids), 4)
     # Without a scorer, the trainer scores as TRL does.
-    trainer.scorer, scorer.verified, training, reason = None, True, model.training, None
+    trainer.scorer, scorer.verified, training = None, True, model.training
     # Dropout would make the two scores differ.
     model.eval()
     with torch.no_grad():
         try:
-            packed = scorer(score, *rows, None, False)[0]
+            reason = _difference(trainer, scorer, score)
         except Unpackable as error:
             reason = str(error)
-        if not split_by(trainer.accelerator):
-            plain = score(*rows)[0]
-            half = trainer.accelerator.mixed_precision != "no" or trainer.model.dtype != torch.float32
-            limit = MAX_LOGPROB_DIFF_HALF if half or trainer.args.tf32 else MAX_LOGPROB_DIFF
-            if reason is None and (difference := (packed - plain).abs().max().item()) > limit:
-                reason = f"log-probs that change by {difference:.2g} when packed"
     model.train(training)
     if reason := of_any_rank(reason):
         scorer.disable_packing(reason)
     else:
         trainer.scorer = scorer
+
+
+def _difference(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> str | None:
+    """Return how the scores of packed rows differ from those of TRL, or None."""
+    model, accelerator = trainer.model, trainer.accelerator
+    config = _bare(model).config
+    # Flash attention takes no float32. FSDP casts weights without autocast.
+    exact = model.dtype == torch.float32 and not trainer.args.tf32 and not split_by(accelerator)
+    exact = exact and "flash" not in config._attn_implementation
+    length = 4 if exact else 32
+    ids = _rows_of_words(trainer._tokenizer, length).to(accelerator.device) % config.get_text_config().vocab_size
+    rows = (ids, torch.ones_like(ids))
+    # `_original_forward` is the method that accelerate has wrapped in autocast.
+    bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
+    with replaced(model, **bare), replaced(accelerator, **({"autocast": nullcontext} if exact else {})):
+        with positions.recorded_calls(model) as calls:
+            packed = scorer(score, model, *rows, length, None, False)[0]
+        if positions.reads_length(calls):
+            return "positions that depend on the longest row of a pass (such as a dynamic RoPE)"
+        plain = score(model, *rows, length)[0]
+        rounding = torch.zeros_like(plain) if exact else plain - _rounded_otherwise(score, model, *rows, length)
+        if (change := _change(packed - plain, rounding, exact)) is not None:
+            return f"log-probs that change by {change:.2g} when packed"
+        # Positions beyond the model's own may be beyond a table, too.
+        if last := getattr(config.get_text_config(), "max_position_embeddings", None):
+            short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
+            near = scorer(score, *short)[0]
+            with positions.last_position_moved(model, last - 1):
+                far = scorer(score, *short)[0]
+            # Without the last column, which the moved token predicts.
+            if (change := _change((far - near)[:, :-1], rounding, exact)) is not None:
+                return f"log-probs that change by {change:.2g} with the longest row of a pass"
+    return None
+
+
+def _rows_of_words(tokenizer: Any, length: int) -> Tensor:
+    """Return the ids of two rows with one prompt of 4 tokens, which packing shares, and different completions."""
+    words = tokenizer(WORDS, add_special_tokens=False).input_ids
+    # A tokenizer may lack the words.
+    words = words if len(set(words)) > 8 else list(range(9))
+    completions = [[words[(4 + i + shift) % len(words)] for i in range(length)] for shift in (0, 1)]
+    return torch.tensor([words[:4] + completion for completion in completions])
+
+
+def _rounded_otherwise(score: Callable[..., Scores], model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor:
+    """Return the same log-probs from passes of another width, with another attention kernel."""
+    # On the right: TRL counts padding on the left as positions in some models.
+    padding = ids[:, :8]
+    with sdpa_kernel(SDPBackend.MATH):
+        wide = score(model, torch.cat([ids, padding], 1), torch.cat([mask, padding * 0], 1), length + 8)[0]
+    return wide[:, :length]
+
+
+def _change(difference: Tensor, rounding: Tensor, exact: bool) -> float | None:
+    """Return the largest difference of log-probs (B, T) if rounding does not explain it, or None.
+
+    The median of a row, because a few tokens of a mixture of experts may take other experts.
+
+    >>> rounding = torch.full((2, 9), 0.01)
+    >>> _change(rounding * 2, rounding, exact=False)
+    >>> _change(torch.tensor([[0.0] * 9, [0.1] * 9]), rounding, exact=False)
+    0.10000000149011612
+    """
+    largest = difference.abs().max().item()
+    if exact:
+        return largest if largest > MAX_DIFF else None
+    for figure, (least, most) in ((_median, MEDIAN_BOUNDS), (torch.max, MAXIMUM_BOUNDS)):
+        if figure(difference.abs()) > min(max(3 * figure(rounding.abs()).item(), least), most):
+            return largest
+    return None
+
+
+def _median(values: Tensor) -> Tensor:
+    return values.float().median(dim=1).values.max()
 
 
 def of_any_rank(reason: str | None) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.run.checkpoints import STATE
+from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.main_process import on_main
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
@@ -57,6 +57,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
+        "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
     }
@@ -118,6 +119,7 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         # The object itself, if this is the state of a moment and not of a checkpoint.
         asked = state["asked"]
         trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
+    trainer.control.should_evaluate = state.get("evaluates", False)
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:
@@ -135,6 +137,7 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     """Return `state_of` and what transformers saves elsewhere, for `save_last_step` if the next step fails."""
     return {
         **state_of(trainer),
+        "step": trainer.state.global_step,
         "tokens": trainer.state.num_input_tokens_seen,
         "python": random.getstate(),
         "numpy": numpy.random.get_state(),
@@ -143,10 +146,21 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     }
 
 
-def save_last_step(trainer: Any) -> None:
-    """Save the checkpoint that the last complete step would have given."""
-    # None: no step was done since the run started, or resumed from a checkpoint.
-    if (then := trainer.last_step) and trainer.saved_step != trainer.state.global_step:
+def remember_step(trainer: Any) -> None:
+    """Take the snapshot of a step that has just been completed, unless the step has a snapshot or a checkpoint."""
+    step = trainer.state.global_step
+    # Never a second one: the next step may be under way.
+    if step != trainer.saved_step and (trainer.last_step is None or trainer.last_step["step"] != step):
+        trainer.last_step = snapshot(trainer)
+
+
+def save_last_step(trainer: Any) -> str:
+    """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
+    step, then = trainer.state.global_step, trainer.last_step
+    # A script that saves nothing gets no checkpoint here either.
+    saves = trainer.of_recipe or trainer.args.save_strategy != "no"
+    # Without a snapshot of this step, the state of the trainer belongs to another step than its weights.
+    if saves and then and then["step"] == step != trainer.saved_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
         restore(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]
@@ -158,11 +172,8 @@ def save_last_step(trainer: Any) -> None:
         trainer._save_checkpoint(trainer.model, trial=None)
     # torch's agent ends all processes when the first one exits.
     trainer.accelerator.wait_for_everyone()
-
-
-def saved_before(trainer: Any, error: Exception) -> str:
-    """Call `save_last_step` for a run that must stop. Return the error's text with the checkpoint's name."""
-    save_last_step(trainer)
-    if not trainer.state.global_step:
-        return str(error)
-    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command continues from it)"
+    name = f"checkpoint-{step}"
+    if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
+        return ""
+    resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
+    return f" ({name} is saved: {resume} continues from it)"

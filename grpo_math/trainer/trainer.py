@@ -34,8 +34,8 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import text_of
-from grpo_math.rewards.columns import gold_of
-from grpo_math.rewards.guard import RewardContext
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
+from grpo_math.rewards.guard import checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
@@ -73,6 +73,7 @@ class MathGRPOTrainer(GRPOTrainer):
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
     evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
@@ -86,22 +87,20 @@ class MathGRPOTrainer(GRPOTrainer):
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
         self._grades: list[Any] | None = None
-        limits = {"max_completion_length": args.max_completion_length, "grade_timeout": self.settings.grade_timeout}
-        self._reward_context = RewardContext(limits)
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
         self.last_step: dict[str, Any] | None = None
-        self.saved_step: int | None = None  # the step of the last checkpoint
+        self.saved_step = 0  # the step of the last checkpoint, or 0
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
         conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
+            super().__init__(model, resolved(reward_funcs), args, *arguments, **kwargs)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
@@ -109,7 +108,8 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(self)
         self._set_up_updates()
-        self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
+        steps = self.settings.reference_refresh_steps
+        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
         self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -156,10 +156,7 @@ class MathGRPOTrainer(GRPOTrainer):
             nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
-            try:
-                return super()._generate_single_turn(*args, **kwargs)
-            except ServerUnavailable as error:
-                raise UserError(state.saved_before(self, error)) from None
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
         return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
@@ -177,12 +174,20 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            # Rows without gold answers must not get the grades of an earlier rollout.
-            self._reward_context.columns.pop("grade", None)
-            if self._grades is not None:
-                self._reward_context.columns["grade"] = self._grades
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            self._raise_reward_errors()
+            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
+            added = limits if self._grades is None else {**limits, GRADE: self._grades}
+            errors: list[UserError] = []
+            # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
+            # calls a model itself, with tokens instead of columns.
+            functions = self.reward_funcs
+            self.reward_funcs = [
+                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in functions
+            ]
+            try:
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            finally:
+                self.reward_funcs = functions
+            self._raise_reward_errors(errors)
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
@@ -199,11 +204,11 @@ class MathGRPOTrainer(GRPOTrainer):
         formats = [row.get("answer_format") for row in inputs]
         return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
-    def _raise_reward_errors(self) -> None:
+    def _raise_reward_errors(self, errors: list[UserError]) -> None:
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error, self._reward_context.error = self._reward_context.error, None
+        error = errors[0] if errors else None
         if message := scoring.of_any_rank(str(error) if error else None):
-            raise RewardError(state.saved_before(self, RewardError(message))) from error
+            raise RewardError(message) from error
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
@@ -318,12 +323,15 @@ class MathGRPOTrainer(GRPOTrainer):
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Return TRL's loss of one micro-batch, with the configured surrogate and KL estimator."""
         beta, inputs_of_trl, settings = self.beta, inputs, self.settings
-        if settings.surrogate == "reinforce":
+        users = is_user_function(settings.surrogate)
+        if settings.surrogate != "clip":
             # Without old log-probs, TRL uses the current ones, detached: the ratio is 1, and its gradient is the score.
             inputs_of_trl = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
-        elif is_user_function(settings.surrogate):  # TRL's own surrogate is then 0 for every ratio
-            inputs_of_trl = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL computes k3 itself
+        if users:
+            # TRL's own surrogate is then 0. A ratio that overflows would make it infinity times 0.
+            inputs_of_trl["advantages"] = torch.zeros_like(inputs["advantages"])
+        # TRL computes k3 itself, but with the ratio that it is given.
+        our_kl = beta != 0.0 and (settings.kl_estimator != "k3" or users)
         # With beta 0 TRL leaves out its k3 and its metric ``kl``. The log-probs are those of TRL's forward pass:
         # our terms need no second pass.
         with replaced(self, beta=0.0 if our_kl else beta), results_of(self, SCORING) as scores:
@@ -332,7 +340,7 @@ class MathGRPOTrainer(GRPOTrainer):
         mask, now = scored(inputs), logps.detach()
         old = inputs.get("old_per_token_logps", now)
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
-        if is_user_function(settings.surrogate):
+        if users:
             values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
             # TRL has applied this factor to its own surrogate, which is 0 here.
             if self.use_vllm and self.vllm_importance_sampling_correction:
@@ -342,7 +350,7 @@ class MathGRPOTrainer(GRPOTrainer):
             kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
             if cast(Any, self.args).use_bias_correction_kl:
                 # TRL multiplies k3 by the ratio of its surrogate, which is held at 1 for reinforce.
-                sampler_logps = inputs_of_trl.get("old_per_token_logps", now)
+                sampler_logps = now if settings.surrogate == "reinforce" else old
                 kl = kl * losses.importance_ratio(logps, sampler_logps, mask, self.importance_sampling_level)
             means[metrics.KL] = kl.detach()
             # TRL adds its KL after vLLM's correction, so this term is not corrected either.
@@ -392,6 +400,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        # The evaluation may fail. It also draws random numbers, and fills the table of completions.
+        state.remember_step(self)
         if self.evaluate_held_out is None or eval_dataset is not None:
             return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
         values: dict[str, float] = {}
@@ -429,16 +439,31 @@ class MathGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
         resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.last_step = self.saved_step = None
-        return super().train(resume, *args, **kwargs)
+        self.last_step, self.saved_step = None, 0
+        try:
+            return super().train(resume, *args, **kwargs)
+        # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
+        except (RewardError, ServerUnavailable) as error:
+            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
         self._restore_state(kwargs["steps_trained_in_current_epoch"])
         if self.state.global_step >= self.state.max_steps:
+            self._evaluate_failed_step()
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        self._evaluate_failed_step()
+
+    def _evaluate_failed_step(self) -> None:
+        """Evaluate the step of the checkpoint, if its evaluation has failed and ended the run."""
+        if self.control.should_evaluate:
+            self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -480,7 +505,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self._reference is not None:
+        # With FSDP a rank has parts of weights. `Reference.load` refuses a checkpoint without the file.
+        if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
         torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
@@ -489,6 +515,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))
         # Without a KL term no reference is used.

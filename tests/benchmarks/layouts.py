@@ -1,4 +1,4 @@
-"""The two tables of plans in docs/planning.md, for a LoRA recipe: `python tests/benchmarks/layouts.py`.
+"""The tables of plans in docs/planning.md and docs/start.md, for a LoRA recipe: `python tests/benchmarks/layouts.py`.
 
 The figures are those of `grpo-math plan`. Does not measure, nor depend on the machine that makes the tables.
 """
@@ -11,9 +11,10 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.planner import choose, plan
 from grpo_math.run.machine import GB
+from grpo_math.settings.recipe import read_recipe
 
 MODELS = [f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32")]
-COLUMNS = list(product((1, 2, 4, 8), (8, 24, 80)))  # the number of GPUs, and the GB of one
+COLUMNS = list(product((1, 2, 4, 8), (8, 12, 16, 24, 80)))  # the number of GPUs, and the GB of one
 LORA: dict[str, Any] = {
     "dtype": "bfloat16",
     "use_peft": True,
@@ -24,6 +25,15 @@ LORA: dict[str, Any] = {
     "per_device_train_batch_size": 8,
     "max_completion_length": 1024,
 }
+QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
+# Of docs/start.md: models whose measurements are shipped, the GB of a GPU, and the numbers of tokens to try.
+BY_CARD = (
+    *(f"Qwen/Qwen3-{size}B" for size in ("1.7", "4", "8")),
+    *("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-14B"),
+)
+CARDS = (8, 12, 16, 24, 48, 80)
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 CONFIGS = {"": None, "z3": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}}
 
 
@@ -45,7 +55,7 @@ def settings(gpus: int) -> list[dict[str, Any]]:
     return [*server, *sleeping, {"use_vllm": False}]
 
 
-def best(model: str, gpus: int, gpu_gb: int) -> str:
+def best(model: str, gpus: int, gpu_gb: int, quantised: bool = False) -> str:
     """A cell: the fastest layout that fits, without DeepSpeed if that is possible, with ZeRO-3 if not.
 
     >>> [best("Qwen/Qwen2.5-7B", gpus, 80) for gpus in (1, 2, 4, 8)]
@@ -55,6 +65,7 @@ def best(model: str, gpus: int, gpu_gb: int) -> str:
         # One GPU has nothing to split the weights over.
         for change in settings(gpus) if gpus > 1 or not config else ():
             recipe = {**LORA, "prompts_per_step": 16, **change, "model_name_or_path": model}
+            recipe |= QUANTISED if quantised else {}
             with suppress(ConfigError):
                 _, counted = choose(recipe, {name: config}, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=256)
                 if counted.fits:
@@ -87,11 +98,37 @@ def rows_8gb() -> Iterator[list[str]]:
         yield [model, "4 bit" if quantised else "bfloat16", phases([fields]), phases(engines)]
 
 
+def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
+    """A part of a cell: the most tokens of a completion that fit, and vLLM's share of the GPU."""
+    recipe = {**read_recipe("gsm8k_8gb"), "model_name_or_path": model, "optim": "adamw_8bit"}
+    recipe |= QUANTISED if quantised else {}
+    for tokens in TOKENS:
+        sequence = {"max_completion_length": tokens, "max_tokens_per_micro_batch": tokens + 512}
+        engines = [{**asleep(512, share), "vllm_max_model_length": tokens + 512} for share in SHARES]
+        for engine in engines if vllm else [{"steps_per_generation": 1}]:
+            with suppress(ConfigError):
+                fields = {**recipe, **sequence, **engine}
+                if choose(fields, {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
+                    share = engine.get("vllm_gpu_memory_utilization")
+                    return f"{tokens:,}" + (f" at {share:g}" if share else "")
+    return "-"
+
+
+def rows_by_card() -> Iterator[list[str]]:
+    for model, quantised in product(BY_CARD, (False, True)):
+        cells = [" / ".join(longest(model, size, quantised, vllm) for vllm in (False, True)) for size in CARDS]
+        yield [model.rpartition("/")[2], "4 bit" if quantised else "16 bit", *cells]
+
+
 def tables() -> dict[str, str]:
     """Markdown, by the names of docs/make_tables.py."""
-    layouts = [[model.rpartition("/")[2], *(best(model, *column) for column in COLUMNS)] for model in MODELS]
+    layouts = [
+        [model.rpartition("/")[2] + ", 4 bit" * quantised, *(best(model, *column, quantised) for column in COLUMNS)]
+        for model, quantised in product(MODELS, (False, True))
+    ]
     rows = {
         "layouts": [["model", *(f"{gpus}x{gpu_gb}" for gpus, gpu_gb in COLUMNS)], *layouts],
+        "by_card": [["model", "base", *(f"{size} GB" for size in CARDS)], *rows_by_card()],
         "plan_8gb": [["model", "base", "transformers generates", "colocated vLLM, asleep in an update"], *rows_8gb()],
     }
     return {

@@ -32,6 +32,10 @@ COMMON: list[tuple[dict[str, Any], Precision]] = [
     ({**LORA, "lora_dropout": 0.0, **QUANTISED}, FOUR_BIT),
     ({**LORA, "lora_dropout": 0.05}, HALF),
     ({**LORA, "lora_dropout": 0.0}, FULL),
+    # A GPU without bfloat16: float32 without autocast.
+    ({**LORA, "lora_dropout": 0.0}, Precision(4, 4, False)),
+    ({**LORA, "lora_dropout": 0.0, **QUANTISED}, Precision(4, 2, False)),
+    ({**LORA, "lora_dropout": 0.0}, ZERO),
     ({}, HALF),
     ({}, FULL),
     ({}, ZERO),

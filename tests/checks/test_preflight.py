@@ -1,11 +1,13 @@
 """The checks before a run, each on what it is for: a machine, a tokenizer or a server that is not this one."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import launching
 import pytest
 import yaml
 from small_http import AnsweringHTTP
@@ -116,6 +118,8 @@ def verified(completions, answer, **columns):
 }
 NOT_MORE = "do not reward correct answers more than wrong ones, such as 'It follows: \\\\boxed{20}.' and 'It follows: "
 BOXED = ["--prompt_template", "boxed", "--rewards"]
+INSTALL = 'in a new environment, pip install -c constraints-vllm.txt -e ".[vllm]"'
+QLORA = ["--use_vllm", "--vllm_mode", "colocate", "--load_in_4bit", "--use_peft"]
 # check -> (words of the command line, what the world is like, the starts of the lines)
 CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
     "versions": [
@@ -137,7 +141,31 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--use_vllm", "--vllm_mode", "colocate"],
             {"versions": {}},
-            ["error: use_vllm needs vllm, which is not installed. Remedy: set vllm_mode: server, whose vLLM has its"],
+            [f"error: use_vllm needs vllm, which is not installed. Remedy: {INSTALL} (versions)"],
+        ),
+        (
+            [*GPU, "--use_vllm", "--vllm_mode", "colocate"],
+            {"versions": {}, "gpu": [Gpu(0, 24.0, ""), Gpu(1, 24.0, "")]},
+            [f"error: use_vllm needs vllm, which is not installed. Remedy: {INSTALL}, or set vllm_mode: server"],
+        ),
+        # A recipe like long_context_8b_qlora.
+        (QLORA, {"versions": {"bitsandbytes": "0.50.2", "vllm": "0.27.1"}}, []),
+        (QLORA, {"versions": {"bitsandbytes": "0.50.2", "vllm": "0.28.0", "vllm-bnb-plugin": "0.0.3"}}, []),
+        (
+            QLORA,
+            {"versions": {"bitsandbytes": "0.50.2", "vllm": "0.31.0"}},
+            [
+                "error: load_in_4bit with vLLM 0.28 or newer needs vllm-bnb-plugin, which is not installed. Remedy: "
+                'pip install vllm-bnb-plugin, or pip install "vllm<0.28"'
+            ],
+        ),
+        (
+            ["--load_in_4bit"],
+            {"versions": {}},
+            [
+                "error: a model or an optimizer in 4 or 8 bit needs bitsandbytes, which is not installed. Remedy: pip "
+                'install "bitsandbytes>=0.46" (versions)'
+            ],
         ),
         (SERVER, {"versions": {}}, []),
         (
@@ -159,6 +187,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (GPU, {"gpus": ["[N/A]"]}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": ""}}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, []),
+        ([*GPU, "--bf16", "true"], {"gpus": [7.5, 8.0], "env": {"CUDA_VISIBLE_DEVICES": "1"}}, []),
         ([*GPU, "--bf16", "true"], {"gpus": [8.0]}, []),
         (
             [*GPU, "--dtype", "bfloat16"],
@@ -318,6 +347,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
     ],
     "golds": [
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(0)}, []),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "1(1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
+            [
+                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1(1/2)', for "
+                "which '3/2' is not correct. Remedy: write the gold answers as plain numbers"
+            ],
+        ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(99)}, [of_golds("warning", 99)]),
@@ -363,6 +400,13 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ],
         ),
         (["--use_peft", "--lora_target_modules", r".*layers\.[02]\..*(q|v)_proj"], {}, []),
+        (["--use_peft", "--lora_target_modules", r".*layers\.(1[0-9]|2[0-9])\..*q_proj"], {}, []),
+        (["--use_peft", "--lora_target_modules", "layers.29.self_attn.q_proj", "v_proj"], {}, []),
+        (
+            ["--use_peft", "--lora_target_modules", r".*layers\.3[0-9]\..*q_proj"],  # the model has 30 layers
+            {},
+            ["error: lora_target_modules='.*layers\\\\.3[0-9]\\\\..*q_proj' matches no linear map of a layer"],
+        ),
         (
             ["--use_peft", "--lora_target_modules", "transformer.h.0.attn.q_proj"],  # as GPT-2 names its layers
             {},
@@ -532,9 +576,10 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
-    monkeypatch.setattr(
-        machine, "ask_nvidia_smi", lambda query: [[str(i), str(gpu)] for i, gpu in enumerate(world.get("gpus", ()))]
-    )
+    listed = "".join(f"{i}, GPU-{i}, 24576, 3\\n" for i, _ in enumerate(world.get("gpus", ())))
+    capabilities = "".join(f"{i}, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
+    launching.nvidia_smi(here, listed, capabilities=capabilities)
+    monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])

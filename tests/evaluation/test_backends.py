@@ -16,11 +16,13 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, of_trainer
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.request import Request
 from grpo_math.problems.datasets import load_problems
 
 TOKENIZER = byte_tokenizer()
 STOPS = [TOKENIZER.eos_token_id]
 SUMS = load_problems("generated:sums", "heldout", limit=3)
+PLAIN = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
 
@@ -113,10 +115,11 @@ def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch)
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
     monkeypatch.setattr(backends, "PartialState", lambda: SimpleNamespace(process_index=rank, num_processes=ranks))
     monkeypatch.setattr(backends, "gather_object", lambda own: own)
+    shared = rank // together
     model = backends.Model("any")
     model.together = together
-    assert model.on_ranks(range(5), list) == [local]
-    assert model.on_ranks([7], list) == [[7]], "a rank without rows would not take part"
+    assert model.on_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
+    assert model.on_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
 
 
 # The engine of a training
@@ -131,7 +134,7 @@ def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeyp
     script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
     trainer.callback_handler.callbacks.append(noted := SimpleNamespace(evaluated=set()))
     monkeypatch.setattr(
-        backends.Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1]) for i in range(6)]
+        backends.Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1], i) for i in range(6)]
     )
     before = evaluate(trainer, ROWS, extra={"split": "mine"}, progress=False)
     assert [row["id"] for row in before["rows"]] == [f"row/{i}" for i in range(5)]
@@ -167,7 +170,7 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     assert torch.equal(torch.get_rng_state(), before)
     assert trainer._metrics is of_training
     assert vllm._llm_weights_sleeping
-    one = {"temperature": 0.5, "max_tokens": 12, "stop_token_ids": STOPS}
+    one = {**PLAIN, "temperature": 0.5, "max_tokens": 12, "stop_token_ids": STOPS}
     params = [{"seed": batch_seed(batch_seed(3, 0), i), **one} for i in range(5)]
     assert vllm.mock_calls == [
         call.sync_weights(),  # a sleep discards the weights
@@ -190,7 +193,7 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
     for step in (0, 4, 4):
         trainer.state.global_step = step
         assert evaluate(trainer, ROWS, temperature=0.5, max_new_tokens=12, seed=3, progress=False)["accuracy"] == 1
-    settings = {"temperature": 0.5, "logprobs": False, "extra": {"stop_token_ids": STOPS}}
+    settings = {"logprobs": False, "extra": {**PLAIN, "temperature": 0.5, "stop_token_ids": STOPS}}
     for asked in vllm.sampling.call_args_list:
         assert (asked.args[1:], asked.kwargs) == ((batch_seed(3, 0), 12), settings), "one batch"
     assert vllm.sync_weights.call_count == 1
@@ -199,7 +202,7 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
 def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):
     vllm = trainer.vllm_generation = Mock(spec=["mode", "vllm_client"], mode="server")
     vllm.vllm_client.base_url = server.url
-    generate = of_trainer.Engine(trainer).generator(backends.Sampling(max_new_tokens=12))
+    generate = of_trainer.Engine(trainer).generator(Request(max_new_tokens=12))
     (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
     assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
     assert server.bodies[0]["model"] == small

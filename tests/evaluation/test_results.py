@@ -17,6 +17,7 @@ from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.request import Request
 from grpo_math.grading import GRADER
 from grpo_math.problems.datasets import load_problems
 
@@ -61,6 +62,7 @@ def test_the_results_by_hand(small, script, capsys):
         "data": "sums",
         "template": "gsm8k",
         **asked,
+        "request": Request(temperature=0.5, max_new_tokens=10).stated(),
         **summary(rows, 2),
         "prompt_of_first_row": "2 + 2?\n",
         "rows": rows,

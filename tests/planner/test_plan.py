@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from grpo_math.cli import main
-from grpo_math.planner import plan
+from grpo_math.errors import UserError
+from grpo_math.planner import model, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import GB
@@ -109,6 +110,40 @@ def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
         assert after["fits"] == suggestion["fits"]
         before = after
     assert after["fits"]
+
+
+PASTED = [
+    "gsm8k_8gb --gpus 1 --gpu_memory 12 --cpu_memory 32 --model_name_or_path Qwen/Qwen3-4B --use_vllm",
+    "gsm8k_8gb --gpus 1 --gpu_memory 12 --cpu_memory 32 --model_name_or_path meta-llama/Llama-3.1-8B",
+    "gsm8k_8gb --gpus 1 --gpu_memory 15 --cpu_memory 32 --model_name_or_path Qwen/Qwen2.5-7B",
+    "gsm8k_8gb --card t4 --cpu_memory 12 --model_name_or_path Qwen/Qwen3-1.7B",
+]
+
+
+@pytest.mark.parametrize("arguments", PASTED)
+def test_the_line_to_paste_fits(arguments, monkeypatch):
+    monkeypatch.setattr("grpo_math.planner.model._ask", None)
+    before = printed(arguments)
+    assert (before["code"], before["text"][-1]) == (1, f"in one line: {before['answer']['command']}")
+    _, _, _, *pasted = before["answer"]["command"].split()
+    options = [
+        f"--{part}" for part in arguments.split(" --") if part.split()[0] in ("gpu_memory", "cpu_memory", "card")
+    ]
+    after = printed(" ".join([*pasted, *options]))
+    assert (after["code"], after["answer"]["peak_gb"]) == (0, before["answer"]["best"]["peak_gb"])
+
+
+def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():
+    answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
+    assert (answer["suggestions"], answer["best"]) == ([], None)
+    assert "training needs" in answer["lacking"][0]
+
+
+def test_dropout_with_stacked_experts_is_one_line(monkeypatch):
+    error = {"error": "ValueError: lora.ParamWrapper does not work with lora_dropout != 0."}
+    monkeypatch.setattr("grpo_math.planner.model._ask", lambda *arguments: error)
+    with pytest.raises(UserError, match="stacked experts of mine: set it to"):
+        model.measured("mine", {"model_type": "mixtral"}, {"lora": {"lora_dropout": 0.1}})
 
 
 # The command

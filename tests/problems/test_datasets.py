@@ -14,10 +14,13 @@ import pytest
 from pyarrow.parquet import write_table
 
 from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.problems.columns import as_text
 from grpo_math.problems.datasets import ACCEPTED, load_problems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
+from grpo_math.problems.of_recipe import RecipeProblems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
+from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
 GOOD = {"problem": "What is 3 + 4?", "answer": "7"}
@@ -74,11 +77,17 @@ def test_a_file_may_use_any_of_the_key_names(tmp_path):
         ({"problem": "i?", "answer": "#### 3 \n later #### -1,234,567\n"}, "-1234567"),
         ({"problem": "j?", "answer": "#### 1,23"}, "1,23"),  # no thousands separator
         ({"problem": "k?", "solution": "x" * 160}, "x" * 160),
+        ({"problem": " ", "Question": "l?", "answer": "", "Solution": r"\boxed{5}"}, "5"),
+        ({"instruction": "m?", "input": "", "answer": '["7"]'}, "7"),
+        ({"instruction": "n?", "input": None, "answer": ["3", 5]}, "3, 5"),
+        ({"problem": "o?", "ground_truth": "['7']"}, "7"),
+        ({"problem": "p?", "Answer": r'["\\frac{3}{4}"]'}, r"\frac{3}{4}"),
+        ({"problem": "q?", "answer": "[3, 5]"}, "[3, 5]"),  # an interval
     ]
     loaded = load_problems(write(tmp_path / "mine.jsonl", *(row for row, _ in rows)))
     assert values(loaded, "id", "problem", "answer") == [
         (f"mine/{i}", f"{letter}?", gold)
-        for i, (letter, (_, gold)) in enumerate(zip("abcdefghijk", rows, strict=True), 1)
+        for i, (letter, (_, gold)) in enumerate(zip("abcdefghijklmnopq", rows, strict=True), 1)
     ]
 
 
@@ -108,10 +117,10 @@ def test_a_row_keeps_its_id_level_subject_and_other_columns_and_all_rows_have_th
 
 
 def test_a_column_that_training_uses_or_that_has_several_types_is_left_out_with_a_warning(tmp_path, caplog):
-    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in (("grade", 1), ("images", "a")))
+    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in (("completions", 1), ("images", "a")))
     file = write(tmp_path / "mine.jsonl", *rows)
     assert [list(row) for row in load_problems(file)] == [[*COMMON, "note"]] * 2
-    reasons = {"grade": "training uses this name itself", "images": "training uses this name itself"}
+    reasons = {"completions": "training uses this name itself", "images": "training uses this name itself"}
     reasons["kind"] = "Could not convert 'a' with type str: tried to convert to int64"
     warnings = [f"the column {name!r} of {file} is left out, no reward gets it: {reasons[name]}" for name in reasons]
     assert sorted(caplog.messages) == sorted(warnings)
@@ -124,14 +133,10 @@ def test_a_column_that_training_uses_or_that_has_several_types_is_left_out_with_
 BAD_ROWS = {
     "no gold": ({"problem": "a?"}, "answer is missing: its columns are problem; accepted are answer, gold, "),
     "an empty gold": ({"problem": "a?", "answer": " "}, "answer is empty: correct"),
-    "an empty gold is not made up for by the solution": (
-        {"problem": "a?", "answer": "", "solution": r"\boxed{5}"},
-        "answer is empty",
-    ),
     "an empty marker": ({"problem": "a?", "answer": "work\n####  "}, "answer contains no gold answer"),
     "prose": ({"problem": "a?", "solution": "First\nthen"}, "solution contains no gold answer"),
     "long prose": ({"problem": "a?", "solution": "x" * 161}, "solution contains no gold answer"),
-    "a gold of the wrong type": ({"problem": "a?", "answer": ["7"]}, "answer is of type list, not text or a number"),
+    "a gold of the wrong type": ({"problem": "a?", "answer": [["7"]]}, "answer is of type list, not text or a number"),
     "a truth value": ({"problem": "a?", "answer": True}, "answer is of type bool, not text or a number"),
     "a missing gold as pandas writes it": ('{"problem": "a?", "answer": NaN}', "answer contains no gold answer"),
     "no problem": ({"answer": "7"}, "problem is missing: its columns are answer; accepted are problem, question, "),
@@ -391,6 +396,36 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, cap
     with pytest.raises(UserError, match=rf"^{message}.*\Z"):  # the dot matches no line end
         load_problems(str(tmp_path / name))
     assert capfd.readouterr() == ("", "")
+
+
+def test_columns_may_be_a_mapping(tmp_path):
+    file = write(tmp_path / "a.jsonl", {"Question": "a?", "meta": {"gold": 7}})
+    columns = {"problem": "Question", "answer": "meta.gold"}
+    (row,) = load_problems(file, columns=columns)
+    assert (row["problem"], row["answer"]) == ("a?", "7")
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"dataset": file, "columns": columns}))
+    assert read(["--config", str(tmp_path / "recipe.yaml")]).sound().values["columns"] == as_text(columns)
+
+
+def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
+    train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
+    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
+    with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* say --eval_columns answer=NAME"):
+        RecipeProblems(settings).held_out  # noqa: B018
+
+
+def test_instruction_and_input_are_one_problem(tmp_path):
+    row = {"instruction": "Solve the equation for x.", "input": "2x+6=20", "output": "x=7", "answer": "7"}
+    (loaded,) = load_problems(write(tmp_path / "alpaca.jsonl", row))
+    assert loaded["problem"] == "Solve the equation for x.\n2x+6=20"
+
+
+@pytest.mark.parametrize(("name", "comma"), [("a.tsv", "\t"), ("a.csv", ",")])
+def test_a_table_without_a_line_of_names_is_noticed(tmp_path, name, comma):
+    (tmp_path / name).write_text(f"What is 3 + 4?{comma}7\nWhat is 1 + 1?{comma}2\n")
+    reason = r"has no line of column names: its first line is 'What is 3 \+ 4\?, 7'"
+    with pytest.raises(ConfigError, match=reason):
+        load_problems(str(tmp_path / name))
 
 
 def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):

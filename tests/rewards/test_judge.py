@@ -10,6 +10,7 @@ from small_http import AnsweringHTTP, keys_sent
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
 from grpo_math.rewards import REWARDS, make_llm_judge
+from grpo_math.rewards.columns import GRADE
 from grpo_math.rewards.judge import JUDGE_PROMPT, decoy, plain
 from grpo_math.run.http import Client
 
@@ -40,7 +41,7 @@ def data_of(ask):
 
 def rewarded(answer, url="http://h/v1", **options):
     """The reward of an extracted answer to a question whose gold answer is 7."""
-    return make_llm_judge(url, "m", **options)(["q"], [""], answer=["7"], grade=[Grade(Verdict.WRONG, answer)])[0]
+    return make_llm_judge(url, "m", **options)(["q"], [""], answer=["7"], **{GRADE: [Grade(Verdict.WRONG, answer)]})[0]
 
 
 def test_the_judge_is_asked_once_for_equal_questions_and_its_verdict_counts(ask):
@@ -54,7 +55,7 @@ def test_the_judge_is_asked_once_for_equal_questions_and_its_verdict_counts(ask)
     assert (schema["properties"], schema["required"]) == ({"equivalent": {"type": "boolean"}}, ["equivalent"])
     assert list(data_of(ask)) == [{"problem": "q", "reference": "seven", "student": "7"}]
     not_asked = [Grade(Verdict.BAD_GOLD, "7"), Grade(Verdict.CRASH, None), Grade(Verdict.NO_ANSWER, None)]
-    assert reward(["q"] * 3, [""] * 3, answer=["7"] * 3, grade=not_asked) == [None, None, 0.0]
+    assert reward(["q"] * 3, [""] * 3, answer=["7"] * 3, **{GRADE: not_asked}) == [None, None, 0.0]
     ask.assert_called_once()
 
 

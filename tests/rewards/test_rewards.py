@@ -1,6 +1,7 @@
 """Every reward by numbers that can be worked out on paper, and the ways in which a reward function can fail."""
 
 import asyncio
+import functools
 import inspect
 import itertools
 import json
@@ -8,6 +9,7 @@ import math
 import signal
 import threading
 import time
+from decimal import Decimal
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
-from grpo_math.rewards.columns import text_of
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, text_of
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run.signals import Stopped, stopping
@@ -74,7 +76,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (
             "accuracy",
             ["x", "y"],
-            {"answer": None, "grade": [Grade(Verdict.CORRECT, "1"), Grade(Verdict.WRONG, "2")]},
+            {"answer": None, GRADE: [Grade(Verdict.CORRECT, "1"), Grade(Verdict.WRONG, "2")]},
             [1, 0],
         ),
         ("accuracy", ["#### 7"], {"solution": ["7"], "completion_ids": [[1]], "log_metric": print}, [1.0]),
@@ -88,10 +90,10 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (  # grades of another format are not used
             "gsm8k",
             ["<answer>8</answer>\n#### 7"] * 2,
-            {"answer_format": ["xml", "gsm8k"], "grade": [Grade(Verdict.WRONG, "8")] * 2},
+            {"answer_format": ["xml", "gsm8k"], GRADE: [Grade(Verdict.WRONG, "8")] * 2},
             [1.0, 1.0],
         ),
-        ("gsm8k", ["#### 7"], {"answer_format": "gsm8k", "grade": [Grade(Verdict.WRONG, "8")]}, [0.0]),
+        ("gsm8k", ["#### 7"], {"answer_format": "gsm8k", GRADE: [Grade(Verdict.WRONG, "8")]}, [0.0]),
         (
             "format_strict",
             ["so\n#### 7", GOOD_R1, GOOD_XML, r"so \boxed{7}", GOOD_XML],
@@ -140,7 +142,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (  # zero up to 80 tokens, then minus one twentieth for each, and at most minus one
             "overlong",
             [""] * 5,
-            {"completion_ids": [[0] * n for n in (0, 80, 85, 100, 120)], "max_completion_length": 100},
+            {"completion_ids": [[0] * n for n in (0, 80, 85, 100, 120)], MAX_LENGTH: 100},
             [0.0, 0.0, -0.25, -1.0, -1.0],
         ),
         ("overlong", ["a " * 820, "a " * 922], {}, [0.0, -0.5]),  # 1,024 words, of which 204 are the end
@@ -157,7 +159,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
                 "answer": ["7", "7", "7", ""],
                 "answer_format": ["gsm8k"] * 4,
                 "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
-                "max_completion_length": 100,
+                MAX_LENGTH: 100,
             },
             [1.125, 0.0, 0.1, None],
         ),
@@ -168,7 +170,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
             ["no tags", GOOD_R1, "no tags"],
             {
                 "answer_format": ["r1_zero"] * 3,
-                "grade": [Grade(Verdict.CRASH, "9"), Grade(Verdict.CRASH, "9"), Grade(Verdict.BAD_GOLD, None)],
+                GRADE: [Grade(Verdict.CRASH, "9"), Grade(Verdict.CRASH, "9"), Grade(Verdict.BAD_GOLD, None)],
             },
             [0.0, None, None],
         ),
@@ -185,7 +187,7 @@ def test_rewards_are_those_worked_out_by_hand(name, completions, columns, expect
 def test_only_a_crash_and_a_bad_gold_are_none_and_any_other_answer_is_right_or_wrong(verdict, reward):
     """Otherwise a policy could leave its bad answers out of the group's mean."""
     grades = [Grade(verdict, "9^9^9^9"), Grade(Verdict.CORRECT, "7")]
-    first, second = call(reward, ["x", "#### 7"], answer=["7", "7"], grade=grades)
+    first, second = call(reward, ["x", "#### 7"], answer=["7", "7"], **{GRADE: grades})
     assert second == (3.0 if reward == "number_match" else 1.0)
     assert first == (None if verdict in ("crash", "bad_gold") else second * (verdict == "correct"))
 
@@ -219,13 +221,32 @@ def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_non
 
     def mine(prompts, completions, **more):
         columns.update(more)
-        return True, None, 3, torch.tensor(0.5)
+        return True, None, Decimal(3), torch.tensor(0.5)
 
-    guarded = guard.checked(of_kind(kind, mine), guard.RewardContext({"grade": [1], "answer": ["8"]}))
-    assert guarded.__name__ == "mine"
+    guarded = guard.checked(of_kind(kind, mine), {GRADE: [1]})
     assert inspect.iscoroutinefunction(guarded) == (kind != "a function")  # so that TRL awaits it
     assert called(guarded, ["a"] * 4, answer=["7"], solution=["7"]) == [1.0, None, 3.0, 0.5]
-    assert columns == {"answer": ["8"], "grade": [1], "solution": ["7"]}
+    assert columns == {"answer": ["7"], "solution": ["7"]}, "TRL's alone: grade is passed only to a parameter"
+
+
+def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the_data_have_that_column():
+    added = {GRADE: ["ours"], GRADE_TIMEOUT: 5.0, MAX_LENGTH: 16}
+    seen = []
+
+    def bare(prompts, completions):
+        return seen.append(()) or [1.0]
+
+    def named(completions, grade, max_completion_length, grade_timeout=1, **columns):
+        return seen.append((grade, max_completion_length, grade_timeout, columns)) or [1.0]
+
+    guard.checked(bare, added)(prompts=["p"], completions=["a"])
+    guard.checked(functools.partial(named), added)(prompts=["p"], completions=["a"])
+    guard.checked(named, added)(prompts=["p"], completions=["a"], grade=[3], max_completion_length=[99])
+    assert seen == [(), (["ours"], 16, 1, {"prompts": ["p"]}), ([3], [99], 1, {"prompts": ["p"]})]
+    # A built-in around a function of the user passes each what it takes.
+    gate = gated(bare, on=REWARDS["accuracy"])
+    right = {GRADE: [Grade(Verdict.CORRECT, "1")]}
+    assert guard.checked(gate, right)(prompts=["p"], completions=["a"]) == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -254,10 +275,10 @@ def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(
     with pytest.raises(UserError, match=f"^reward function mine {message}" if message else "seed=-1") as caught:
         called(guard.checked(of_kind(kind, mine)), ["a", "b"])
     assert "\n" not in str(caught.value)
-    context = guard.RewardContext()
-    assert called(guard.checked(of_kind(kind, mine), context), ["a", "b"]) == [0.0, 0.0]
-    assert called(guard.checked(REWARDS["accuracy"], context), ["a"]) == [0.0]
-    assert str(context.error) == str(caught.value), "the first error is the reason"
+    errors = []
+    assert called(guard.checked(of_kind(kind, mine), errors=errors), ["a", "b"]) == [0.0, 0.0]
+    assert called(guard.checked(REWARDS["accuracy"], errors=errors), ["a"]) == [0.0]
+    assert str(errors[0]) == str(caught.value), "the first error is the reason"
 
 
 def test_an_error_names_the_line_of_the_reward_that_led_to_it():
@@ -280,7 +301,7 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
         return [1.0]
 
     with stopping(), pytest.raises(raised):
-        guard.checked(mine, guard.RewardContext())(["p"], ["a"])
+        guard.checked(mine, errors=[])(["p"], ["a"])
 
 
 @pytest.mark.parametrize("kind", ["a function", "async"])
@@ -412,7 +433,7 @@ def test_failed_calls_can_cost(messages, effect, expected):
 
 
 def test_an_answer_that_cannot_be_graded_is_none():
-    assert paid(*GAVE, grade=[Grade(Verdict.CRASH, "391")]) is None
+    assert paid(*GAVE, **{GRADE: [Grade(Verdict.CRASH, "391")]}) is None
 
 
 # Everything that a policy could put together of these, up to three turns: 8 kinds of turn, 585 completions.
@@ -433,7 +454,7 @@ def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
     conversations = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
     golds, texts = [GOLD] * len(conversations), [text_of(one) for one in conversations]
     grades = grade_batch(golds, texts, answer_format="python")
-    rewards = REWARDS["tool_use"]([PROMPT] * len(conversations), conversations, answer=golds, grade=grades)
+    rewards = REWARDS["tool_use"]([PROMPT] * len(conversations), conversations, answer=golds, **{GRADE: grades})
     assert set(rewards) == {0.0, 1.0}
     for completion, grade in [(c, g) for c, g, reward in zip(conversations, grades, rewards, strict=True) if reward]:
         assert grade.verdict is Verdict.CORRECT

@@ -28,6 +28,14 @@ def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
     assert count_and_gb() == (3, 24.0)
 
 
+def test_a_card_that_also_draws_a_desktop_is_free_and_has_the_rest_of_its_memory(nvidia_smi):
+    nvidia_smi("0, GPU-a, 8192, 900\\n1, GPU-b, 24576, 4600\\n2, GPU-c, 8192, 4200\\n")
+    desktop, larger, held = visible_gpus()
+    assert desktop == Gpu(0, 7292 / 1024, "")
+    assert larger.used_by == ""
+    assert held == Gpu(2, 8.0, "something that holds 4.1 GB")
+
+
 @pytest.mark.parametrize(
     ("expected", "numbers"),
     [

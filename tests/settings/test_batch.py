@@ -52,6 +52,7 @@ def test_a_solution_makes_the_step_with_the_most_rows_that_the_limit_allows(proc
         ({"per_device_train_batch_size": 16}, (8, 1, 16, 1, 16)),
         ({"steps_per_generation": 3, "processes": 2}, (8, 2, 8, 1, 48)),
         ({"prompts_per_step": 4, "steps_per_generation": 8}, (8, 1, 8, 4, 64)),
+        ({"prompts_per_step": 4, "steps_per_generation": 2}, (8, 1, 8, 4, 16)),
         ({"generation_batch_size": 24}, (8, 1, 8, 1, 24)),
     ],
 )

@@ -140,7 +140,9 @@ def test_a_value_of_another_kind_is_refused_in_one_line(name, value, message):
         (["--max_new_token", "1"], "--max_new_token is not a setting: did you mean --max_completion_length?"),
         (["--reward_func", "1"], "--reward_func is not a setting: did you mean --rewards?"),
         (["--temprature", "1"], "--temprature is not a setting: did you mean --temperature?"),
-        (["--dataset_mixture", "1"], "--dataset_mixture is not a setting: did you mean --dataset?"),
+        (["--dataset_mixture", "1"], "dataset_mixture='1' is of open-r1, not here: name one set in dataset"),
+        (["--reward_funcs", "cosine"], "rewards='cosine' is of open-r1, not here: leave it out, or name your own as"),
+        (["--language", "1"], "--language is not a setting: grpo-math train --help-all lists them"),
     ],
 )
 def test_words_that_make_no_sense_are_a_problem(words, message):

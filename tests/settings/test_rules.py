@@ -139,6 +139,10 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),
         ({"sync_ref_model": True, "beta": 0.1}, True),
         ({"use_adaptive_entropy": True, "entropy_target": 5.0}, True),
+        ({"optim": "galore_adamw_layerwise"}, False),
+        ({"optim": "adalomo"}, False),
+        ({"optim": "lomo", "pack_updates": False}, True),
+        ({"optim": "galore_adamw"}, True),
         ({"reward_weights": [1.0]}, True),  # for the reward accuracy
         ({"reward_weights": [1.0, 2.0]}, False),
         ({"generation_kwargs": {"do_sample": True, "num_beams": 1}}, True),

@@ -93,6 +93,15 @@ def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path
     assert read(["--group_by_length", off, "--config", recipe(tmp_path, do_eval=yaml.safe_load(off))]).notes == []
 
 
+def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
+    fields = {"chat_template": "{{ x }}", "cosine_max_len": 1000, "soft_punish_cache": 8, "code_language": "python"}
+    notes = read(["--config", recipe(tmp_path, **fields, num_processes=8, dataset_configs=["all"])]).sound().notes
+    assert sorted(note.partition(" ")[0].partition("=")[0] for note in notes) == sorted([*fields, "num_processes"])
+    assert sum(" has no effect: of open-r1, not here: " in note for note in notes) == len(fields)
+    given = ["--dataset_name", "openai/gsm8k", "--dataset_configs", "main"]
+    assert read(given).sound().values["dataset"] == "openai/gsm8k:main"
+
+
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
     results = read(given).sound().stated()

@@ -504,7 +504,7 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
     for name in ("env", "fails"):
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
-    assert commands.call_args.args[0][-2:] == ["install", f"vllm{server.SUPPORTED}"]
+    assert commands.call_args.args[0][-3:] == ["install", f"vllm{server.SUPPORTED}", "vllm-bnb-plugin"]
     assert f'"vllm{server.SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")

@@ -67,3 +67,43 @@ def test_held_out_sets_are_added_to_trls_metrics_in_one_event(passed, ours, tmp_
     assert {"reward", "accuracy", "seconds/generate"} <= set(trained)
     assert set(trainer.evaluate(data)) >= {"eval_reward"}
     assert len(events.metrics) == 3
+
+
+SAMPLER = {
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "generation_kwargs": {"stop": ["</answer>"], "stop_token_ids": [7], "presence_penalty": 0.5},
+    "vllm_structured_outputs_regex": "[0-9]+",
+}
+# An evaluation has its own temperature, length and seeds, and no log-probs. It names the end tokens of the model, too.
+OWN = {"temperature", "max_tokens", "n", "seed", "prompt", "logprobs", "return_tokens_as_token_ids", "stop_token_ids"}
+
+
+@pytest.mark.slow
+def test_an_evaluation_asks_the_server_as_training_does(server, small, chars, tmp_path):
+    trainer = trainer_of(server.url, small, chars, tmp_path, max_steps=1, **SAMPLER)
+    requests = []
+    server.sampling = lambda body: requests.append(body) if "seed" in body else None
+    results = evaluate(trainer, ROWS[:1], progress=False, max_new_tokens=4)
+    evaluated = requests.pop()
+    trainer.train()
+    shared = [{name: value for name, value in body.items() if name not in OWN} for body in (evaluated, requests[0])]
+    assert shared[0] | {"model": ""} == shared[1] | {"model": ""}
+    assert set(requests[0]["stop_token_ids"]) <= set(evaluated["stop_token_ids"])
+    assert (results["request"]["regex"], results["request"]["stop"]) == ("[0-9]+", ["</answer>"])
+
+
+@pytest.mark.slow
+def test_an_evaluation_by_transformers_asks_as_training_does(ours):
+    sampler = {**SAMPLER, "generation_kwargs": {"no_repeat_ngram_size": 3, "suppress_tokens": [9]}}
+    del sampler["vllm_structured_outputs_regex"]
+    trainer = ours(max_steps=1, **sampler)
+    configs, plain = [], trainer.model.generate
+    trainer.model.generate = lambda **given: configs.append(given["generation_config"]) or plain(**given)
+    evaluate(trainer, ROWS[:1], progress=False, temperature=1.0, max_new_tokens=4)
+    trainer.train()
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
+    for name in names:
+        assert getattr(configs[0], name) == getattr(configs[-1], name), name

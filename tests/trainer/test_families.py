@@ -1,12 +1,17 @@
 """Model families: packed to TRL's numbers, or scored the plain way with a line that says why. Tiny random models."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from small_families import compared, tiny_model, try_first
 from small_generation import counted
 from small_trainers import PROMPTS
+from trl import GRPOConfig
 
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.trainer.scoring import verify_packing
 
 PACKED = (
     *("cohere", "deepseek_v3", "gemma2", "gemma3", "gpt_neox", "gpt_oss", "mistral", "mixtral", "opt", "phi3"),
@@ -58,7 +63,34 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
-@pytest.mark.slow
+PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
+IN_DOCS = [name for row in re.findall(r"^\| packed[^|]*\|(.*)\|$", PAGE, re.M) for name in row.strip().split(", ")]
+NOT_TRIED = {"kimi_linear"}  # has no config at these sizes
+WRONG = ("bart", "blenderbot-small", "camembert", "marian", "pegasus", "plbart", "roberta", "xlm-roberta")
+
+
+@pytest.mark.full(keep=["[plbart", "[roberta", "[llama]", "[gemma4]", "[flex_olmo"])
+@pytest.mark.parametrize("family", [*(name for name in IN_DOCS if name not in NOT_TRIED), *WRONG])
+def test_bfloat16_packs_the_same_families_as_float32(family, ours):
+    trainer = ours(model=tiny_model(family).to(torch.bfloat16))
+    verify_packing(trainer, trainer._scores)
+    assert (trainer.scorer is not None) == (family in IN_DOCS)
+
+
+@pytest.mark.parametrize("settings", [{"neftune_noise_alpha": 5.0}, {"optim": "galore_adamw_layerwise"}], ids=str)
+def test_what_depends_on_the_length_or_number_of_passes_is_not_packed(settings, trainer_in, tmp_path):
+    trainer = trainer_in(tmp_path, config_class=GRPOConfig, **settings)  # whose settings no rule reads
+    assert trainer.scorer is None
+
+
+def test_float32_weights_are_compared_without_autocast(ours):
+    for family in ("llama", "plbart"):
+        trainer = ours(model=tiny_model(family), bf16=True, max_steps=1)
+        trainer.train()
+        assert (trainer.scorer is not None) == (family == "llama")
+
+
+@pytest.mark.full
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, ours):
     trainer = ours(model=smollm, tokenizer=tokenizer, model_init_kwargs={"dtype": "bfloat16"})
     try_first(trainer)

@@ -9,7 +9,7 @@ from small_trainers import SMALL, STEPS, runs_out_forward, untimed, weights
 from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import OutOfMemory
-from grpo_math.trainer.longest import longest_prompt
+from grpo_math.trainer.longest import dry_run, longest_prompt
 
 
 def passes(model):
@@ -25,7 +25,7 @@ def passes(model):
     return seen
 
 
-@pytest.mark.full(keep=["kl_estimator"])
+@pytest.mark.full(keep=["kl_estimator", "adaptive"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -33,6 +33,7 @@ def passes(model):
         {"max_tokens_per_micro_batch": 60},
         {"pack_updates": False},
         {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
+        {"use_adaptive_entropy": True, "entropy_target": 5.0, "entropy_coef_delta": 0.05},
     ],
     ids=str,
 )
@@ -48,6 +49,23 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
     assert seen[0] >= max(without)
     assert torch.equal(own_weights, plain_weights)
     assert logs == plain_logs
+
+
+def plain_state(trainer):
+    """Every attribute of plain types and tensors, and of the collaborators that have a state."""
+    kinds = (int, float, str, list, dict, tuple, torch.Tensor, type(None))
+    names = [name for name, value in vars(trainer).items() if isinstance(value, kinds) and name != "optimizer"]
+    state = {name: repr(getattr(trainer, name)) for name in names if name not in ("scorer", "_dry_run_due")}
+    buffers = {name: buffer.tolist() for name, buffer in trainer.model.named_buffers()}
+    return state | buffers | {"meter": trainer.meter.state_dict(), "random": torch.get_rng_state().tolist()}
+
+
+def test_the_trial_leaves_the_whole_state_of_the_trainer_as_it_was(ours):
+    trainer = ours(use_adaptive_entropy=True, entropy_target=5.0, longest_first=True)
+    trainer.current_gradient_accumulation_steps = 1
+    before = plain_state(trainer)
+    dry_run(trainer, trainer._loss_of, trainer.model)
+    assert plain_state(trainer) == before
 
 
 def test_the_longest_prompt_is_found_among_messages_too(ours):

@@ -201,3 +201,14 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
             optimizer.zero_grad()
     assert len(rollouts) == 4 / updates
     assert relative(weights(trainer.model), weights(model)) < 1e-6
+
+
+def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
+    trainer = ours(surrogate="small_trainers:clip", num_iterations=2, loss_type="grpo")
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)])["micro_batches"][0]["rows"])
+    rows["old_per_token_logps"] = rows["old_per_token_logps"].clone()
+    # TRL's clipped loss is finite: the advantage is above 0.
+    rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0
+    assert trainer._loss_of(trainer.model, rows).isfinite()

@@ -67,6 +67,21 @@ def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it_in_a_run_tha
 
 
 @pytest.mark.slow
+def test_a_reference_that_trl_moves_is_in_the_checkpoint(made, tmp_path):
+    moves = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "max_steps": 2}
+    whole = made(**moves, save_strategy="steps", save_steps=1)
+    whole.train()
+    resumed = made(**moves)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    for model in ("model", "ref_model"):
+        pair = (weights(getattr(trainer, model)) for trainer in (resumed, whole))
+        torch.testing.assert_close(*pair, atol=0, rtol=0)
+    (tmp_path / "checkpoint-1/reference/weights.safetensors").unlink()
+    with pytest.raises(ConfigError, match="sync_ref_model=True cannot continue"):
+        made(**moves).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.slow
 @pytest.mark.full(keep=["modules"])
 @pytest.mark.parametrize("kind", ["embedding", "modules"])
 def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, made):

@@ -88,12 +88,39 @@ def test_rewards_that_read_no_gold_need_none():
     assert check_gold_answers(by_grade, None) is None
 
 
-@pytest.mark.parametrize("name", ["completions", "grade", "trainer_state"])
+@pytest.mark.parametrize("name", ["completions", "trainer_state"])
 def test_a_column_that_training_would_replace_is_refused_before_weights_load(name, ours):
     data = rows("7", "8").add_column(name, ["a", "b"])
     with pytest.raises(ConfigError, match=f"dataset='train_dataset' has a column '{name}'"):
         ours(by_grade, data)
-    assert check_gold_answers(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))
+    assert not check_gold_answers(by_grade, rows("7").add_column("grade", [5])), "the user's column"
+
+
+def test_the_list_of_functions_holds_the_users_objects_except_while_trl_calls_them(ours):
+    class Scaled:
+        __name__ = "scaled"
+        scale = 1.0
+
+        def __call__(self, completions, grade, **columns):
+            seen.append(grade)
+            return [self.scale] * len(completions)
+
+    class Own(MathGRPOTrainer):
+        def _calculate_rewards(self, inputs, prompts, completions, ids):
+            if not by_itself:
+                return super()._calculate_rewards(inputs, prompts, completions, ids)
+            return torch.tensor([one(completions=completions) for one in self.reward_funcs]).T
+
+    seen, by_itself, reward = [], False, Scaled()
+    made = ours(reward, rows("7").add_column("grade", [5]), trainer_class=Own, max_steps=1)
+    assert made.reward_funcs == [reward]
+    reward.scale = 0.5
+    made.train()
+    assert (made.reward_funcs, seen[0]) == ([reward], [5] * len(seen[0]))
+    assert made.state.log_history[0]["rewards/scaled/mean"] == 0.5
+    by_itself = True
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'grade'"):
+        made.train()
 
 
 G = 4
@@ -145,7 +172,8 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
 
 
 @pytest.mark.parametrize(
-    ("step", "saved"), [(0, "$"), (2, r".* \(checkpoint-2 is saved: the same command continues from it\)$")]
+    ("step", "saved"),
+    [(0, "$"), (2, r".* \(checkpoint-2 is saved: train\(resume_from_checkpoint=True\) continues from it\)$")],
 )
 def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_are_done(step, saved, ours, tmp_path):
     def reward(completions, trainer_state, **columns):
@@ -154,7 +182,7 @@ def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_
         return shaped(completions)
 
     with pytest.raises(RewardError, match=f"no reward today[^(]*{saved}"):
-        ours(reward, max_steps=3).train()
+        ours(reward, max_steps=3, save_strategy="steps").train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"][: bool(step)]
 
 

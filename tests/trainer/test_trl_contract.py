@@ -42,6 +42,7 @@ SIGNATURES = {
         *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
         "steps_trained_in_current_epoch",
     ],
+    "_load_rng_state": ["self", "checkpoint"],
     "_get_train_sampler": ["self", "dataset"],
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
     "_determine_best_metric": ["self", "metrics", "trial"],
