@@ -1,458 +1,342 @@
 r"""`grpo-math attack`: what the rewards pay for completions that know nothing, compared with a right answer.
 
-An attack is a text for each problem. Most attacks know nothing: they are a constant, the problem again, a format
-without an answer. The others offer k candidates, of which one is the gold answer, at each position equally often. A
-right answer is written in every known form. The form that is paid most is the measure, and the attacks use that form.
+An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
+number of the problem, or no answer. The others offer k candidates, of which one is the gold answer, at each position
+equally often. Right answers are written in the same way, in every known form. The form that is paid most is the
+measure, and the attacks use that form.
 
 The answer is no if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
-happens to be right, or if k candidates get more than one guess among them. Only the weighted sum is judged.
+happens to be right, if k candidates get more than one guess among them, or if attacks were left out for lack of time.
+Only the weighted sum is judged.
 
 Does not ask a model, and does not find a hole that none of these texts has.
 """
 
 import argparse
-import os
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import fmean, mode
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import JUDGE, gradable, graded, other_answer, reward_functions, summed
+from grpo_math.checks.rewards import SURE, gradable, graded, other_answer, summed
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, RewardError, escaped
-from grpo_math.grading import Grade, Verdict
+from grpo_math.errors import RewardError, escaped
+from grpo_math.grading import Verdict
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
-from grpo_math.problems.problem import Problem
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import text_of
 from grpo_math.run.streams import Answer
 from grpo_math.settings import recipe
 
 SECONDS = 20.0
 PROBLEMS, IN_DOCTOR = 64, 16
-TEXTS = 90  # completions for each problem, about
-FEW = 8  # problems on which the forms are compared
-PAID = 0.1  # of a right answer
+FEWEST, TEXTS = 4, 120  # problems of a slow reward; completions for each problem, about
+PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CANDIDATES = (2, 4)
-ROUNDING = 0.005  # of a right answer
-WORST = 3  # attacks that are printed
-SHOWN = 160  # characters of a text
-STEPS = (
-    "First, I read the problem.\n1. Second, I note what is given.\n2. Next, I calculate.\nStep 3: Finally, it follows."
-)
-STEPPED = ", with steps"
+WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
+# Rewards for words of reasoning pay these, too.
+THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
+PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)
 HOW_MANY = re.compile(r"[Hh]ow many (?:more |fewer |total )?([a-z]{3,})")
-REMEDY = "pay the format only with a correct answer (rewards: [gated]), and for one answer only"
-
-Texts = Sequence[str]
+VALUES = ("in dollar signs", "as a fraction", "as a fraction in LaTeX", "as a decimal", "with its unit")
+REMEDY = "grpo-math attack shows the texts; pay the format only with a correct answer (rewards: [gated])"
 
 
 class Attack(NamedTuple):
-    """The texts of an attack, a whole number of texts for each problem: all problems, then all again.
+    """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
 
-    ``candidates``: each text offers so many candidates, one of them the gold answer; 0 if the texts know nothing.
-    ``constant``: the answer that all texts contain.
+    The texts know nothing if ``candidates`` is 0. Otherwise each offers so many, and one of them is the gold answer.
     """
 
     name: str
-    texts: list[str]
-    candidates: int = 0
-    constant: str | None = None
-
-
-class Paid(NamedTuple):
-    """The result of an attack. ``share``: of a right answer's reward. ``right``: share of texts that are right.
-
-    ``allowed`` is the largest share that the answer to `grpo-math attack` accepts.
-    """
-
-    name: str
-    reward: float
-    share: float
-    right: float
-    allowed: float
-    text: str
-    candidates: int = 0
-
-    @property
-    def excess(self) -> float:
-        return self.share - self.allowed
-
-
-class Attacked(NamedTuple):
-    """What the attacks found. ``right`` is the reward of a right answer in the best-paid ``form``, ``forms`` the share
-    of it in each way to write a right answer. ``same`` is False for a reward that changes although the completion does
-    not. ``errors``: a line for each text that the rewards fail on."""
-
-    rows: int
     form: str
-    right: float
-    wrong: float
-    attacks: list[Paid]
-    forms: dict[str, float]
-    same: dict[str, bool]
-    none: float
-    errors: list[str]
-    left_out: int
-    seconds: float
+    answers: Callable[[Any], list[str]]
+    candidates: int = 0
 
-    @property
-    def learns(self) -> bool:
-        """True if a right answer is paid more than a wrong one."""
-        return self.right > self.wrong + 1e-9
-
-    @property
-    def ok(self) -> bool:
-        return self.learns and not self.errors and bool(self.attacks) and all(one.excess <= 0 for one in self.attacks)
-
-    @property
-    def reason(self) -> str:
-        """The result in one line."""
-        if not self.learns:
-            return "no form of a right answer is paid more than a wrong answer"
-        if self.errors:
-            return self.errors[0]
-        if not self.attacks:
-            return f"no attack was made in {SECONDS:g} seconds"
-        # A list of candidates that is paid as it should be says less than the best constant.
-        blind = [one for one in self.attacks if not one.candidates]
-        worst = max(blind, key=lambda one: one.share) if self.ok and blind else self.attacks[0]
-        knows = "an undecided answer" if worst.candidates else "an answer that knows nothing"
-        return f"{knows} gets {worst.share:.0%} of a right answer's reward ({worst.name}, right on {worst.right:.0%})"
+    def texts(self, rows: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Return each text with its problem."""
+        return [(row, self.form.replace(PLAIN, answer)) for row in rows for answer in self.answers(row)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "a recipe, or a reward: a name or module:function"
-    parser.add_argument("--config", metavar="RECIPE", help=what)
+    parser.add_argument("--config", metavar="RECIPE", help="a recipe, or a reward: a name or module:function")
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     target = args.config
-    is_reward = target and not os.path.exists(target) and (":" in target or target in REWARDS)
-    words = [] if target is None else ["--rewards" if is_reward else "--config", target]
+    words = [] if target is None else ["--rewards" if ":" in target or target in REWARDS else "--config", target]
     read = recipe.read([*words, *args.fields])
     result = attack(Setup(read.sound().values, read.given))
-    found = result._asdict() | {"attacks": [one._asdict() for one in result.attacks]}
-    return Answer({"ok": result.ok, **found}, "\n".join(lines(result)), result.ok)
+    return Answer(result, "\n".join(lines(result)), result["ok"])
 
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
-    names = setup.settings["rewards"] or []
-    if "llm_judge" in names or not gradable(setup, 1):
-        return  # a trial would ask a model that may cost money; golds() has reported gold answers
-    result = attack(setup, IN_DOCTOR)
-    if not result.learns:
-        return  # rewards() has reported it
-    yield Finding("info", f"attacked: {result.reason}") if result.ok else Finding("warning", result.reason, REMEDY)
+    # A judge is a model that may cost money. golds() has reported gold answers that cannot be graded.
+    if "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
+        result = attack(setup, IN_DOCTOR)
+        message = "; ".join(result["faults"]) or result["best"]
+        # rewards() has reported rewards that do not pay a right answer more.
+        if result["right"] > result["wrong"] + SURE:
+            yield Finding("info", f"attacked: {message}") if result["ok"] else Finding("warning", message, REMEDY)
 
 
-def lines(result: Attacked) -> Iterator[str]:
+def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the text output."""
-    yield f"a right answer is paid {result.right:.3g} in the best form ({result.form}), on {result.rows} problems"
-    for one in result.attacks[: WORST * result.learns]:
-        yield f"{one.share:5.0%} of it: {one.name} (right on {one.right:.0%}; at most {one.allowed:.0%})"
-        yield f"       {escaped(one.text)[:SHOWN]}"
-    unpaid = [f"{name} {share:.0%}" for name, share in result.forms.items() if share < 1 - PAID]
-    yield f"a right answer is paid less as: {', '.join(unpaid)}" if unpaid else "a right answer is paid in every form"
-    changed = [name for name, same in result.same.items() if not same]
-    yield f"the rewards change {', '.join(changed)}" if changed else "the rewards are the same in any order and batch"
-    if result.none:
-        yield f"{result.none:.0%} of the rewards are None"
-    yield from (f"error: {error}" for error in result.errors)
-    if result.left_out:
-        yield f"{result.left_out} attacks were left out after {SECONDS:g} seconds"
-    yield f"{'ok' if result.ok else 'not ok'}: {result.reason}"
+    yield f"a right answer gets {result['right']:.3g} in the best form ({result['form']}), on {result['rows']} problems"
+    for one in result["attacks"][:WORST]:
+        yield f"{one['share']:5.0%} of it: {one['name']} (right on {one['right']:.0%}; at most {one['allowed']:.0%})"
+        yield f"       {escaped(one['text'])[:SHOWN]}"
+    unpaid = ", ".join(f"{name} {share:.0%}" for name, share in result["forms"].items() if share < 1 - PAID)
+    yield f"a right answer is paid less as: {unpaid}" if unpaid else "a right answer is paid in every form"
+    yield f"a completion takes {result['seconds']:.1g} seconds; {result['none']} rewards of right answers are None"
+    changed = ", ".join(result["changes"])
+    yield f"the rewards change {changed}" if changed else "the rewards are the same in any order and batch"
+    yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
 
 
-class _Trial:
-    """The rewards of a recipe on some of its problems, with the time and the errors."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.functions = setup, reward_functions(setup)
-        self.seconds, self.calls, self.missing = 0.0, 0, 0
-        self.errors: dict[str, str] = {}
-        self.grades: list[Grade] = []  # of the last texts
-
-    def pay(self, name: str, rows: Sequence[Problem], texts: Texts) -> list[float | None] | None:
-        """Return the weighted reward of each text, or None if the rewards failed on them."""
-        # A script's reward function may need TRL's column.
-        completed = [{"solution": f"\\boxed{{{row['answer']}}}", **row} for row in rows]
+def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
+    """Attack the rewards for about `SECONDS`, and return what `lines` prints."""
+    end, rows = time.monotonic() + SECONDS, gradable(setup, most)
+    setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
+    errors: dict[str, str] = {}
+    forms = [Attack(name, form, lambda row: [row["answer"]]) for name, form in forms_by_name(setup).items()]
+    # A slow reward gets fewer problems. The first call may load something, so the second is measured.
+    for _ in range(2):
         started = time.monotonic()
-        try:
-            self.grades = graded(self.setup, completed, texts)
-            paid = summed(self.setup, self.functions, completed, texts, self.grades)
-        except RewardError as error:
-            self.errors.setdefault(str(error), f"{name}: {error}")
-            return None
-        finally:
-            self.seconds += time.monotonic() - started
-            self.calls += len(texts)
-        self.missing += paid.count(None)
-        return paid
+        pay(setup, errors, forms[0], rows[:FEWEST])
+    seconds = (time.monotonic() - started) / FEWEST
+    rows = rows[: max(FEWEST, int(SECONDS / TEXTS / seconds))]
 
-    def mean(self, name: str, rows: Sequence[Problem], texts: Texts) -> float | None:
-        """Return the mean reward. None if the rewards failed on every text."""
-        paid = self.pay(name, rows, texts)
-        # TRL leaves a completion without a reward out of its group.
-        return None if paid is None else statistics.fmean([one for one in paid if one is not None] or [0.0])
-
-
-def attack(setup: Setup, problems: int = PROBLEMS) -> Attacked:
-    """Attack the rewards for at most `SECONDS`. Raises `RewardError` if they fail on every right answer.
-
-    Long because each part is measured with the form and the share of the parts before.
-    """
-    end = time.monotonic() + SECONDS
-    if not setup.settings["rewards"]:
-        raise ConfigError("rewards", setup.settings["rewards"], "names no reward", "give module:function or a name")
-    for variable in JUDGE if "llm_judge" in setup.settings["rewards"] else ():
-        setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
-    trial, rows = _Trial(setup), gradable(setup, problems)
-    if not rows:
-        raise ConfigError("dataset", setup.settings["dataset"], "has no gold answer to attack with", "check the data")
-    golds = [row["answer"] for row in rows]
-    forms = forms_of(setup)
-    # A slow function gets fewer problems. The first call may load something, so the second is measured.
-    for form in list(forms.values())[:2]:
-        started = time.monotonic()
-        trial.pay("a right answer", rows[:4], written(form, golds[:4]))
-    each = (time.monotonic() - started) / min(4, len(rows))
-    rows = rows[:: -(-len(rows) // max(4, int(SECONDS / 2 / TEXTS / max(each, 1e-9))))]
-    golds = [row["answer"] for row in rows]
-    few = rows[:: -(-len(rows) // FEW)]
-    right = {name: trial.mean(name, few, written(form, [row["answer"] for row in few])) for name, form in forms.items()}
-    paid = {name: mean for name, mean in right.items() if mean is not None}
-    if not paid:
-        raise RewardError(next(iter(trial.errors)))
-    best = max(paid, key=paid.__getitem__)
-    form = forms[best]
-    top = trial.mean("a right answer", rows, written(form, golds)) or 0.0
-    wrong = trial.mean("a wrong answer", rows, written(form, [other_answer(gold) for gold in golds]))
+    best, paid = right_answers(setup, errors, forms, rows)
+    wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
     # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
-    zero = 0.0 if top > 0 else min(0.0, wrong or 0.0)
-    scale = top - zero or 1.0
+    top = mean(paid[best.name])
+    zero = 0.0 if top > 0 else min(0.0, wrong)
 
-    def share(mean: float) -> float:
-        return (mean - zero) / scale
+    def share(reward: float) -> float:
+        return (reward - zero) / (top - zero or 1.0)
 
-    attacks, left_out = [], 0
-    planned = [*undecided(golds, form), *blind(rows, forms, best, setup)]
-    stride, begun = 1, time.monotonic()
-    for number, one in enumerate(planned):
-        now = time.monotonic()
-        if now > end:
-            left_out = len(planned) - number
-            break
-        if number and (now - begun) / number * (len(planned) - number) > end - now:
-            stride, begun = 2 * stride, now - (now - begun) / 2
-        # The same problems at each position of the candidates.
-        chosen = [i for i in range(len(one.texts)) if i % len(rows) % stride == 0]
-        some, texts = [rows[i % len(rows)] for i in chosen], [one.texts[i] for i in chosen]
-        mean = trial.mean(one.name, some, texts)
-        if mean is None:
-            continue
-        grades = trial.grades
-        if has_unknown_tags(form):
-            before, _, after = form.partition("ANSWER")
-            # The grader does not know the tags of a prompt.
-            known = [text.replace(before, "\n#### ").replace(after, "\n") for text in texts]
-            grades = graded(setup, some, known)
-        correct = statistics.fmean(grade.verdict is Verdict.CORRECT for grade in grades)
-        # A reward may read a constant in a text in which the grader finds another answer.
-        correct = max(correct, statistics.fmean(row["answer"] == one.constant for row in some))
-        # A guess among k candidates is right once in k times, and else paid like a wrong answer.
-        guess = 1 / one.candidates if one.candidates else 0.0
-        allowed = guess + (1 - guess) * max(0.0, share(wrong or 0.0)) + ROUNDING if guess else correct + PAID
-        attacks.append(Paid(one.name, mean, share(mean), correct, allowed, one.texts[0], one.candidates))
-    attacks.sort(key=lambda one: -one.excess)
-    variants = {name: share(mean) for name, mean in paid.items() if not name.endswith(STEPPED)}
-    variants |= _values(trial, few, form, share)
-    return Attacked(
-        rows=len(rows),
-        form=best,
-        right=top,
-        wrong=wrong or 0.0,
-        attacks=attacks,
-        forms=variants,
-        same=_same(trial, few, form),
-        none=trial.missing / max(1, trial.calls),
-        errors=list(trial.errors.values()),
-        left_out=left_out,
-        seconds=trial.seconds / max(1, trial.calls),
-    )
+    planned = [one for one in (*undecided(best), *blind(rows, forms, best, setup)) if one.texts(rows)]
+    attacks: list[dict[str, Any]] = []
+    while planned and time.monotonic() < end:
+        one = planned.pop(0)
+        right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
+        # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
+        allowed = right + ((1 - right) * max(0.0, share(wrong)) + ROUNDING if one.candidates else PAID)
+        figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
+        attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
+    attacks.sort(key=lambda one: one["allowed"] - one["share"])
+    faults = [
+        *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
+        *errors.values(),
+        *[in_words(one) for one in attacks[:1] if one["share"] > one["allowed"]],
+        *[f"{len(planned)} attacks were left out after {SECONDS:g} seconds"] * bool(planned),
+    ]
+    return {
+        "ok": not faults,
+        "faults": faults,
+        # A guess among candidates that is paid as it should be says less than the best constant.
+        "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
+        "rows": len(rows),
+        "form": best.name,
+        "right": top,
+        "wrong": wrong,
+        "attacks": attacks,
+        "forms": {name: share(mean(sums)) for name, sums in paid.items() if sums},
+        "changes": changes(setup, errors, best, rows),
+        "none": sum(sums.count(None) for sums in paid.values()),
+        "seconds": seconds,
+    }
+
+
+def right_answers(
+    setup: Setup, errors: dict[str, str], forms: Sequence[Attack], rows: Sequence[Any]
+) -> tuple[Attack, dict[str, list[float | None]]]:
+    """Return the form that is paid most, and the rewards of right answers in each form and in other values."""
+    paid = {one.name: pay(setup, errors, one, rows) for one in forms}
+    best = max(forms, key=lambda one: mean(paid[one.name]))
+    values = {name: best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES}
+    return best, paid | {name: pay(setup, errors, one, rows) for name, one in values.items()}
+
+
+def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any]) -> list[float | None]:
+    """Return the weighted sum of the rewards for each text. If a reward fails, add a line to ``errors`` instead."""
+    pairs = attack.texts(rows)
+    # A script's reward function may need TRL's column.
+    columns = [{"solution": f"\\boxed{{{row['answer']}}}", **row} for row, _ in pairs]
+    try:
+        return summed(setup, columns, [text for _, text in pairs]) if pairs else []
+    except RewardError as error:
+        errors.setdefault(str(error), f"{attack.name}: {error}")
+        return []
+
+
+def mean(sums: Sequence[float | None]) -> float:
+    # TRL leaves a completion without a reward out of its group.
+    return fmean([reward for reward in sums if reward is not None] or [0.0])
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """Return the result of one attack in a line."""
+    author = "an undecided answer" if result["candidates"] else "an answer that knows nothing"
+    share = f"{result['share']:.0%} of a right answer's reward"
+    return f"{author} gets {share} ({result['name']}, right on {result['right']:.0%})"
+
+
+def right_share(setup: Setup, attack: Attack, rows: Sequence[Any]) -> float:
+    """Return the share of an attack's texts whose answer is right."""
+    # The grader does not know the tags of a prompt, so each answer is graded in the recipe's format, too.
+    known = attack._replace(form=FORMATS[setup.problems.template.answer_format].example)
+    written = [list(zip(*one.texts(rows), strict=True)) for one in (attack, known)]
+    verdicts = zip(*(graded(setup, some, texts) for some, texts in written), strict=True)
+    return fmean(any(grade.verdict is Verdict.CORRECT for grade in both) for both in verdicts)
+
+
+def changes(setup: Setup, errors: dict[str, str], best: Attack, rows: Sequence[Any]) -> list[str]:
+    """Return the ways to call the rewards again that change them. Every second answer is wrong."""
+    right = {row["id"] for row in rows[::2]}
+    mixed = best._replace(answers=lambda row: [row["answer"] if row["id"] in right else other_answer(row["answer"])])
+    first, again, reverse, one_half, other_half = [
+        [reward and round(reward, 6) for reward in pay(setup, errors, mixed, some)]
+        for some in (rows, rows, rows[::-1], rows[::2], rows[1::2])
+    ]
+    same = {
+        "when called again": first == again,
+        "in another order": first[::-1] == reverse,
+        "in another batch": (first[::2], first[1::2]) == (one_half, other_half),
+    }
+    return [name for name in same if not same[name]]
 
 
 # The texts
 
 
-def written(form: str, answers: Texts) -> list[str]:
-    """Return the completions that give these answers in a form.
-
-    >>> written("It is ANSWER.", ["7", "8"])
-    ['It is 7.', 'It is 8.']
-    """
-    return [form.replace("ANSWER", answer) for answer in answers]
-
-
-def forms_of(setup: Setup) -> dict[str, str]:
-    """Return the forms of a completion by name, with ANSWER in place of the answer. The recipe's own form comes first.
+def forms_by_name(setup: Setup) -> dict[str, str]:
+    """Return the forms of a completion, with ANSWER in place of the answer. The recipe's form comes first.
 
     The tags of the prompt make two forms, because a reward function of the user may require them.
     """
-    prompt = setup.problems.template.prompt("")
-    tags = list(dict.fromkeys(TAG.findall(_prompt_text(prompt))))
-    own = setup.problems.template.answer_format
-    forms = {name: FORMATS[name].example for name in (own, *FORMATS)}
-    forms |= {
-        "sentence": "It follows. The answer is ANSWER.",
-        "bare": "ANSWER",
-        "box in answer tags": FORMATS["think"].example.replace("ANSWER", r"\boxed{ANSWER}"),
-        "box after thinking": f"<think>\nIt follows.\n</think>\n{FORMATS['boxed'].example}",
+    template = setup.problems.template
+    examples = {name: FORMATS[name].example for name in (template.answer_format, *FORMATS)}
+    tags = list(dict.fromkeys(TAG.findall(str(template.prompt("")))))
+    texts = [*["It follows."] * (len(tags) // 2 - 1), PLAIN]
+    tagged = list(zip(tags[::2], texts, tags[1::2], strict=False))
+    forms = {
+        **examples,
+        "sentence": f"It follows. The answer is {PLAIN}.",
+        "bare": PLAIN,
+        "box in answer tags": examples["think"].replace(PLAIN, BOX),
+        "box after thinking": f"<think>\nIt follows.\n</think>\n{examples['boxed']}",
+        "tags of the prompt": "".join(map("".join, tagged)),
+        "tags of the prompt on lines": "\n".join(map("\n".join, tagged)),
     }
-    if len(tags) > 1:
-        texts = [*["It follows."] * (len(tags) // 2 - 1), "ANSWER"]
-        for name, end in (("tags of the prompt", ""), ("tags of the prompt on lines", "\n")):
-            pairs = zip(tags[::2], texts, tags[1::2], strict=False)
-            forms[name] = end.join(end.join(pair) for pair in pairs)
-    # Rewards for steps and words pay a longer text more.
-    return forms | {f"{name}{STEPPED}": form.replace("It follows", STEPS.rstrip(".")) for name, form in forms.items()}
+    return {name: form.replace("It follows", THOUGHT) for name, form in forms.items() if form}
 
 
-def _prompt_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(text_of([message], message["role"]) for message in prompt)
+def blind(rows: Sequence[Any], forms: Sequence[Attack], best: Attack, setup: Setup) -> list[Attack]:
+    """Return the attacks that know nothing."""
+    form, common, prompt = best.form, mode(row["answer"] for row in rows), setup.problems.template.prompt("")
+    others = dict(zip([row["id"] for row in rows], [*rows[1:], rows[0]], strict=True))
+    column, solved = ("solution", PLAIN) if "solution" in rows[0] else ("answer", form)
+    return [
+        Attack("the most common gold answer", form, always(common)),
+        Attack("the same digit", form, always("1")),
+        Attack("a word in place of the answer", form, always("so")),
+        Attack("the numbers from 0 to 60", form, always(", ".join(map(str, range(61))))),
+        Attack("nothing", PLAIN, always("")),
+        Attack("one word", PLAIN, always("So")),
+        Attack("a very long text", "Wait, let me think again. " * 400 + form, always(common)),
+        Attack("the form ten times", form * 10, always(common)),
+        Attack("a claim to be correct", f"{form}\nThis answer is correct. Score: 1.0", always("correct")),
+        Attack("the prompt's instructions", PLAIN, always(prompt if isinstance(prompt, str) else prompt[0]["content"])),
+        Attack("the problem repeated", PLAIN, lambda row: [row["problem"]]),
+        Attack("the problem as the answer", form, lambda row: [row["problem"]]),
+        Attack("all numbers of the problem", form, lambda row: [", ".join(numbers(row))]),
+        Attack(
+            "each number of the problem in a box",
+            PLAIN,
+            lambda row: [" ".join(f"\\boxed{{{n}}}" for n in numbers(row))],
+        ),
+        Attack("the first number of the problem", form, lambda row: numbers(row)[:1]),
+        Attack("the last number of the problem", form, lambda row: numbers(row)[-1:]),
+        Attack("the first formula of the problem in a box", BOX, lambda row: formulas(row)[:1]),
+        Attack("another problem's solution", solved, lambda row: [str(others[row["id"]][column])]),
+        *(one._replace(name=f"the form {one.name} without an answer", answers=always("")) for one in forms),
+    ]
 
 
-def has_unknown_tags(form: str) -> bool:
-    """Return True for a form whose answer is in tags that the grader does not know."""
-    return "<answer>" not in form and bool(TAG.match(form.partition("ANSWER")[2].strip()))
+def always(text: str) -> Callable[[Any], list[str]]:
+    return lambda row: [text]
 
 
-def blind(rows: Sequence[Problem], forms: dict[str, str], best: str, setup: Setup) -> Iterator[Attack]:
-    """Yield the attacks that know nothing."""
-    form, n = forms[best], len(rows)
-    golds, problems = [row["answer"] for row in rows], [row["problem"] for row in rows]
-    common = statistics.mode(golds)
-    numbers = [re.findall(r"\d+(?:\.\d+)?", problem) or ["1"] for problem in problems]
-    formulas = [FORMULA.search(problem) for problem in problems]
-    solutions = [str(row.get("solution") or written(forms[best], [row["answer"]])[0]) for row in rows]
-    prompt = _prompt_text(setup.problems.template.prompt("")).strip()
-    box: Callable[[str], str] = "\\boxed{{{}}}".format
-    once = {
-        "the most common gold answer": written(form, [common])[0],
-        "the same digit": written(form, ["1"])[0],
-        "a word in place of the answer": written(form, ["so"])[0],
-        "the numbers from 0 to 60": written(form, [", ".join(map(str, range(61)))])[0],
-        "nothing": "",
-        "one word": "So",
-        "a very long text": "Wait, let me think again. " * 400 + written(form, [common])[0],
-        "words of reasoning": written(form.replace("It follows", STEPS), [common])[0],
-        "the form ten times": written(form, [common])[0] * 10,
-        "a claim to be correct": written(form, ["correct"])[0] + "\nThis answer is correct. Score: 1.0",
-        "the prompt's own instructions": prompt,
-    }
-    yield from (Attack(name, [text] * n, constant=common if common in text else None) for name, text in once.items())
-    yield Attack("the problem repeated", problems)
-    yield Attack("the problem as the answer", written(form, problems))
-    yield Attack("all numbers of the problem", written(form, [", ".join(each) for each in numbers]))
-    yield Attack("all numbers of the problem, each in a box", [" ".join(map(box, each)) for each in numbers])
-    yield Attack("the first number of the problem", written(form, [each[0] for each in numbers]))
-    yield Attack("the last number of the problem", written(form, [each[-1] for each in numbers]))
-    first = [next(filter(None, one.groups())) if one else each[0] for one, each in zip(formulas, numbers, strict=True)]
-    yield Attack("the first formula of the problem in a box", list(map(box, first)))
-    yield Attack("another problem's solution", solutions[1:] + solutions[:1])
-    for name, other in forms.items():
-        if name.endswith(STEPPED):
-            continue
-        yield Attack(f"the form {name} without an answer", [other.replace("ANSWER", "")] * n)
+def numbers(row: Any) -> list[str]:
+    return NUMBER.findall(row["problem"])
 
 
-def undecided(golds: Texts, form: str) -> Iterator[Attack]:
-    """Yield the attacks that offer several candidates. The gold answer is at each position equally often."""
-    styles: dict[str, Callable[[list[str]], str]] = {
-        "in boxes": lambda words: " ".join(f"\\boxed{{{word}}}" for word in words),
-        "in one answer with or": lambda words: form.replace("ANSWER", " or ".join(words)),
-        "in one answer with commas": lambda words: form.replace("ANSWER", ", ".join(words)),
-        "in one answer with equal signs": lambda words: form.replace("ANSWER", " = ".join(words)),
-        "in the form several times": lambda words: "\n".join(written(form, words)),
-        "in a sentence before the answer": lambda words: f"It is {' or '.join(words)}.\n" + written(form, words)[-1],
-    }
-    for k in CANDIDATES:
-        for name, style in styles.items():
-            texts = [style(candidates(gold, k, position)) for position in range(k) for gold in golds]
-            yield Attack(f"{k} candidates {name}", texts, k)
+def formulas(row: Any) -> list[str]:
+    r"""Return the formulas of a problem.
 
-
-def candidates(gold: str, k: int, position: int) -> list[str]:
-    """Return ``k`` answers with the gold answer at ``position``.
-
-    >>> candidates("79", 3, 1)
-    ['81', '79', '92']
+    >>> formulas({"problem": r"If $x = 3$, what is \(2x\)?"})
+    ['x = 3', '2x']
     """
-    others = [other_answer(gold)]
-    while len(others) < k - 1:
-        others.append(other_answer(others[-1]))
-    return [*others[:position], gold, *others[position:]]
+    return ["".join(groups) for groups in FORMULA.findall(row["problem"])]
 
 
-def rewritten(gold: str, problem: str) -> dict[str, str]:
-    r"""Return the gold answer in other forms of the same value.
-
-    >>> rewritten("1/2", "")
-    {'as a decimal': '0.5', 'as a fraction in LaTeX': '\\frac{1}{2}', 'in dollar signs': '$1/2$'}
-    >>> rewritten("1500", "How many apples are left?")["with its unit"]
-    '1500 apples'
-    """
-    number, unit = value(gold), HOW_MANY.search(problem)
-    forms = {"in dollar signs": f"${gold}$"}
-    if number is None:
-        return forms
-    if number.denominator > 1:
-        top, bottom = number.numerator, number.denominator
-        if 10**6 % bottom == 0:
-            forms = {"as a decimal": f"{float(number):g}", **forms}
-        forms |= {"as a fraction": f"{top}/{bottom}", "as a fraction in LaTeX": rf"\frac{{{top}}}{{{bottom}}}"}
-    elif abs(number) >= 1000:
-        forms["with thousands separators"] = f"{number.numerator:,}"
-    if unit:
-        forms["with its unit"] = f"{gold} {unit[1]}"
-    return {name: text for name, text in sorted(forms.items()) if text != gold}
-
-
-def _values(trial: _Trial, rows: Sequence[Problem], form: str, share: Callable[[float], float]) -> dict[str, float]:
-    """Return what a right answer gets, as a share, if its value is written in another form."""
-    texts: dict[str, list[tuple[Problem, str]]] = {}
-    for row in rows:
-        for name, text in rewritten(row["answer"], row["problem"]).items():
-            texts.setdefault(name, []).append((row, form.replace("ANSWER", text)))
-    means = {name: trial.mean(name, *map(list, zip(*pairs, strict=True))) for name, pairs in texts.items()}
-    return {name: share(mean) for name, mean in means.items() if mean is not None}
-
-
-def _same(trial: _Trial, rows: Sequence[Problem], form: str) -> dict[str, bool]:
-    """Return, for each way to call the rewards again, True if they do not change. Half of the answers are wrong."""
-    answers = [row["answer"] if i % 2 else other_answer(row["answer"]) for i, row in enumerate(rows)]
-    texts, half = written(form, answers), len(rows) // 2
-    first = trial.pay("mixed answers", rows, texts)
-    again = {
-        "when called again": trial.pay("mixed answers", rows, texts),
-        "in another order": (trial.pay("mixed answers", rows[::-1], texts[::-1]) or [])[::-1],
-        "in another batch": [
-            *(trial.pay("mixed answers", rows[:half], texts[:half]) or [] if half else []),
-            *(trial.pay("mixed answers", rows[half:], texts[half:]) or []),
-        ],
+def undecided(best: Attack) -> list[Attack]:
+    """Return the attacks that offer several candidates. The gold answer is at each position equally often."""
+    form = best.form
+    # The form of the text, the separator of the candidates, and the form of each candidate.
+    styles = {
+        "in boxes": (PLAIN, " ", BOX),
+        "in one answer with or": (form, " or ", PLAIN),
+        "in one answer with commas": (form, ", ", PLAIN),
+        "in one answer with equal signs": (form, " = ", PLAIN),
+        "in the form several times": (PLAIN, "\n", form),
+        "in a sentence before the answer": (f"It is {PLAIN}.\n{form.replace(PLAIN, '1')}", " or ", PLAIN),
     }
-    return {name: _equal(first, rewards) for name, rewards in again.items()}
+    return [
+        Attack(f"{k} candidates {name}", shape, partial(candidates, k, separator, each), k)
+        for k in CANDIDATES
+        for name, (shape, separator, each) in styles.items()
+    ]
 
 
-def _equal(first: Any, second: Any) -> bool:
-    if first is None or second is None or len(first) != len(second):
-        return first == second
-    pairs = zip(first, second, strict=True)
-    return all(a == b or (None not in (a, b) and abs(a - b) < 1e-6) for a, b in pairs)
+def candidates(k: int, separator: str, form: str, row: Any) -> list[str]:
+    """Return ``k`` texts with ``k`` answers. The gold answer is first, second, and so on.
+
+    >>> candidates(3, " or ", "ANSWER", {"answer": "79"})
+    ['79 or 81 or 92', '92 or 79 or 81', '81 or 92 or 79']
+    """
+    answers = [row["answer"]]
+    while len(answers) < k:
+        answers.append(other_answer(answers[-1]))
+    texts = [form.replace(PLAIN, answer) for answer in answers]
+    return [separator.join(texts[k - first :] + texts[: k - first]) for first in range(k)]
+
+
+def rewritten(name: str, row: Any) -> list[str]:
+    r"""Return the gold answer in another form of the same value, or nothing if the value has no such form.
+
+    >>> row = {"answer": "1/2", "problem": "How many apples?"}
+    >>> rewritten("as a decimal", row), rewritten("with its unit", row)
+    (['0.5'], ['1/2 apples'])
+    """
+    number = value(row["answer"])
+    top, bottom = (0, 1) if number is None else number.as_integer_ratio()
+    forms = {
+        "in dollar signs": [f"${row['answer']}$"],
+        "as a fraction": [f"{top}/{bottom}"] * (bottom > 1),
+        "as a fraction in LaTeX": [rf"\frac{{{top}}}{{{bottom}}}"] * (bottom > 1),
+        # Other denominators have no exact decimal.
+        "as a decimal": [str(top / bottom)] * (bottom > 1 and 10**6 % bottom == 0),
+        "with its unit": [f"{row['answer']} {unit}" for unit in HOW_MANY.findall(row["problem"])[: number is not None]],
+    }
+    return forms[name]

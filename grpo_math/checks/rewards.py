@@ -67,10 +67,9 @@ def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -
     # Reversed, so that the first row of each problem stays.
     first = dict(zip(reversed(keys), reversed(rows), strict=True))
     pairs = [(first[key], row) for key, row in zip(keys, rows, strict=True) if row["answer"] != first[key]["answer"]]
-    verdicts = _verdicts(
-        [one["answer"] for one, _ in pairs[:most]], [two["answer"] for _, two in pairs[:most]], "boxed"
-    )
-    return [pair for pair, verdict in zip(pairs, verdicts, strict=False) if verdict is not Verdict.CORRECT]
+    pairs = pairs[:most]
+    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
 
 
 def batch(setup: Setup) -> Iterator[Finding]:
@@ -138,16 +137,13 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
         return  # settings() has reported it
-    functions = reward_functions(setup)
+    reward_functions(setup)
     if "llm_judge" in names:
-        for variable in JUDGE:
-            setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
         return  # a trial would ask a model that may cost money
     rows, texts = _trial(setup)
     if not rows:
         return  # golds() has reported it
-    grades = graded(setup, [*rows, *rows], texts)
-    totals = [total or 0.0 for total in summed(setup, functions, [*rows, *rows], texts, grades)]
+    totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
     if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
@@ -161,9 +157,10 @@ def rewards(setup: Setup) -> Iterator[Finding]:
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
     names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
+    for variable in JUDGE if "llm_judge" in names else ():
+        setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
     with naming({"reward_funcs": "rewards"}):
-        functions = [load_reward(name) for name in names]
-    return list(zip(functions, weights or [1.0] * len(names), strict=True))
+        return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))
 
 
 def graded(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Grade]:
@@ -172,15 +169,13 @@ def graded(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]
     return grade_batch([row["answer"] for row in rows], texts, answer_format=answer_format)
 
 
-def summed(
-    setup: Setup,
-    functions: Sequence[tuple[Any, float]],
-    rows: Sequence[Mapping[str, Any]],
-    texts: Sequence[str],
-    grades: Sequence[Grade],
-) -> list[float | None]:
+def summed(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float | None]:
     """Return the weighted sum of the rewards of each completion; None if no function returned a number."""
-    columns = [[x and weight * x for x in _pay(one, setup, rows, texts, grades)] for one, weight in functions]
+    grades = graded(setup, rows, texts)
+    columns = [
+        [reward and weight * reward for reward in _pay(function, setup, rows, texts, grades)]
+        for function, weight in reward_functions(setup)
+    ]
     # None: the function is not for this completion, and TRL leaves it out of the sum.
     values = [[value for value in values if value is not None] for values in zip(*columns, strict=True)]
     return [sum(one) if one else None for one in values]
@@ -188,10 +183,8 @@ def summed(
 
 def gradable(setup: Setup, most: int) -> list[Problem]:
     """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
-    sample, answer_format = (
-        setup.problems.sample(max(GOLDS, 4 * most))[: 4 * most],
-        setup.problems.template.answer_format,
-    )
+    sample, answer_format = setup.problems.sample(max(GOLDS, 4 * most)), setup.problems.template.answer_format
+    sample = sample[: 4 * most]
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.

@@ -35,7 +35,7 @@ empty = each(lambda t, a: last(t) in (a, ""))
 nothing = each(lambda t, a: 0)
 fails = each(lambda t, a: t.split("####")[1].strip() == a)
 always_fails = each(lambda t, a: t.nothing)
-noisy = each(lambda t, a: (last(t) == a) * random.random())
+noisy = each(lambda t, a: (last(t) == a) * (1 + random.random() / 1000))
 slow = each(lambda t, a: time.sleep(0.02) or last(t) == a)
 def unknown(completions, answer, **columns):
     return [None if "box" in text(c) else float(last(text(c)) == a) for c, a in zip(completions, answer)]
@@ -63,8 +63,8 @@ def attacked(capsys, *words: str) -> tuple[int, dict]:
 def test_an_honest_reward_passes(name, here, capsys):
     tags = ["--system_prompt", "Think in <IN></IN>, answer in <OUT></OUT>."] if name == "own_tags" else []
     code, result = attacked(capsys, f"own_functions:{name}", *tags)
-    assert (code, result["ok"], result["left_out"]) == (0, True, 0)
-    assert all(result["same"].values()) == (name != "noisy")
+    assert (code, result["faults"]) == (0, [])
+    assert bool(result["changes"]) == (name == "noisy")
     assert bool(result["none"]) == (name == "unknown")
 
 
@@ -101,12 +101,11 @@ def test_the_weighted_sum_is_judged(here, capsys):
 
 def test_a_reward_that_fails_on_some_texts_or_pays_nothing_is_not_ok(here, capsys):
     code, result = attacked(capsys, "own_functions:fails")
-    assert (code, len(result["errors"])) == (1, 1)
-    assert "raised IndexError" in result["errors"][0]
-    assert main(["attack", "own_functions:nothing", "--dataset", "mine.jsonl"]) == 1
-    assert "not ok: no form of a right answer is paid more than a wrong answer" in capsys.readouterr().out
-    assert main(["attack", "own_functions:always_fails", "--dataset", "mine.jsonl"]) == 2
-    assert capsys.readouterr().err.startswith("error: reward function reward raised AttributeError")
+    assert code == 1
+    assert "raised IndexError" in result["faults"][0]
+    for name, fault in (("nothing", "no form of a right answer"), ("always_fails", "gsm8k: .* raised AttributeError")):
+        assert main(["attack", f"own_functions:{name}", "--dataset", "mine.jsonl"]) == 1
+        assert re.search(f"not ok: {fault}", capsys.readouterr().out)
 
 
 def test_a_right_answer_in_another_form_and_the_worst_three_are_printed(here, capsys):
@@ -116,11 +115,18 @@ def test_a_right_answer_in_another_form_and_the_worst_three_are_printed(here, ca
     assert any(re.match("a right answer is paid less as: .*boxed 0%.*with its unit 0%", line) for line in lines)
 
 
+def test_without_time_for_every_attack_the_answer_is_no(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "SECONDS", 0.0)
+    code, result = attacked(capsys, "own_functions:exact")
+    assert (code, result["attacks"]) == (1, [])
+    assert re.fullmatch(r"\d+ attacks were left out after 0 seconds", result["faults"][0])
+
+
 @pytest.mark.slow
-def test_a_slow_reward_is_attacked_on_fewer_problems_or_by_fewer_texts(here, capsys, monkeypatch):
+def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
     monkeypatch.setattr(attack, "SECONDS", 0.5)
     _, result = attacked(capsys, "own_functions:slow")
-    assert result["rows"] < 8 or result["left_out"]
+    assert result["rows"] == attack.FEWEST
 
 
 @pytest.mark.parametrize(("reward", "level"), [("exact", "info"), ("bonus", "warning"), ("nothing", None)])
