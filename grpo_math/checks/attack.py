@@ -33,7 +33,7 @@ from grpo_math.settings import recipe
 
 SECONDS = 20.0
 PROBLEMS, IN_DOCTOR = 64, 16
-FEWEST, TEXTS = 4, 120  # problems of a slow reward; completions for each problem, about
+FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, about
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CANDIDATES = (2, 4)
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
@@ -113,8 +113,9 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
         started = time.monotonic()
         pay(setup, errors, forms[0], rows[:FEWEST])
     seconds = (time.monotonic() - started) / FEWEST
-    rows = rows[: max(FEWEST, int(SECONDS / TEXTS / seconds))]
+    rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
 
+    tried = len(rows)
     best, paid = right_answers(setup, errors, forms, rows)
     wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
     # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
@@ -124,15 +125,23 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     def share(reward: float) -> float:
         return (reward - zero) / (top - zero or 1.0)
 
-    planned = [one for one in (*undecided(best), *blind(rows, forms, best, setup)) if one.texts(rows)]
+    planned = [*blind(rows, forms, best, setup), *undecided(best)]
     attacks: list[dict[str, Any]] = []
-    while planned and time.monotonic() < end:
+    took = 0.0
+    while planned and (started := time.monotonic()) < end:
+        # The others get fewer problems if they would take too long.
+        if took * len(planned) > end - started:
+            rows = rows[: max(FEWEST, len(rows) // 2)]
         one = planned.pop(0)
+        # Not every problem has a number or a formula.
+        if not one.texts(rows):
+            continue
         right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
         # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
         allowed = right + ((1 - right) * max(0.0, share(wrong)) + ROUNDING if one.candidates else PAID)
         figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
         attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
+        took = time.monotonic() - started
     attacks.sort(key=lambda one: one["allowed"] - one["share"])
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
@@ -145,7 +154,7 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
         "faults": faults,
         # A guess among candidates that is paid as it should be says less than the best constant.
         "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
-        "rows": len(rows),
+        "rows": tried,
         "form": best.name,
         "right": top,
         "wrong": wrong,

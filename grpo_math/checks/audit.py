@@ -80,13 +80,11 @@ def run(args: argparse.Namespace) -> Answer:
     is_data = target and (source_of(target) or is_table(target) or Path(target).is_dir())
     words = [] if target is None else ["--dataset" if is_data else "--config", target]
     settings = recipe.read([*words, *args.fields]).sound().values
-    for name in filter(None, [args.write_clean]):
-        if Path(name).exists():
-            raise ConfigError("write_clean", name, "exists", "name a new file")
+    if args.write_clean and Path(args.write_clean).exists():
+        raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")
     raws, rows, faults = read(settings)
     notes: list[str] = []
     faults += [*of_rows(rows, args.prompt_tokens), *of_tests(rows, args.tests, settings, notes)]
-    left_out = {fault.line for fault in faults}
     common = most_common(rows)
     found = [
         {"kind": kind, "count": len(lines), "line": lines[0].line, "example": lines[0].example}
@@ -97,17 +95,17 @@ def run(args: argparse.Namespace) -> Answer:
         "ok": not found and not common,
         "rows": len(raws),
         "faults": found,
-        "left_out": len(left_out),
+        "left_out": len({fault.line for fault in faults}),
+        "most_common": common,
+        "notes": notes,
+        "files": write_clean(args.write_clean, raws, faults) if args.write_clean else [],
     }
-    result |= {"most_common": common, "notes": notes, "files": []}
-    if args.write_clean:
-        result["files"] = write_clean(args.write_clean, raws, faults)
     text = [
         *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in found),
         *([f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"] if common else []),
         *(f"note: {note}" for note in notes),
         *(f"written  {name}" for name in result["files"]),
-        f"{'ok' if result['ok'] else 'not ok'}: {len(left_out):,} of {len(raws):,} rows have a fault",
+        f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
     ]
     return Answer(result, "\n".join(text), result["ok"] or bool(args.write_clean))
 
@@ -118,10 +116,10 @@ def check(setup: Setup) -> Iterator[Finding]:
     counted = by_kind([fault for row in rows for fault in of_gold(row)] + [*repeated(rows)])
     words = [f"{len(lines)} {kind}" for kind, lines in counted.items()]
     if common := most_common(rows):
-        words.append(f"{common['count']} gold answers are {common['answer']!r}")
+        words += [f"{common['count']} gold answers are {common['answer']!r}"]
     if words:
-        data = setup.settings["dataset"]
-        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit --dataset {data} shows them")
+        command = f"grpo-math audit --dataset {setup.settings['dataset']}"
+        yield Finding("info", f"data: {', '.join(words)}; {command} shows them")
 
 
 def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
@@ -134,6 +132,10 @@ def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
 
 def shown(text: object) -> str:
     return repr(escaped(str(text))[:SHOWN])
+
+
+def raw_text(raw: Any) -> str:
+    return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
 def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
@@ -152,16 +154,10 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
             rows.append({**checked(raw, f"line {line}", accepted, source), "line": line})
         except BadRow as bad:
             field, reason, _ = bad.args
-            text = raw.decode(errors="replace") if isinstance(raw, bytes) else json.dumps(raw, default=str)
-            faults.append(Fault(_unread(reason, text), line, f"{field} {reason}: {shown(text)}"))
+            empty = "gold answer" in reason or "is empty" in reason
+            kind = "no gold answer" if empty else "rows that cannot be used"
+            faults.append(Fault(kind, line, f"{field} {reason}: {shown(raw_text(raw))}"))
     return raws, rows, faults
-
-
-def _unread(reason: str, text: str) -> str:
-    """Return the kind of a row that cannot be read."""
-    if "gold answer" in reason or "is empty" in reason:
-        return "proofs" if re.search(r":\s*\"(?:proof)\"", text, re.I) else "no gold answer"
-    return "rows that cannot be used"
 
 
 def of_rows(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
@@ -175,10 +171,10 @@ def of_rows(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
         yield Fault(
             "gold answers that are not correct against themselves", row["line"], f"{shown(row['answer'])}: {verdict}"
         )
-    for one, other in contradictions(rows):
-        for row, another in ((one, other), (other, one)):
-            text = f"{shown(row['answer'])}, line {another['line']} has {shown(another['answer'])}"
-            yield Fault("contradictory gold answers", row["line"], text)
+    pairs = contradictions(rows)
+    for row, other in [*pairs, *((other, one) for one, other in pairs)]:
+        text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
+        yield Fault("contradictory gold answers", row["line"], text)
     yield from repeated(rows)
 
 
@@ -246,14 +242,14 @@ def write_clean(name: str, raws: Mapping[int, Any], faults: Sequence[Fault]) -> 
     for fault in faults:
         reasons.setdefault(fault.line, []).append(f"{fault.kind}: {fault.example}")
 
-    def text(raw: Any) -> str:
-        return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
-
     others = (
-        json.dumps({"line": line, "reasons": reasons[line], "row": text(raws[line])}, ensure_ascii=False)
+        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raws[line])}, ensure_ascii=False)
         for line in sorted(reasons)
     )
-    files = {name: (text(raw) for line, raw in raws.items() if line not in reasons), f"{name}.left_out.jsonl": others}
+    files = {
+        name: (raw_text(raw) for line, raw in raws.items() if line not in reasons),
+        f"{name}.left_out.jsonl": others,
+    }
     for path, lines in files.items():
         replace_text(Path(path), "".join(f"{line}\n" for line in lines))
     return list(files)

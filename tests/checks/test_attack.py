@@ -68,7 +68,7 @@ def test_an_honest_reward_passes(name, here, capsys):
     assert bool(result["none"]) == (name == "unknown")
 
 
-@pytest.mark.parametrize("name", ["accuracy", "gsm8k", "r1_zero", "gated"])
+@pytest.mark.parametrize("name", ["accuracy", "gsm8k", "r1_zero", "gated", "shaped"])
 def test_the_rewards_of_the_shipped_recipes_pass(name, here, capsys):
     assert attacked(capsys, name)[0] == 0
 
