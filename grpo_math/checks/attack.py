@@ -115,7 +115,6 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     seconds = (time.monotonic() - started) / FEWEST
     rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
 
-    tried = len(rows)
     best, paid = right_answers(setup, errors, forms, rows)
     wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
     # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
@@ -126,22 +125,7 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
         return (reward - zero) / (top - zero or 1.0)
 
     planned = [*blind(rows, forms, best, setup), *undecided(best)]
-    attacks: list[dict[str, Any]] = []
-    took = 0.0
-    while planned and (started := time.monotonic()) < end:
-        # The others get fewer problems if they would take too long.
-        if took * len(planned) > end - started:
-            rows = rows[: max(FEWEST, len(rows) // 2)]
-        one = planned.pop(0)
-        # Not every problem has a number or a formula.
-        if not one.texts(rows):
-            continue
-        right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
-        # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
-        allowed = right + ((1 - right) * max(0.0, share(wrong)) + ROUNDING if one.candidates else PAID)
-        figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
-        attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
-        took = time.monotonic() - started
+    attacks = judged(setup, errors, planned, rows, share, max(0.0, share(wrong)), end)
     attacks.sort(key=lambda one: one["allowed"] - one["share"])
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
@@ -154,7 +138,7 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
         "faults": faults,
         # A guess among candidates that is paid as it should be says less than the best constant.
         "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
-        "rows": tried,
+        "rows": len(rows),
         "form": best.name,
         "right": top,
         "wrong": wrong,
@@ -164,6 +148,35 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
         "none": sum(sums.count(None) for sums in paid.values()),
         "seconds": seconds,
     }
+
+
+def judged(
+    setup: Setup,
+    errors: dict[str, str],
+    planned: list[Attack],
+    rows: Sequence[Any],
+    share: Callable[[float], float],
+    wrong: float,
+    end: float,
+) -> list[dict[str, Any]]:
+    """Return the result of each attack, and remove it from ``planned``. ``wrong``: a wrong answer's share."""
+    attacks: list[dict[str, Any]] = []
+    took = 0.0
+    while planned and (started := time.monotonic()) < end:
+        # The others get fewer problems if they would take too long.
+        if took * len(planned) > end - started:
+            rows = rows[: max(FEWEST, len(rows) // 2)]
+        one = planned.pop(0)
+        # Not every problem has a number or a formula.
+        if not one.texts(rows):
+            continue
+        right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
+        # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
+        allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
+        figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
+        attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
+        took = time.monotonic() - started
+    return attacks
 
 
 def right_answers(
