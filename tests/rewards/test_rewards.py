@@ -153,7 +153,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
         (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
         ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
-        (  # right, in format and 50 of 100 tokens: 1 + 0.1 + 0.05 / 2; the length beyond the limit costs nothing
+        (  # right, in format and 50 of 100 tokens: 1 + 0.05 + 0.025 / 2; the length beyond the limit costs nothing
             "shaped",
             ["#### 7", "It is 8.", "#### 8", "#### 7"],
             {
@@ -162,7 +162,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
                 "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
                 MAX_LENGTH: 100,
             },
-            [1.125, 0.0, 0.1, None],
+            [1.0625, 0.0, 0.05, None],
         ),
         ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
         ("gated", [GOOD_XML], {"answer": [""]}, [None]),
