@@ -29,11 +29,11 @@ grpo-math doctor --config launch/configs/demo_cpu.yaml --learning_rate 1e-4 --ou
 ok: no error, no warning
 ```
 
-A recipe takes the fields below, here or on the command line, which wins, and every field of TRL's
+A recipe takes the fields below, and every field of TRL's
 [`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig), transformers'
 [`TrainingArguments`](https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments) and
-TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). A misspelt field or an
-impossible combination is one line before weights load. `python docs/make_tables.py --write` writes this page.
+TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). The default is in
+brackets. The command line wins over the recipe.
 """
 
 
@@ -65,8 +65,9 @@ def settings() -> str:
     assert sorted(grouped) == sorted(fields), f"a group of fields.yaml needs, or has: {set(grouped) ^ set(fields)}"
     parts = [HEAD]
     for title, names in TABLES["groups"].items():
-        rows = [f"| `{name}` | {' | '.join(fields[name])} |" for name in names]
-        parts.append("\n".join([f"## {title}\n", "| field | default | meaning |", "|---|---|---|", *rows, ""]))
+        lines = [f"- **`{name}`** ({default}): {text}" for name in names for default, text in [fields[name]]]
+        lines = [line.replace(" ()", "") for line in lines]
+        parts.append("\n".join([f"## {title}\n", *lines, ""]))
     return "\n".join(parts)
 
 
@@ -75,17 +76,34 @@ def table(name: str) -> str:
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
     if name == "findings":
         return findings()
+    if name == "methods":
+        return methods()
     from benchmarks import layouts
 
     return layouts.tables()[name]
 
 
 def findings() -> str:
-    """Return the symptom and the remedy of each finding. The line of a finding has its cause, too."""
+    """Return the symptom of each finding. The line of a finding has the cause and the remedy."""
     from grpo_math.checks.diagnosis import CHECKS
 
-    rows = [f"| `{name}` | {check.symptom} | {check.remedy} |" for name, check in CHECKS.items()]
-    return "\n".join(["| finding | what is seen | remedy |", "| --- | --- | --- |", *rows])
+    return "\n".join(f"- `{name}`: {check.symptom}" for name, check in CHECKS.items())
+
+
+def methods() -> str:
+    """Return the rows of methods.yaml."""
+    from grpo_math.settings.recipe import METHODS
+
+    lines = ["| method | name | fields | what it changes in GRPO |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        title = f"{method['title']} ({method['paper']})" if "paper" in method else method["title"]
+        fields = ", ".join(f"`{field}: {_value(value)}`" for field, value in method["fields"].items())
+        lines.append(f"| {title} | `{name}` | {fields} | {method['changes']} |")
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    return _yaml(value).strip("`")
 
 
 def pages() -> dict[Path, str]:

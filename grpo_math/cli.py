@@ -63,6 +63,20 @@ COMMANDS = {
         ("grpo-math doctor my_recipe.yaml", "grpo-math doctor my_recipe.yaml --show 2"),
         fields=True,
     ),
+    "attack": Command(
+        "checks.attack",
+        "Show what rewards pay for answers that know nothing.",
+        "(RECIPE | REWARD) [--FIELD VALUE ...]",
+        ("grpo-math attack my_recipe.yaml", "grpo-math attack --rewards format_strict --dataset gsm8k"),
+        fields=True,
+    ),
+    "audit": Command(
+        "checks.audit",
+        "Find the rows of a data set that teach nothing or something wrong.",
+        "(RECIPE | DATA) [--write_clean FILE] [--FIELD VALUE ...]",
+        ("grpo-math audit --dataset gsm8k", "grpo-math audit --dataset gsm8k --write_clean clean.jsonl"),
+        fields=True,
+    ),
     "plan": Command(
         "planner.command",
         "Check whether a recipe fits these GPUs, and what to change if not.",

@@ -8,6 +8,7 @@ Does not drop out, and takes no pages of keys.
 
 import math
 from functools import cache
+from inspect import signature
 
 import torch
 
@@ -79,7 +80,8 @@ def flash_attn_varlen_func(
     assert not softcap
     offsets = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     window = (window_size[0], 0) if causal else window_size
-    return varlen_attn(q, k, v, *offsets, scale=softmax_scale, window_size=window, enable_gqa=True)
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    return varlen_attn(q, k, v, *offsets, scale=softmax_scale, window_size=window, **grouped)
 
 
 def flash_attn_func(q, k, v, **settings):

@@ -109,7 +109,7 @@ def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **setti
     """The generation of a trainer alone, without the trainer."""
     base = {"processing_class": None, "mode": "server", "server_base_url": url, "max_completion_length": 8}
     of_trainer = SimpleNamespace(**{"output_dir": folder, "seed": 3, **(args or {})})
-    return kind(of_trainer, model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
+    return kind(of_trainer, None, model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
 
 
 def trainer_of(url, model, tokenizer, folder, **settings):

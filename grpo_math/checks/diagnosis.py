@@ -63,6 +63,21 @@ CHECKS: dict[str, Check] = {
         "the policy became certain before it became correct, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
     ),
+    "entropy_rises": Check(
+        "the entropy rises without a gain",
+        "the policy becomes more random: the updates push wrong completions away more than they teach correct ones",
+        "lower the learning rate, or remove the entropy bonus",
+    ),
+    "length_without_accuracy": Check(
+        "the completions grow and the accuracy does not",
+        "something other than a correct answer is rewarded, or long completions keep too little of a penalty",
+        "penalize length, and run grpo-math attack on the rewards",
+    ),
+    "reward_without_heldout": Check(
+        "the reward rises and held-out accuracy does not",
+        "the rewards pay something that does not help to solve other problems",
+        "run grpo-math attack on the rewards, and read the completions",
+    ),
     "truncation": Check(
         "too many completions are cut at the length limit",
         "an answer that is cut off is graded wrong",
@@ -116,6 +131,9 @@ EXPLAINED_BY: dict[str, set[str]] = {
     "flat_reward": {"adapter_not_moving", "reward_stuck"},
     "reward_stuck": {"collapse"},
     "uniform_groups": {"reward_stuck", "collapse"},
+    "entropy_rises": {"learning_rate_too_high", "collapse", "adapter_not_moving"},
+    "reward_without_heldout": {"heldout_worse", "format_without_accuracy"},
+    "length_without_accuracy": {"eos_mismatch", "collapse"},
     "truncation": {"eos_mismatch", "collapse"},
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
 from grpo_math.checks.model import show
-from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight
+from grpo_math.checks.preflight import CHECKS, OF_DOCTOR, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.run.streams import Answer
@@ -53,7 +53,7 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     for problem in read.problems:
         yield finding_of(problem, "settings")
     failed = bool(read.problems)
-    for finding in preflight(setup, CHECKS, failed):
+    for finding in preflight(setup, (*CHECKS, *OF_DOCTOR), failed):
         failed |= finding.level == "error"
         yield finding
     # The classes of training would raise the same errors again.

@@ -224,7 +224,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    request = request_of(setup.settings).stated()
+    request = request_of(setup.settings).to_dict()
     sampled = ", ".join(f"{name} {value}" for name, value in request.items() if value not in (None, [], {}))
     text = "\n".join([*lines, f"answer format: {answer_format}", f"request: {escaped(sampled)}"])
     return Answer({"answer_format": answer_format, "request": request, "prompts": shown}, text)

@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from grpo_math.checks import Finding, machine, model, rewards, services
+from grpo_math.checks import Finding, attack, audit, machine, model, rewards, services
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
@@ -77,8 +77,10 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
+# Only the doctor makes these, because they take seconds.
+OF_DOCTOR: dict[str, Check] = {"audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
-AFTER_ALL = ("settings", "adapter", "disk", "end_of_turn", "prompt_lengths", "memory")
+AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": model.chat_template,
@@ -94,7 +96,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
     ``failed``: there was an error before these checks.
     """
     yielded = set[str]()
-    for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
+    for name, check in {**CHECKS, **OF_DOCTOR, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in AFTER_ALL):
             continue
         try:

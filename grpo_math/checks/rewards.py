@@ -15,7 +15,7 @@ from typing import Any
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
-from grpo_math.grading import Verdict, grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
@@ -58,15 +58,21 @@ def problems(setup: Setup) -> Iterator[Finding]:
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Find problems with gold answers that are not equal: one of them rewards a wrong answer."""
-    # Reversed, so that the first row of each problem stays.
-    first = {row["problem"]: row for row in reversed(rows)}
-    pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
-    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
-    apart = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
-    if apart:
+    if apart := contradictions(rows, GOLDS):
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
+
+
+def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
+    """Return pairs of rows with the same problem and gold answers that are not equal. ``most`` pairs are graded."""
+    keys = [contamination.whole(row["problem"]) for row in rows]
+    # Reversed, so that the first row of each problem stays.
+    first = dict(zip(reversed(keys), reversed(rows), strict=True))
+    pairs = [(first[key], row) for key, row in zip(keys, rows, strict=True) if row["answer"] != first[key]["answer"]]
+    pairs = pairs[:most]
+    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
 
 
 def batch(setup: Setup) -> Iterator[Finding]:
@@ -81,8 +87,6 @@ def batch(setup: Setup) -> Iterator[Finding]:
 def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    # A gold answer that is not correct against itself is at fault: no completion can be rewarded for it.
-    answers = [repaired(row["answer"]) for row in rows]
     damaged = [row for row in rows if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])]
     if damaged:
         example = f"the first is {damaged[0]['id']}, {damaged[0]['answer'][:60]!r}"
@@ -90,9 +94,7 @@ def golds(setup: Setup) -> Iterator[Finding]:
         read = repaired(damaged[0]["answer"])
         known = f", read as {read[:60]!r}" if read != damaged[0]["answer"] else ""
         yield Finding("warning", f"{message}; {example}{known}", CORRECT)
-    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
-    bad = [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
-    if bad:
+    if bad := not_self_graded(rows, answer_format):
         row, first = bad[0]
         message = f"{len(bad)} of {len(rows)} gold answers are not correct when graded against themselves"
         example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
@@ -126,6 +128,13 @@ def _plain(gold: str) -> str:
     return match[match.lastindex or 0] if match else gold
 
 
+def not_self_graded(rows: Sequence[Mapping[str, Any]], answer_format: str) -> list[tuple[Any, Verdict]]:
+    """Return the rows whose gold answer is not correct against itself: no completion can be rewarded for it."""
+    answers = [repaired(row["answer"]) for row in rows]
+    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
+    return [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
+
+
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
     """Return the verdict of each answer, written as a completion in the format, against its gold answer."""
     texts = [made_up(answer, answer_format) for answer in answers]
@@ -138,20 +147,13 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
         return  # settings() has reported it
-    with naming({"reward_funcs": "rewards"}):
-        functions = [load_reward(name) for name in names]
+    reward_functions(setup)
     if "llm_judge" in names:
-        for variable in JUDGE:
-            setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
         return  # a trial would ask a model that may cost money
     rows, texts = _trial(setup)
     if not rows:
         return  # golds() has reported it
-    totals = [0.0] * len(texts)
-    for function, weight in zip(functions, weights or [1.0] * len(names), strict=True):
-        values = _pay(function, setup, rows, texts)
-        # None: the function is not for this completion, and TRL leaves it out of the sum.
-        totals = [total + weight * (value or 0.0) for total, value in zip(totals, values, strict=True)]
+    totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
     if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
@@ -162,32 +164,67 @@ def rewards(setup: Setup) -> Iterator[Finding]:
         yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
 
 
-def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
-    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
-    sample, answer_format = setup.problems.sample(GOLDS)[: 4 * PAIRS], setup.problems.template.answer_format
+def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
+    """Return the recipe's reward functions with their weights."""
+    names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
+    for variable in JUDGE if "llm_judge" in names else ():
+        setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
+    with naming({"reward_funcs": "rewards"}):
+        return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))
+
+
+def graded(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Grade]:
+    """Return the grades of completions, as in training."""
+    answer_format = setup.problems.template.answer_format
+    return grade_batch([row["answer"] for row in rows], texts, answer_format=answer_format)
+
+
+def summed(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[float | None]:
+    """Return the weighted sum of the rewards of each completion; None if no function returned a number."""
+    grades = graded(setup, rows, texts)
+    columns = [
+        [reward and weight * reward for reward in _pay(function, setup, rows, texts, grades)]
+        for function, weight in reward_functions(setup)
+    ]
+    # None: the function is not for this completion, and TRL leaves it out of the sum.
+    values = [[value for value in values if value is not None] for values in zip(*columns, strict=True)]
+    return [sum(one) if one else None for one in values]
+
+
+def gradable(setup: Setup, most: int) -> list[Problem]:
+    """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
+    sample, answer_format = setup.problems.sample(max(GOLDS, 4 * most)), setup.problems.template.answer_format
+    sample = sample[: 4 * most]
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.
-    wrong = _verdicts(answers, list(map(_other, answers)), answer_format)
+    wrong = _verdicts(answers, list(map(other_answer, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
-    rows = list(compress(sample, usable))[:PAIRS]
+    return list(compress(sample, usable))[:most]
+
+
+def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
+    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
+    rows, answer_format = gradable(setup, PAIRS), setup.problems.template.answer_format
     answers = [row["answer"] for row in rows]
-    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(_other, answers))]
+    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
 
 
-def _other(gold: str) -> str:
+def other_answer(gold: str) -> str:
     """Return a wrong answer of the same length.
 
-    >>> _other("79"), _other("1/3"), _other("(C)")
+    >>> other_answer("79"), other_answer("1/3"), other_answer("(C)")
     ('81', '2/4', '000')
     """
     # No digit stays, and none becomes 0, so that the wrong answer is as long as the gold answer.
     return re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), gold) if re.search(r"\d", gold) else "0" * len(gold)
 
 
-def _pay(function: Any, setup: Setup, trial: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Any]:
+def _pay(
+    function: Any, setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str], grades: Sequence[Grade]
+) -> list[Any]:
     """Return the function's reward of each completion. The function is called as in training."""
-    s, rows = setup.settings, [*trial, *trial]
+    s = setup.settings
     chat = not isinstance(rows[0]["prompt"], str)
     columns: dict[str, Any] = {
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
@@ -200,12 +237,7 @@ def _pay(function: Any, setup: Setup, trial: Sequence[Mapping[str, Any]], texts:
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
-    gold_texts, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
-    added = {
-        GRADE: grade_batch(gold_texts, texts, answer_format=answer_format),
-        GRADE_TIMEOUT: s["grade_timeout"],
-        MAX_LENGTH: s["max_completion_length"],
-    }
+    added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
     try:
         called = checked(function, added)(**columns)
         return asyncio.run(called) if inspect.iscoroutine(called) else called

@@ -9,7 +9,7 @@ import math
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
+from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Change, Run, Series
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
@@ -21,6 +21,8 @@ FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the com
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
 KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
 ENTROPY_SHARE = 0.2  # of the entropy at the start; in a healthy run the entropy falls as far, but the reward rises
+ENTROPY_ROSE = 1.4  # times the entropy at the start, with a reward that does not rise; in a healthy run it falls
+LONGER = 1.3  # times the length at the start, with an accuracy that does not rise
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
@@ -167,6 +169,47 @@ def entropy_collapse(run: Run) -> Symptom | None:
         return None
     words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
     return Symptom(words, "entropy_coef: 0.001")
+
+
+def entropy_rises(run: Run) -> Symptom | None:
+    """The entropy is clearly above `ENTROPY_ROSE` times its start, and the reward clearly does not rise."""
+    entropy, change = run.change(metrics.ENTROPY), run.not_rising
+    if entropy is None or change is None or not _grew(entropy, ENTROPY_ROSE):
+        return None
+    return Symptom(f"entropy {entropy.words} nats; reward {change.words}", run.learning_rate(0.3))
+
+
+def length_without_accuracy(run: Run) -> Symptom | None:
+    """The mean length is clearly above `LONGER` times its start, and the accuracy clearly does not rise."""
+    length, accuracy = run.change(metrics.LENGTH_MEAN), run.change(metrics.ACCURACY)
+    if length is None or accuracy is None or not run.comparable or not _grew(length, LONGER):
+        return None
+    # A full accuracy cannot rise.
+    if not accuracy.below(RISE / 2) or fmean(accuracy.late.values) > SATURATED:
+        return None
+    words = f"{fmean(length.early.values):.0f} tokens in {length.early.span}, {fmean(length.late.values):.0f} in"
+    return Symptom(f"{words} {length.late.span}; accuracy {accuracy.words}", "rewards: [accuracy, overlong]")
+
+
+def _grew(change: Change, factor: float) -> bool:
+    """Return True if the late mean is above ``factor`` times the early mean by `SURE` standard errors."""
+    return change.rise - SURE * change.error > (factor - 1) * fmean(change.early.values)
+
+
+def reward_without_heldout(run: Run) -> Symptom | None:
+    """The reward clearly rose by 2 `RISE` of its range, and held-out accuracy clearly by less than half as much."""
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
+    reward = run.change(metrics.REWARD) if run.comparable else None
+    if len(scores) < 2 or reward is None or reward.rise - SURE * reward.error <= 2 * RISE * run.span:
+        return None
+    before, after = (line[metrics.HELDOUT_ACCURACY] for line in (scores[0], scores[-1]))
+    share, p = reward.rise / run.span, (before + after) / 2
+    error = math.sqrt(p * (1 - p) * sum(1 / line[metrics.HELDOUT_N] for line in (scores[0], scores[-1])))
+    # A full accuracy cannot rise.
+    if after > SATURATED or after - before + SURE * error >= share / 2:
+        return None
+    words = f"reward {reward.words}; held-out accuracy {percent(before)}, then {percent(after)}"
+    return Symptom(f"{words} at step {scores[-1][metrics.STEP]}", "rewards: [accuracy]")
 
 
 def truncation(run: Run) -> Symptom | None:

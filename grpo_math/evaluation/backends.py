@@ -195,7 +195,7 @@ class Model:
                     reason = "is a setting of transformers, not of vLLM"
                     raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
             client, name = self.served
-            stops = request.ends(stop_ids(self.tokenizer, loaded(self.name, _generation_config)))
+            stops = request.end_tokens(stop_ids(self.tokenizer, loaded(self.name, _generation_config)))
             return with_server(client, name, self.tokenizer, stops, request)
         return with_model(self.weights, self.tokenizer, request)
 

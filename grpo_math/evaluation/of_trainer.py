@@ -29,6 +29,7 @@ from grpo_math.generation.request import Request, request_of
 from grpo_math.generation.server import Server
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
+from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
 from grpo_math.run.weights import split_by
 
@@ -164,12 +165,18 @@ class Engine(Model):
 
     def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":
-            return [on_main(lambda: call(rows, 0))]
+            try:
+                return [on_main(lambda: call(rows, 0))]
+            except ServerError as error:
+                from grpo_math.generation.sync import ServerUnavailable
+
+                # As in a rollout: the trainer saves the step, and the run ends.
+                raise ServerUnavailable(str(error)) from None
         self.together = self.generation.tensor_parallel_size
         return super().on_ranks(rows, call)
 
     def generator(self, request: Request) -> Generate:
-        stops = request.ends(stop_ids(self.tokenizer, self.weights.generation_config))
+        stops = request.end_tokens(stop_ids(self.tokenizer, self.weights.generation_config))
         # TRL's own client, to which training sends whole weights: the server has the model under one name.
         if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)

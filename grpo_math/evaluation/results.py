@@ -83,7 +83,7 @@ def evaluate(
         "backend": model.backend.name,
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
-        "request": request.stated(),
+        "request": request.to_dict(),
         "prompt_hash": prompt_hash(rows, model.tokenizer),
         "problems_hash": problems_hash(rows),
         "grader": GRADER,
@@ -95,17 +95,7 @@ def evaluate(
     # A model in memory has no name or file to compare, so its stored answers may be of other weights.
     known = _known(file, settings) if file and model.named else {}
     journal_file = answers_file(file) if file and model.named else None
-    records = _answer(
-        model,
-        rows,
-        sampling,
-        request,
-        known,
-        journal_file,
-        tools=tools,
-        grade_timeout=grade_timeout,
-        progress=output.progress,
-    )
+    records = _answer(model, rows, sampling, request, known, journal_file, tools, grade_timeout, output.progress)
     results = {
         "format": FORMAT,
         **settings,
@@ -129,7 +119,6 @@ def _answer(
     request: Request,
     known: Records,
     journal_file: Path | None,
-    *,
     tools: Toolbox | None,
     grade_timeout: float,
     progress: bool,

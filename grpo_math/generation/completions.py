@@ -69,7 +69,7 @@ def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]
     # 50). Chat models set sampling and a repetition penalty there, so that a greedy evaluation would sample.
     sampling = {"min_p": 0.0} if getattr(model.generation_config, "min_p", None) else {}
     sampling |= request.for_transformers(vars(GenerationConfig()))
-    stops = request.ends(stop_ids(tokenizer, model.generation_config))
+    stops = request.end_tokens(stop_ids(tokenizer, model.generation_config))
     config = GenerationConfig(
         max_new_tokens=request.max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )

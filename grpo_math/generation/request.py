@@ -14,12 +14,12 @@ from typing import Any
 from grpo_math.errors import ConfigError
 
 # Settings of a run that have the same name in a request.
-PLAIN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
+SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
 # Names of transformers -> names of vLLM, which a request uses.
 RENAMED = {"stop_strings": "stop", "eos_token_id": "stop_token_ids", "min_new_tokens": "min_tokens"}
 LENGTHS = ("max_tokens", "max_new_tokens")
 # Keys of generation_kwargs that each program sets itself.
-APART = {"n", "seed", "logprobs", "do_sample", "num_return_sequences", "max_length"}
+OMITTED = {"n", "seed", "logprobs", "do_sample", "num_return_sequences", "max_length"}
 QUANTISATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
 
@@ -44,14 +44,14 @@ class Request:
     regex: str | None = None
     quantisation: Mapping[str, Any] = field(default_factory=dict)
 
-    def stated(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields for a results file, without those that are not known."""
         unknown = {"template", "system_prompt"} if self.template is None else set[str]()
         return {name: value for name, value in asdict(self).items() if name not in unknown}
 
-    def ends(self, model_ends: list[int]) -> list[int]:
-        """Return the tokens that end an answer; ``model_ends`` are those of the model."""
-        return sorted({*self.stop_token_ids, *([] if self.options.get("ignore_eos") else model_ends)})
+    def end_tokens(self, of_model: list[int]) -> list[int]:
+        """Return the tokens that end an answer; ``of_model`` are those of the model."""
+        return sorted({*self.stop_token_ids, *([] if self.options.get("ignore_eos") else of_model)})
 
     def for_vllm(self) -> dict[str, Any]:
         """Return the sampling settings of a request to vLLM, without its length.
@@ -106,14 +106,21 @@ def request_of(settings: Mapping[str, Any]) -> Request:
     """
     options = {RENAMED.get(name, name): value for name, value in (settings.get("generation_kwargs") or {}).items()}
     # As in training: generation_kwargs win.
-    given = {**settings, **options}
-    plain = {name: given[name] for name in PLAIN if given.get(name) is not None}
+    values = {**settings, **options}
+    plain = {name: values[name] for name in SHARED if values.get(name) is not None}
     longest = next((options[name] for name in LENGTHS if options.get(name)), settings.get("max_completion_length"))
     structured = options.get("structured_outputs")
     regex = settings.get("vllm_structured_outputs_regex")
     if regex is None and isinstance(structured, Mapping) and set(structured) == {"regex"}:
         regex = structured["regex"]
-    ours = {*PLAIN, *LENGTHS, *APART, "stop", "stop_token_ids", *(["structured_outputs"] if regex is not None else [])}
+    ours = {
+        *SHARED,
+        *LENGTHS,
+        *OMITTED,
+        "stop",
+        "stop_token_ids",
+        *(["structured_outputs"] if regex is not None else []),
+    }
     quantised = settings.get("load_in_4bit") or settings.get("load_in_8bit")
     return Request(
         template=settings.get("prompt_template"),

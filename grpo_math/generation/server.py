@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,22 +270,22 @@ http://127.0.0.1:8000, without a user or password
             **(extra or {}),
         }
         headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        for _ in range(ABORTS):
-            answer = self.http.ask("/v1/completions", body, headers=headers)
-            if not any_aborted(answer):
-                break
-        else:
-            raise ServerError(f"{self.url} aborted a completion {ABORTS} times: its own log says why")
-        choices = answer["choices"]
+        ask = partial(self.http.ask, "/v1/completions", body, headers=headers)
+        choices = without_aborts(self.url, ask)["choices"]
         if len(choices) != body["n"]:
             raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
 
-def any_aborted(answer: Any) -> bool:
-    """Return True if vLLM has ended a completion of an answer without a reason in its text, for example at a sleep."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    return any(choice.get("finish_reason") == "abort" for choice in choices or ())
+def without_aborts(url: str, ask: Callable[[], Any]) -> Any:
+    """Return the answer of vLLM to a request, which is sent again if vLLM aborted a completion, for example at a
+    sleep. The tokens of an aborted completion are only its beginning."""
+    for _ in range(ABORTS):
+        answer = ask()
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not any(choice.get("finish_reason") == "abort" for choice in choices or ()):
+            return answer
+    raise ServerError(f"{url} aborted a completion {ABORTS} times: see the log of the server")
 
 
 def _completion(choice: dict[str, Any]) -> Completion:

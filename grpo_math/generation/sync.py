@@ -50,7 +50,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_of
-from grpo_math.generation.server import Server, any_aborted, key, served_rank
+from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
 from grpo_math.run.main_process import on_main
@@ -119,11 +119,7 @@ class KeyedClient(VLLMClient):
         super().check_server(*arguments, **kwargs)
 
     def _post(self, url: str, **kwargs: Any) -> dict:
-        for _ in range(RESTARTS):
-            response = super()._post(url, **kwargs)
-            if not any_aborted(response):
-                return response
-        raise ServerUnavailable(f"{url} aborted a completion {RESTARTS} times: its own log says why")
+        return without_aborts(url, partial(super()._post, url, **kwargs))
 
 
 class AdapterGeneration(VLLMGeneration):

@@ -20,7 +20,9 @@ offer several candidates, and position picks exactly one of them. The rules, in 
 Does not compare and does not parse.
 """
 
+import ast
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 from grpo_math.grading.equal.text import repaired
@@ -45,6 +47,7 @@ _BETWEEN = re.compile(
     r"(?:[\s$,;.&{}]|\\(?:q?quad|text|mbox|[][()\\,; ])|\band\b|\bor\b(?: [a-z]{1,9})?"
     r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
 )
+_LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
@@ -111,10 +114,23 @@ def gold_answer(gold: str) -> str:
     >>> gold_answer("72"), gold_answer(r"\boxed{2} and \boxed{3}"), gold_answer("   ")
     ('72', '3', '')
     """
-    gold = repaired(gold)
+    gold = repaired(without_list(gold))
     # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)
     return _opened(marks[-1].text) if marks else "" if _EMPTY.search(gold) else gold.strip()
+
+
+def without_list(gold: str) -> str:
+    """Return the answers of a list that is written as text, as in Skywork-OR1. A completion has to give all of them.
+
+    >>> without_list('["7"]'), without_list("['3', '5']"), without_list("[3, 5]")
+    ('7', '3, 5', '[3, 5]')
+    """
+    if _LIST.fullmatch(gold.strip()):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            answers = ast.literal_eval(gold.strip())
+            return ", ".join(map(str, answers))
+    return gold
 
 
 def _boxes(text: str, near: int = 60) -> list[_Mark]:

@@ -388,7 +388,7 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
             break
         if config:
             # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
-            measured = partial(start.machine.shape.measured, measures=False)
+            measured: Any = partial(start.machine.shape.measured, measures=False)  # type: ignore[call-arg]
             start.machine = start.machine._replace(shape=replace(start.machine.shape, measured=measured))
         for first in ({}, *({"generation": change} for change in choices["generation"])):
             changes, then = search(start, first)

@@ -49,14 +49,14 @@ def overlap(
     by_text: dict[str, list[int]] = {}
     by_gram: dict[tuple[str, ...], list[int]] = {}
     for i, row in enumerate(problems):
-        by_text.setdefault(_whole(row["problem"]), []).append(i)
-        for gram in _ngrams(row["problem"], ngram):
+        by_text.setdefault(whole(row["problem"]), []).append(i)
+        for gram in ngrams(row["problem"], ngram):
             by_gram.setdefault(gram, []).append(i)
     equal: set[int] = set()
     shared: set[int] = set()
     for row in training:
-        equal.update(by_text.get(_whole(row["problem"]), ()))
-        for gram in _ngrams(row["problem"], ngram):
+        equal.update(by_text.get(whole(row["problem"]), ()))
+        for gram in ngrams(row["problem"], ngram):
             shared.update(by_gram.get(gram, ()))
     overlapping = len(equal | shared)
     return {
@@ -92,10 +92,12 @@ def text_of(result: Mapping[str, Any]) -> str:
     )
 
 
-def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
+def ngrams(text: str, n: int = NGRAM) -> set[tuple[str, ...]]:
+    """Return every n consecutive words of a text."""
     all_words = words(text)
     return {tuple(all_words[start : start + n]) for start in range(len(all_words) - n + 1)}
 
 
-def _whole(text: str) -> str:
+def whole(text: str) -> str:
+    """Return a problem without case, spaces and final punctuation, to find equal problems."""
     return SPACING.sub("", text.casefold()).rstrip(".?!")

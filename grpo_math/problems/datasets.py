@@ -100,7 +100,7 @@ def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> 
     """Return all good rows of a data set in their order, and one error for each bad row."""
     source = SOURCES.get(source_of(dataset) or "", OWN)
     accepted = which.chosen(columns, source.columns)
-    label, file, numbered = _open(dataset, split, accepted)
+    label, file, numbered = open_rows(dataset, split, accepted)
     rows: list[Row] = []
     errors: list[DataError] = []
     ids: set[str] = set()
@@ -125,7 +125,7 @@ def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> 
 # Finding the rows
 
 
-def _open(dataset: str, split: str, accepted: which.Columns) -> Opened:
+def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
     if name := source_of(dataset):
         return _known(dataset, name, split, accepted)
     address = place_of(dataset)

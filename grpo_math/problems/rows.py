@@ -11,16 +11,14 @@ grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass
 Does not read files, and does not build prompts.
 """
 
-import ast
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from numbers import Number
 from typing import Any
 
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
-from grpo_math.grading.where import gold_answer
+from grpo_math.grading.where import gold_answer, without_list
 from grpo_math.problems import columns
 from grpo_math.problems.sources import OWN, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
@@ -29,7 +27,6 @@ Row = dict[str, Any]
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
-LISTED = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 PARTS = ("level", "subject", "tolerance")
 NO_GOLD = ("", "proof", "notfound", "null", "nan")  # what data sets write if a problem has no answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
@@ -96,17 +93,13 @@ def _question(problem: Any, key: str) -> Any:
 def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, source: Source) -> str:
     """Return the gold answer from the answer column."""
     key, answer = _needed(fields, "answer", accepted)
-    # Skywork-OR1 has the list as text.
-    if isinstance(answer, str) and LISTED.fullmatch(answer.strip()):
-        with suppress(ValueError, SyntaxError):
-            answer = ast.literal_eval(answer.strip())
     # A list, as of OlympiadBench, has the answers of a problem, and a completion has to give all of them.
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
         answer = ", ".join(map(str, answer))
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
-    text = str(answer)
+    text = without_list(str(answer))
     _check(bool(text.strip()), key, "is empty")
     gold = _gold(text, problem, source)
     if key.endswith("solution") and gold == text.strip() and ("\n" in text or len(text) > LONGEST_GOLD):

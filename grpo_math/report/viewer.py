@@ -150,6 +150,8 @@ def turns_of(completion: object) -> list[tuple[str, str]]:
     ...          {"role": "assistant", "content": "#### 7"}]
     >>> turns_of(turns)
     [('code', 'print(3 + 4)'), ('output', '7'), ('text', '#### 7')]
+    >>> turns_of([{"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "3 +"}}]}])
+    [('code', '{"name": "python", "arguments": "3 +"}')]
     >>> turns_of(turns[2:]), turns_of([]), turns_of("text"), turns_of(None)
     ([], [], [], [])
     """
@@ -164,7 +166,9 @@ def turns_of(completion: object) -> list[tuple[str, str]]:
 
 def _code(function: dict[str, Any]) -> str:
     """Return the program of a call of the tool python, or any other call as JSON."""
-    arguments = [value for value in function["arguments"].values() if value is not None]
+    # A text, if the model did not write an object.
+    values = function["arguments"].values() if isinstance(function["arguments"], dict) else ()
+    arguments = [value for value in values if value is not None]
     if function["name"] == "python" and len(arguments) == 1:
         return str(arguments[0])
     return json.dumps(function, ensure_ascii=False, default=str)

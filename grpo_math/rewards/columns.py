@@ -21,7 +21,7 @@ Reward = Callable[..., Rewards]
 
 GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
 GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
-# What the trainer adds, under names that no column of a user has.
+# The keys of the values that the trainer adds. No column of a user has such a name.
 RESERVED = "grpo_math_"
 GRADE, GRADE_TIMEOUT, MAX_LENGTH = (f"{RESERVED}{name}" for name in ("grade", "grade_timeout", "max_completion_length"))
 DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format
@@ -56,9 +56,15 @@ def gold_of(row: Mapping[str, Any]) -> str | None:
     >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"}), gold_of({"prompt": "1 + 1?"})
     ('7', '#### 7', None)
     """
-    values = (row.get(name) for name in GOLD_COLUMNS)
+    values = (_scalar(row.get(name)) for name in GOLD_COLUMNS)
     # In Python True is a number, too.
     return next((str(v) for v in values if isinstance(v, str | Number) and not isinstance(v, bool) and v != ""), None)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a number that ``with_format("torch")`` made a tensor as numpy's, which prints 0.1 in float32 as 0.1."""
+    is_tensor = hasattr(value, "detach") and value.ndim == 0
+    return value.detach().cpu().numpy()[()] if is_tensor else value
 
 
 def golds_of(name: str, columns: dict[str, Any]) -> list[str]:

@@ -108,7 +108,9 @@ def number_match(prompts: Prompts, completions: Completions, **columns: Any) -> 
     ]
 
 
-def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, max_length: int | None = None) -> Reward:
+def make_shaped(
+    correct: float = 1.0, kept: float = 0.05, short: float = 0.025, max_length: int | None = None
+) -> Reward:
     """Make a reward: ``correct`` for the right answer plus ``kept`` for the format plus up to ``short`` for brevity.
 
     The last part is ``short * max(0, 1 - length / max_length)``.

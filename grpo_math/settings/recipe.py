@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
@@ -27,6 +27,7 @@ from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
+METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
 NEEDED = ("max_completion_length", "num_generations")
 # The words of transformers' HfArgumentParser.
@@ -55,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Recipe:
-    """Return the settings of ``--config RECIPE --FIELD VALUE ...``.
+    """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
 
     Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
     """
@@ -65,12 +66,13 @@ def read(argv: Sequence[str]) -> Recipe:
     if not isinstance(path, str | None):
         raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
+    method = method_fields(typed.pop("method", None))
     env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
     # The command line wins, by the old name of a field or by the new one: both are translated first.
-    given = {**translated(written, notes), **translated(typed, notes)}
+    given = {**method, **translated(written, notes), **translated(typed, notes)}
     checked = {}
     for name, value in (for_script(given) if script else given).items():
         try:
@@ -80,6 +82,18 @@ def read(argv: Sequence[str]) -> Recipe:
     # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
     values = defaults() | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
+
+
+def method_fields(name: Any) -> dict[str, Any]:
+    """Return the fields of a method of methods.yaml, which a recipe and the command line may change; {} for None.
+
+    >>> method_fields("rloo")
+    {'baseline': 'leave_one_out', 'scale_rewards': 'none', 'surrogate': 'reinforce'}
+    """
+    if name is None:
+        return {}
+    one_of("method", name, tuple(METHODS))
+    return dict(METHODS[name]["fields"])
 
 
 def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
     add("--accelerate_config", metavar="FILE", help="a file, or a name in accelerate_configs/")
+    add("--method", metavar="NAME", help="set the fields of a method, such as dapo (docs/algorithms.md)")
     add("--list", action="store_true", help="list the shipped recipes and accelerate configs")
     add("--copy", metavar="NAME", help="copy one of them into the current folder")
     add("--help_all", action="store_true", help=argparse.SUPPRESS)
@@ -65,10 +66,11 @@ def run(args: argparse.Namespace) -> int:
         from grpo_math.train.program import main
 
         return main(["--help"])
-    if args.list or not (args.fields or args.gpus or args.accelerate_config):
+    fields = [*args.fields, *(["--method", args.method] if args.method else [])]
+    if args.list or not (fields or args.gpus or args.accelerate_config):
         print(shipped.listing())
         return 0
-    return train(args.fields, args.gpus, args.accelerate_config)
+    return train(fields, args.gpus, args.accelerate_config)
 
 
 def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:

@@ -14,6 +14,7 @@ Does not repeat a field of TRL.
 """
 
 import math
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from trl import GRPOConfig
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_has_bfloat16
 from grpo_math.run.recipe_field import setting
+from grpo_math.run.redact import is_secret
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
@@ -163,3 +165,21 @@ def settings_of(args: GRPOConfig) -> MathGRPOConfig:
     settings = object.__new__(MathGRPOConfig)
     vars(settings).update({**TRL_EQUAL, **vars(args)})
     return settings
+
+
+def without_tokens(args: Any) -> Any:
+    """Return a copy of training arguments for a file that may be shared: its secrets are None, at any depth.
+
+    >>> from types import SimpleNamespace
+    >>> without_tokens(SimpleNamespace(seed=1, hub_token="hf_x", model_init_kwargs={"token": "hf_x", "dtype": "auto"}))
+    namespace(seed=1, hub_token=None, model_init_kwargs={'token': None, 'dtype': 'auto'})
+    """
+    shared = copy(args)
+    vars(shared).update(_without_values(vars(args)))
+    return shared
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: None if is_secret(str(name)) else _without_values(part) for name, part in value.items()}
+    return [_without_values(part) for part in value] if isinstance(value, list) else value

@@ -6,7 +6,7 @@ number of tokens at the start, computed forward and backward and discarded, show
 Does not count memory: planner/ does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
@@ -18,6 +18,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 from grpo_math.trainer.arrange import fill
+from grpo_math.trainer.reward_funcs import column_names
 from grpo_math.trainer.rows import Rows
 
 
@@ -67,11 +68,13 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
 TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
-def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
+def dry_run(
+    trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, step_rows: Sequence[dict[str, Any]] = ()
+) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    Nothing of it remains, except a smaller token budget. The model is unwrapped, and `torch.autograd.grad` accumulates
-    nothing: no hook of DDP or DeepSpeed runs.
+    ``step_rows`` are the rows of the first step. Nothing of the dry run remains, except a smaller token budget. The
+    model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
     copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
     with ExitStack() as stack:
@@ -81,7 +84,7 @@ def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) ->
             copies = {name: value.clone() for name, value in module._buffers.items() if _is_state(value)}
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
-        _try_longest(trainer, loss_of, model)
+        _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))
 
 
 def _is_state(buffer: Tensor | None) -> bool:
@@ -89,8 +92,8 @@ def _is_state(buffer: Tensor | None) -> bool:
     return buffer is not None and buffer.is_floating_point()
 
 
-def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
-    args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
+def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, prompt: list[int]) -> None:
+    args, splits = trainer.settings, trainer.budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
@@ -125,14 +128,15 @@ def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: An
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-def longest_prompt(trainer: Any) -> list[int]:
+def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
+    A stream, and the function of ``with_transform``, may be read only once: then the prompt is one of ``step_rows``.
     The text that an environment adds at the start of a rollout is not known yet.
     """
     data = trainer.train_dataset
-    first = next(iter(data))
-    columns = data[:100_000] if hasattr(data, "__len__") else {name: [value] for name, value in first.items()}
+    is_readable = hasattr(data, "__len__") and column_names(data) is not None
+    columns = data[:100_000] if is_readable else {name: [row[name] for row in step_rows] for name in step_rows[0]}
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))

@@ -41,9 +41,12 @@ class StepMeter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
 
-    def report_first(self, completions: int) -> None:
-        """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins."""
-        for line in first_rollout(self.log(), completions, self.rollouts_per_step):
+    def report_first(self, completions: int, by_verdict: bool) -> None:
+        """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.
+
+        ``by_verdict``: rewards depend on verdicts.
+        """
+        for line in first_rollout(self.log(), completions, self.rollouts_per_step, by_verdict):
             tqdm.write(line, file=sys.stderr)
 
     @contextmanager
@@ -123,8 +126,12 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dic
     }
 
 
-def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: float) -> list[str]:
+def first_rollout(
+    log: Mapping[str, Sequence[float]], count: int, rollouts: float, by_verdict: bool = True
+) -> list[str]:
     """Return lines about the first ``count`` completions, from the log. ``rollouts``: the rollouts per step.
+
+    ``by_verdict``: rewards depend on verdicts.
 
     >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
     >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
@@ -143,7 +150,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
     if last[metrics.TRUNCATED] > 0.5:
         remedy = "raise max_completion_length, or ask for shorter answers"
         lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
-    if last.get(metrics.ACCURACY) == 0:
+    if by_verdict and last.get(metrics.ACCURACY) == 0:
         remedy = "read them in completions/, or take easier problems"
         lines.append(f"warning: none of the first {count} completions is correct: {remedy}")
     return lines

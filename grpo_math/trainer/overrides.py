@@ -3,6 +3,7 @@
 Does not override a method of TRL: `trainer.py` does.
 """
 
+import inspect
 from typing import Any
 
 from accelerate.logging import get_logger
@@ -10,6 +11,8 @@ from accelerate.logging import get_logger
 logger = get_logger(__name__)
 
 SCORING = "_get_per_token_logps_and_entropies"
+# torch, because TRL decorates methods with ``torch.no_grad()``.
+PACKAGES = ("trl", "transformers", "grpo_math", "torch")
 # Methods that get an update's rows.
 OF_ROWS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
@@ -17,15 +20,26 @@ OF_ROWS = (
 )
 
 
-def sees_rows(trainer: Any, ours: type) -> bool:
+def is_foreign(function: Any) -> bool:
+    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
+
+    >>> is_foreign(sees_rows), is_foreign(lambda: None)
+    (False, False)
+    >>> is_foreign(print), is_foreign(inspect.unwrap)
+    (True, True)
+    """
+    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
+    return any(name.partition(".")[0] not in PACKAGES for name in modules)
+
+
+def sees_rows(trainer: Any) -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
-    Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged.
+    Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
+    script may also replace a method of TRL's class.
     """
-    methods = {name: getattr(trainer, name) for name in OF_ROWS}
-    others = [
-        name for name, method in methods.items() if getattr(method, "__func__", method) is not getattr(ours, name)
-    ]
+    owners = (trainer, *type(trainer).__mro__)
+    others = [name for name in OF_ROWS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))]
     if others:
         text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
         logger.warning_once(f"{text}each update keeps TRL's rows and TRL's loss, and only its prompts are shared.")

@@ -18,6 +18,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
+from grpo_math.trainer.reward_funcs import column_names
 from grpo_math.trainer.rows import Rollout, Rows, gather_rows, join, scored, select
 
 
@@ -98,7 +99,8 @@ class Resampler:
 
     def __init__(self, trainer: Any) -> None:
         data, self.rounds = trainer.train_dataset, trainer.settings.resample_groups
-        columns = getattr(data, "column_names", None) or ()
+        # Without known columns, the first rollout shows if there are verdicts.
+        columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
         if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
             raise ConfigError("resample_groups", self.rounds, reason, "leave it at 0")

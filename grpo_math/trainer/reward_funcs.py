@@ -1,6 +1,7 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
-A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked, and
+nothing if only its rows show them.
 
 Does not call reward functions (rewards/guard.py does), and does not grade.
 """
@@ -25,6 +26,16 @@ def resolved(reward_funcs: Any) -> Any:
     return REWARDS.get(reward_funcs, reward_funcs) if isinstance(reward_funcs, str) else reward_funcs
 
 
+def column_names(data: Any) -> list[str] | None:
+    """Return the columns of the data; None if only its rows show them, which are left to training.
+
+    Does not read a stream, which may be read only once, and does not call the function of ``with_transform``.
+    """
+    # The function makes other columns than those that are stored.
+    is_lazy = getattr(data, "format", {}).get("type") == "custom"
+    return None if is_lazy else getattr(data, "column_names", None)
+
+
 def check_gold_answers(rewards: Any, data: Any) -> str | None:
     """Return a warning about rows without a gold answer, or None.
 
@@ -33,17 +44,18 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
 
     ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
 
-    >>> check_gold_answers("accuracy", [{"prompt": "1 + 1?"}])
+    >>> from datasets import Dataset
+    >>> check_gold_answers("accuracy", Dataset.from_list([{"prompt": "1 + 1?"}]))
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: reward_funcs='accuracy' needs gold answers, and ... has only the columns prompt: ...
     """
-    if data is None:  # a rollout_func or an environment makes the rows
+    # None as data: a rollout_func or an environment makes the rows.
+    if (names := column_names(data)) is None:
         return None
-    names = getattr(data, "column_names", None) or list(next(iter(data), {}))
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
-    counted = columns and hasattr(data, "select_columns") and hasattr(data, "__len__")
+    counted = columns and hasattr(data, "__len__")
     # Numbers, not tensors, as ``None`` formats them.
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
     without = sum(gold_of(row) is None for row in rows)

@@ -7,7 +7,6 @@ transformers callback itself; ``trainer.remove_callback(RunFiles)`` removes it.
 Does not evaluate: ``evaluate(trainer, problems)`` before and after writes before.json and after.json.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +19,8 @@ from transformers.trainer_utils import SaveStrategy
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
+from grpo_math.trainer import table
+from grpo_math.trainer.reward_funcs import column_names
 
 DATA_OF_SCRIPT = "data of a script"
 # `datasets` calls data from files or memory by these formats.
@@ -64,7 +65,11 @@ class RunFiles(History):
         super().on_log(args, state, control, logs, **kwargs)
         written = self.trainer.log_completions or self.trainer._is_vlm
         if state.is_world_process_zero and logs and metrics.LOSS in logs and not written:
-            self._write_completions(state.global_step)
+            try:
+                self._write_completions(state.global_step)
+            # A full disk, or a value of a script: training continues without this file.
+            except Exception as error:
+                table.warn_about(error)
 
     def _write_completions(self, step: int) -> None:
         """Write the completions of the last rollout to the file that TRL's ``log_completions`` writes."""
@@ -72,7 +77,12 @@ class RunFiles(History):
         rows = len(logs["prompt"])
         columns = {"prompt": logs["prompt"], "completion": logs["completion"], **logs["rewards"], **logs["extra"]}
         columns = {metrics.STEP: [step] * rows, **columns, "advantage": logs["advantages"]}
-        arrays = {name: storable(list(values)) for name, values in columns.items() if len(values) == rows}
+        # ``from_pandas`` writes NaN as null, as TRL's file does.
+        arrays = {
+            name: pyarrow.array(table.storable(values), from_pandas=True)
+            for name, values in columns.items()
+            if len(values) == rows
+        }
         path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
         path.parent.mkdir(exist_ok=True)
         # Not through pandas, which prints three FutureWarnings at every step.
@@ -88,22 +98,6 @@ class RunFiles(History):
         if state.is_world_process_zero:
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
             print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
-
-
-def storable(values: list[Any]) -> pyarrow.Array:
-    """Return a column that Parquet can hold: values that do not fit together become JSON text.
-
-    >>> storable([None, 7, "x+1"]).to_pylist(), storable([{}]).to_pylist(), storable([7, None]).to_pylist()
-    ([None, '7', '"x+1"'], ['{}'], [7, None])
-    """
-    try:
-        # ``from_pandas`` writes NaN as null, as TRL's file does.
-        column = pyarrow.array(values, from_pandas=True)
-        # Parquet has no empty struct, such as the arguments of a tool call without any.
-        parquet.write_table(pyarrow.table({"column": column}), pyarrow.BufferOutputStream())
-        return column
-    except (pyarrow.ArrowException, OverflowError):
-        return pyarrow.array([None if value is None else json.dumps(value, default=str) for value in values])
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -137,7 +131,8 @@ def _data_of(data: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {"dataset": DATA_OF_SCRIPT if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
         settings["dataset_split"] = str(split)
-    first: Any = next(iter(data), {}) if hasattr(data, "__len__") else {}
+    is_readable = hasattr(data, "__len__") and column_names(data) is not None
+    first: Any = next(iter(data), {}) if is_readable else {}
     if isinstance(template := first.get("answer_format"), str):
         settings["prompt_template"] = template
     return settings

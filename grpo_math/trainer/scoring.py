@@ -277,11 +277,11 @@ class PackedScorer:
                 packed_calls=calls,
                 scored_index=row.scored_index,
             )
-        self._check(calls)
+        self._count(calls)
         self._log_new_kernels()
         return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
 
-    def _check(self, calls: LayerCalls) -> None:
+    def _count(self, calls: LayerCalls) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""
         if calls.attention != self.attending:
             raise Unpackable(f"{self.attending} layers and {calls.attention} calls of packed attention")

@@ -22,6 +22,7 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.main_process import on_main
 from grpo_math.trainer.micro_batches import TrainingStep
+from grpo_math.trainer.table import plain, storable
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = (
@@ -49,7 +50,8 @@ def state_of(trainer: Any) -> dict[str, Any]:
     # Between two rollouts there is nothing to save: the next step samples.
     in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
-    table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
+    # A column of a script may contain what JSON cannot represent.
+    table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
@@ -60,7 +62,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
         "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-        "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
+        "table": json.dumps(table, default=plain) if trainer.log_completions else None,
     }
 
 
@@ -80,11 +82,6 @@ def to_keep(trainer: Any) -> dict[str, Any]:
         on_main(lambda: held["asked"] and held["asked"].wait())
         held["asked"] = held["asked"] and held["asked"].state_dict()
     return held
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of numpy or torch, which a reward function may have logged, as Python's; other values as text."""
-    return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
 def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
@@ -164,8 +161,11 @@ def remember_step(trainer: Any) -> None:
 def save_last_step(trainer: Any) -> str:
     """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
     step, then = trainer.state.global_step, trainer.last_step
+    # A script that saves nothing gets no checkpoint of the step before a failed one. A step whose evaluation has failed
+    # is complete.
+    saves = trainer.of_recipe or trainer.args.save_strategy != "no" or trainer.control.should_evaluate
     # Without a snapshot of this step, the state of the trainer belongs to another step than its weights.
-    if then and then["step"] == step != trainer.saved_step:
+    if saves and then and then["step"] == step != trainer.saved_step:
         # The step under way has drawn random numbers, counted tokens and filled the table.
         restore(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]

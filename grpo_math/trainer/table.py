@@ -1,18 +1,30 @@
 """Columns of TRL's table of completions that explain a row: group, problem, gold answer, verdict, reward, length.
 
+A script may log columns of its own, so the values of a column may be of several types, or of none that Parquet has.
+
 Does not write the table: TRL and run_files.py do, as ``completions/completions_STEP.parquet``, and TRL sends it to the
 trackers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any
 
+import pyarrow
+from accelerate.logging import get_logger
+from pyarrow import parquet
 from torch import Tensor
 
+from grpo_math.errors import first_line
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of, text_of
+from grpo_math.run.replaced import replaced
 from grpo_math.trainer.advantages import weighted
+
+logger = get_logger(__name__)
 
 
 def columns_of(
@@ -97,3 +109,73 @@ def replace_advantages(column: Any, values: Sequence[float]) -> None:
     for _ in range(min(len(column), len(values))):
         column.pop()
     column.extend(values)
+
+
+def storable(values: Iterable[Any]) -> list[Any]:
+    """Return the values of a column if Parquet can hold them together, else each value as JSON text.
+
+    >>> storable([None, 7, "x+1"]), storable([{}]), storable([7, None]), storable([{(1, 2): 3}])
+    ([None, '7', '"x+1"'], ['{}'], [7, None], ['"{(1, 2): 3}"'])
+    """
+    column = list(values)
+    try:
+        # pyarrow crashes at a value that contains itself. `json` raises.
+        json.dumps(column, default=str, skipkeys=True)
+        # Parquet has no empty struct, such as the arguments of a tool call without any.
+        table = pyarrow.table({"column": pyarrow.array(column, from_pandas=True)})
+        parquet.write_table(table, pyarrow.BufferOutputStream())
+        return column
+    # pyarrow has no common class for its errors, and an object of a script may raise any.
+    except Exception:
+        return [value if value is None else json_text(value) for value in column]
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON. A value that JSON cannot represent becomes a text."""
+    try:
+        return json.dumps(value, default=plain)
+    except Exception:
+        # `str` could fail, too.
+        return json.dumps(reprlib.repr(value))
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy or torch, which a reward function may have logged, as Python's; other values as text."""
+    return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
+
+
+def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's table with columns that Parquet can hold, without those that lack rows."""
+    from trl.trainer.utils import strip_images_from_messages
+
+    extra = {name: storable(values) for name, values in logs["extra"].items() if len(values) == len(logs["prompt"])}
+    texts = {name: storable(map(strip_images_from_messages, logs[name])) for name in ("prompt", "completion")}
+    return {**logs, **texts, "extra": extra}
+
+
+@contextmanager
+def storable_table(trainer: Any) -> Iterator[None]:
+    """Let TRL's `log` write its table from columns that Parquet can hold. An error of the table ends no run."""
+    handler, logs = trainer.callback_handler, trainer._logs
+    call_callbacks = handler.on_log
+
+    def on_log(*arguments: Any) -> Any:
+        control = call_callbacks(*arguments)
+        # Not earlier: the callbacks may read the script's own values.
+        if trainer.log_completions and trainer.accelerator.is_main_process:
+            trainer._logs = storable_logs(logs)
+        return control
+
+    with replaced(trainer, _logs=logs), replaced(handler, on_log=on_log):
+        try:
+            yield
+        except Exception as error:
+            # An error of a callback is the script's.
+            if trainer._logs is logs:
+                raise
+            warn_about(error)
+
+
+def warn_about(error: Exception) -> None:
+    """Log why there is no table: nobody asked for the file, so the run continues."""
+    logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")

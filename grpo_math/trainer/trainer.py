@@ -44,18 +44,18 @@ from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, correction, gradients, longest, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.config import MathGRPOConfig, settings_of
+from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.figures import StepFigures
 from grpo_math.trainer.losses import Loss, LossInputs, LossSettings, compute_loss
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import sees_rows
+from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
-from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -127,8 +127,14 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            towers = set(self.model.config.sub_configs) - {"text_config"}
-            accelerator.ddp_handler.find_unused_parameters = bool(towers)
+            model, kwargs = cast(Any, self.model), cast(Any, self.args.gradient_checkpointing_kwargs or {})
+            unused = bool(set(model.config.sub_configs) - {"text_config"})
+            if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
+                unused = False
+                if accelerator.num_processes > 1 and all(p.requires_grad for p in model.parameters()):
+                    message = "DDP cannot train a model whose vision tower gets no gradient"
+                    raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
+            accelerator.ddp_handler.find_unused_parameters = unused
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
@@ -136,7 +142,7 @@ class MathGRPOTrainer(GRPOTrainer):
         whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
         # A loss that TRL lacks.
         self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
-        whole = self._takes_trls_loss() or sees_rows(self, MathGRPOTrainer) or whole
+        whole = self._takes_trls_loss() or sees_rows(self) or whole
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -239,7 +245,9 @@ class MathGRPOTrainer(GRPOTrainer):
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
-            self.meter.report_first(len(inputs) * self.accelerator.num_processes)
+            # A script may reward something else, or grade by itself.
+            by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
+            self.meter.report_first(len(inputs) * self.accelerator.num_processes, by_verdict)
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
@@ -293,7 +301,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
-            longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model)
+            longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
         args: Any = self.args
         loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
         while failure is not None:
@@ -369,7 +377,7 @@ class MathGRPOTrainer(GRPOTrainer):
         is_new = self.mode == "train" and self._buffered_inputs is None
         inputs = super()._prepare_inputs(generation_batch)
         # In each rollout, because a script may replace a method after the constructor.
-        if not is_new or self._takes_trls_loss() or sees_rows(self, MathGRPOTrainer):
+        if not is_new or self._takes_trls_loss() or sees_rows(self):
             return inputs
         splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
@@ -387,7 +395,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 reason = f"does not work with {name}, of which TRL computes the loss"
                 raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
             logger.warning_once(f"TRL computes the loss, because the model has {name}.")
-        return any(missing.values()) or (sees_rows(self, MathGRPOTrainer) and not self._has_own_loss)
+        return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
@@ -511,10 +519,11 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once.
-            if self.scorer is not None and not compute_aux_loss:
+            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
+            # replaced TRL's method.
+            if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
                 return self.scorer(plain, *rows, group, **kwargs)
-            logps, *others = plain(*rows, compute_aux_loss, **kwargs)
+            logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
         return logps.to(input_ids.device), entropies, loss
@@ -571,10 +580,6 @@ class MathGRPOTrainer(GRPOTrainer):
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
-            # A script that saves nothing gets no checkpoint for a step that fails. A step that only its evaluation
-            # fails is complete.
-            if not (self.of_recipe or self.args.save_strategy != "no" or self.control.should_evaluate):
-                raise
             raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -597,11 +602,14 @@ class MathGRPOTrainer(GRPOTrainer):
             self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
+        # transformers pickles the arguments.
+        with replaced(self, args=without_tokens(self.args)):
+            super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
-            # Nothing reads this pickle, and the arguments may contain a token.
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            # The run directory of a recipe contains its settings as text. A script may read the pickle.
+            if self.of_recipe:
+                (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
 
@@ -675,8 +683,9 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
-        # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
-        with replaced(self, num_completions_to_print=0):
-            super().log(logs, start_time)
-        if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
-            console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
+        with table.storable_table(self):
+            # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
+            with replaced(self, num_completions_to_print=0):
+                super().log(logs, start_time)
+            if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
+                console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)

@@ -9,12 +9,12 @@ from itertools import product
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import choose, plan
-from grpo_math.run.machine import GB
+from grpo_math.planner import choose
 from grpo_math.settings.recipe import read_recipe
 
 MODELS = [f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32")]
-COLUMNS = list(product((1, 2, 4, 8), (8, 12, 16, 24, 80)))  # the number of GPUs, and the GB of one
+# The number of GPUs, and the GB of one.
+COLUMNS = [(1, 8), (1, 12), (1, 16), (1, 24), (1, 80), *product((2, 4, 8), (24, 80))]
 LORA: dict[str, Any] = {
     "dtype": "bfloat16",
     "use_peft": True,
@@ -82,28 +82,6 @@ def best(model: str, gpus: int, gpu_gb: int, quantised: bool = False) -> str:
     return "-"
 
 
-def phases(settings: list[dict[str, Any]]) -> str:
-    """A cell: GB of training and of generation on 8 GB, of the first settings that fit, or in brackets of the last."""
-    for fields in settings:
-        answer = plan({**LORA, **fields}, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=256)
-        figures = " / ".join(
-            f"{sum(answer['phases'][phase].values()) / GB:.1f}" for phase in ("training", "generation")
-        )
-        if answer["fits"]:
-            share = fields.get("vllm_gpu_memory_utilization")
-            return figures + (f" at {share:g}" if share else "")
-    return f"({figures})"
-
-
-def rows_8gb() -> Iterator[list[str]]:
-    """One group a micro-batch, which is cut to one completion at a time."""
-    fields = {"optim": "adamw_8bit", "gradient_accumulation_steps": 8, "max_tokens_per_micro_batch": 256 + 1024}
-    for model, quantised in product(("Qwen2.5-1.5B-Instruct", "Qwen2.5-3B-Instruct"), (False, True)):
-        fields |= {"model_name_or_path": f"Qwen/{model}", "load_in_4bit": quantised, "use_bnb_nested_quant": quantised}
-        engines = [{**fields, **asleep(256, share)} for share in (0.6, 0.5, 0.4, 0.3)]
-        yield [model, "4 bit" if quantised else "bfloat16", phases([fields]), phases(engines)]
-
-
 def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
     """A part of a cell: the most tokens of a completion that fit, and vLLM's share of the GPU."""
     recipe = {**read_recipe("gsm8k_8gb"), "model_name_or_path": model, "optim": "adamw_8bit"}
@@ -116,14 +94,18 @@ def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
                 fields = {**recipe, **sequence, **engine}
                 if choose(fields, {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
                     share = engine.get("vllm_gpu_memory_utilization")
-                    return f"{tokens:,}" + (f" at {share:g}" if share else "")
+                    return f"{tokens:,}" + (f" ({share:g})" if share else "")
     return "-"
 
 
 def rows_by_card() -> Iterator[list[str]]:
+    """Yield the rows. A cell has one number if it is the same for transformers and vLLM."""
     for model, quantised in product(BY_CARD, (False, True)):
-        cells = [" / ".join(longest(model, size, quantised, vllm) for vllm in (False, True)) for size in CARDS]
-        yield [model.rpartition("/")[2], "4 bit" if quantised else "16 bit", *cells]
+        cells = []
+        for size in CARDS:
+            alone, shared = (longest(model, size, quantised, vllm) for vllm in (False, True))
+            cells.append(shared if shared.startswith(alone) else f"{alone} / {shared}")
+        yield [model.rpartition("/")[2] + ", 4 bit" * quantised, *cells]
 
 
 def tables() -> dict[str, str]:
@@ -134,8 +116,7 @@ def tables() -> dict[str, str]:
     ]
     rows = {
         "layouts": [["model", *(f"{gpus}x{gpu_gb}" for gpus, gpu_gb in COLUMNS)], *layouts],
-        "by_card": [["model", "base", *(f"{size} GB" for size in CARDS)], *rows_by_card()],
-        "plan_8gb": [["model", "base", "transformers generates", "colocated vLLM, asleep in an update"], *rows_8gb()],
+        "by_card": [["model", *(f"{size} GB" for size in CARDS)], *rows_by_card()],
     }
     return {
         name: "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])

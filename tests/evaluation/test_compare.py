@@ -62,6 +62,7 @@ def with_second(**changes) -> dict:
         (results("y", "y", temperature=7), "temperature differs (before 0.0, after 7): "),
         (results("y", "y", max_new_tokens=7), "max_new_tokens differs (before 8, after 7): "),
         (results("y", "y", tools={"names": ["f"]}), "tools differs (before None, after {'names': ['f']}): "),
+        (results("y", "y", request={"top_k": 7, "new": 1}), "request.top_k differs (before 0, after 7): "),
         (results("n", "y", "y"), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
         (with_second(problem="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
         (with_second(gold="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
@@ -71,7 +72,8 @@ def with_second(**changes) -> dict:
 def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
     for function in (compare, changed, comparison):
         with pytest.raises(ResultsError, match=f"^{re.escape(words)}"):
-            function(results("n", "y"), after)
+            function(results("n", "y", request={"top_k": 0, "old": 1}), after)
+    compare(results("n", "y"), results("y", "y", request={"top_k": 7}))  # an older file has no request
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_results_by_hand(small, script, capsys):
         "data": "sums",
         "template": "gsm8k",
         **asked,
-        "request": Request(temperature=0.5, max_new_tokens=10).stated(),
+        "request": Request(temperature=0.5, max_new_tokens=10).to_dict(),
         **summary(rows, 2),
         "prompt_of_first_row": "2 + 2?\n",
         "rows": rows,

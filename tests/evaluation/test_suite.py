@@ -41,8 +41,9 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     (run / "model/adapter_config.json").rename(run / "model/config.json")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, revision: f"/cache/{name}/{revision}")
     models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
+    request = Request(template="boxed")
     assert of_run.read(str(run), str(run / "mine")) == of_run.OfRun(
-        models, as_template("boxed"), 512, run / "mine", tools
+        models, as_template("boxed"), request, {}, run / "mine", tools
     )
 
 

@@ -1,6 +1,7 @@
 """Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 from grpo_math.generation import cache, completions
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.request import Request
 
 SAMPLED = {"do_sample": True, "top_k": 0}
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
@@ -199,7 +201,7 @@ def test_an_evaluation_depends_on_its_seed_and_on_no_generation_config_of_the_mo
     model.train()
     for settings in ({}, {"do_sample": True, "temperature": 0.3, "top_k": 2, "repetition_penalty": 5.0, "min_p": 0.9}):
         model.generation_config.update(**settings)
-        generate = completions.with_model(model, byte_ids, temperature=temperature, max_new_tokens=12)
+        generate = completions.with_model(model, byte_ids, Request(temperature=temperature, max_new_tokens=12))
         torch.manual_seed(len(made))
         state = torch.get_rng_state()
         made.append(generate([[5, 6, 7]] * 4, 3))
@@ -217,18 +219,16 @@ def test_a_completion_ends_with_its_first_end_token_or_is_cut(byte_ids):
 def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_gives(byte_ids):
     adapted = get_peft_model(small_model(), LoraConfig(**LORA, lora_dropout=0.5)).train()
     prompt = byte_ids("Hello")["input_ids"]
-    stops = completions.stop_ids(byte_ids, small_model().generation_config)
-    limits = {"temperature": 0.0, "max_new_tokens": 12}
-    streams = [
-        completions.tokens(adapted, prompt, stops, max_new_tokens=12, adapter=adapter) for adapter in (True, False)
-    ]
+    request = Request(max_new_tokens=12)
+    streams = [completions.tokens(adapted, byte_ids, prompt, request, adapter=adapter) for adapter in (True, False)]
     first = [next(stream) for stream in streams]
     streamed = [[token, *stream] for token, stream in zip(first, streams, strict=True)]
-    batched = [completions.with_model(model, byte_ids, **limits)([prompt], 0)[0] for model in (adapted, small_model())]
+    batched = [completions.with_model(model, byte_ids, request)([prompt], 0)[0] for model in (adapted, small_model())]
     assert streamed == [completion.tokens for completion in batched]
     assert streamed[0] != streamed[1]
+    endless = Request(max_new_tokens=20, options={"ignore_eos": True})
     sampled = [
-        list(completions.tokens(adapted, prompt, [], max_new_tokens=20, temperature=heat, seed=seed))
+        list(completions.tokens(adapted, byte_ids, prompt, replace(endless, temperature=heat), seed=seed))
         for heat, seed in ((1.0, 1), (1.0, 1), (1.0, 2), (1e-6, 3), (0.0, 3))
     ]
     assert sampled[0] == sampled[1] != sampled[2]

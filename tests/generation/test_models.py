@@ -33,6 +33,7 @@ def copy(small, tmp_path):
 
 
 def test_weights_are_checked_under_zero3_too(small):
+    pytest.importorskip("deepspeed")
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})

@@ -1,5 +1,6 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
+import json
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.server import without_aborts
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
 from grpo_math.run.http import ServerError
 
@@ -123,6 +125,22 @@ def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkey
     server.sampling, generation.rollouts = lose, 0
     assert generation._sampling(prompts, 1)() == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
+
+
+def test_a_completion_that_the_server_aborts_is_sampled_again(server, synced, monkeypatch):
+    generation, aborts = synced(), [True]
+    expected = generation.generate(PROMPTS, None, 1)
+    aborted = {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "abort"}]}
+    server.sampling, generation.rollouts = (
+        lambda body: (200, json.dumps(aborted)) if aborts and aborts.pop() else None,
+        0,
+    )
+    assert generation.generate(PROMPTS, None, 1) == expected
+    answers = [aborted, {"choices": []}]
+    monkeypatch.setattr(vllm_generation.VLLMClient, "_post", lambda self, url, **kwargs: answers.pop(0))
+    assert KeyedClient._post(KeyedClient.__new__(KeyedClient), "url") == {"choices": []}
+    with pytest.raises(ServerError, match="url aborted a completion 3 times"):
+        without_aborts("url", lambda: aborted)
 
 
 def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
@@ -258,7 +276,7 @@ def test_the_canary_is_strict_only_in_float32(dtype, tolerance, server, policy, 
 )
 def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, adapter, kind, policy, monkeypatch):
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
-    monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, model: "ours")
+    monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, shared, model: "ours")
     trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
     args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
     model = policy if adapter else policy.get_base_model()

@@ -112,7 +112,9 @@ def main(job: dict) -> int:
         loss_of = MathGRPOTrainer._loss_of
 
         def loss(trainer, *args):
-            return loss_of(trainer, *args) * (math.nan if trainer.state.global_step >= job["nan"] else 1.0)
+            computed = loss_of(trainer, *args)
+            factor = math.nan if trainer.state.global_step >= job["nan"] else 1.0
+            return computed._replace(loss=computed.loss * factor)
 
         MathGRPOTrainer._loss_of = loss
     return program.main(job["arguments"])

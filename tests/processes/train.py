@@ -50,14 +50,19 @@ def poison(trainer, step):
     """The last rank's loss is NaN in this optimizer step."""
     loss_of = trainer._loss_of
     factors = {step: float("nan")} if trainer.accelerator.is_last_process else {}
-    trainer._loss_of = lambda model, rows: loss_of(model, rows) * factors.get(trainer.state.global_step, 1.0)
+
+    def poisoned(model, rows):
+        computed = loss_of(model, rows)
+        return computed._replace(loss=computed.loss * factors.get(trainer.state.global_step, 1.0))
+
+    trainer._loss_of = poisoned
 
 
 # Reasons not to pack that the last rank alone may find.
 UNPACKED = {
     "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
     "layer": (scoring.PackedScorer, "_count", Mock(side_effect=Unpackable("a layer that is not packed on this rank"))),
-    "log-probs": (scoring, "MAX_LOGPROB_DIFF", -1.0),
+    "log-probs": (scoring, "MAX_DIFF", -1.0),
 }
 
 

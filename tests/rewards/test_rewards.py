@@ -13,11 +13,12 @@ from decimal import Decimal
 
 import pytest
 import torch
+from datasets import Dataset
 
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, text_of
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, golds_of, text_of
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run.signals import Stopped, stopping
@@ -152,7 +153,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
         (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
         ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
-        (  # right, in format and 50 of 100 tokens: 1 + 0.1 + 0.05 / 2; the length beyond the limit costs nothing
+        (  # right, in format and 50 of 100 tokens: 1 + 0.05 + 0.025 / 2; the length beyond the limit costs nothing
             "shaped",
             ["#### 7", "It is 8.", "#### 8", "#### 7"],
             {
@@ -161,7 +162,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
                 "completion_ids": [[0] * 50, [0] * 100, [0] * 200, []],
                 MAX_LENGTH: 100,
             },
-            [1.125, 0.0, 0.1, None],
+            [1.0625, 0.0, 0.05, None],
         ),
         ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
         ("gated", [GOOD_XML], {"answer": [""]}, [None]),
@@ -227,6 +228,11 @@ def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_non
     assert inspect.iscoroutinefunction(guarded) == (kind != "a function")  # so that TRL awaits it
     assert called(guarded, ["a"] * 4, answer=["7"], solution=["7"]) == [1.0, None, 3.0, 0.5]
     assert columns == {"answer": ["7"], "solution": ["7"]}, "TRL's alone: grade is passed only to a parameter"
+
+
+def test_gold_answers_of_data_as_tensors_are_their_numbers():
+    answers = Dataset.from_list([{"answer": 0.1}, {"answer": 70.0}]).with_format("torch")[:]["answer"]
+    assert golds_of("accuracy", {"answer": [*answers, torch.tensor(7)]}) == ["0.1", "70.0", "7"]
 
 
 def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the_data_have_that_column():

@@ -12,7 +12,28 @@ from hypothesis import strategies as st
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.recipe import check, read, read_recipe
+from grpo_math.settings.recipe import METHODS, check, read, read_recipe
+from grpo_math.settings.rules import violations
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_change(name):
+    recipe = read(["--method", name, "--output_dir", "run"])
+    fields = METHODS[name]["fields"]
+    assert recipe.problems == []
+    assert {field: recipe.values[field] for field in fields} == fields
+    assert recipe.given == {*fields, "output_dir"}
+    assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
+    other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run"])
+    assert other.values["loss_type"] == "bnpo"
+
+
+def test_a_recipe_wins_over_a_method_and_an_unknown_method_is_one_line(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("epsilon_high: 0.5")
+    values = read(["--config", str(tmp_path / "recipe.yaml"), "--method", "dapo"]).values
+    assert (values["epsilon_high"], values["resample_groups"]) == (0.5, 3)
+    with pytest.raises(UserError, match=r"method='dapoo' is not known: did you mean 'dapo'\?"):
+        read(["--method", "dapoo"])
 
 
 @pytest.mark.slow

@@ -104,6 +104,13 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
     assert (control.should_training_stop, control.should_save) == (True, True)
 
 
+def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
+    monkeypatch.setattr("grpo_math.train.program.on_main", lambda call: True)  # its file is not here
+    run = Mock(run_dir=tmp_path)
+    Run.evaluate(run, "before")
+    run.score_whole.assert_not_called()
+
+
 @pytest.mark.parametrize("eval_n", [0, 1])
 def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
     rows = [{"problem": "1 + 1?"}]

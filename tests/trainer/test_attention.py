@@ -94,6 +94,18 @@ def test_one_call_of_torchs_varlen_kernel_gives_the_same(case, torchs_kernel):
     close(lambda q, k, v: attend(q, k, v, SCORES[case]), SCORES[case])
 
 
+def test_torchs_varlen_kernel_needs_no_flag_for_grouped_heads(torchs_kernel, monkeypatch):
+    def before_213(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        return flash_reference.flash_attn_varlen_func(
+            q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, softmax_scale=scale, window_size=window_size
+        )
+
+    whole = varlen._torchs()
+    assert whole is not None
+    monkeypatch.setattr(varlen, "_torchs", lambda: before_213)
+    close(lambda q, k, v: attend(q, k, v, AttentionParams()), AttentionParams())
+
+
 def test_flash_attn_that_the_model_was_loaded_with_goes_first(torchs_kernel, monkeypatch):
     """A stand-in for flash-attn 2, which needs a GPU: what it is asked to leave out is held."""
     asked = []

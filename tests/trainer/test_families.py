@@ -10,6 +10,7 @@ from small_generation import counted
 from small_trainers import PROMPTS
 from trl import GRPOConfig
 
+from grpo_math.errors import ConfigError
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.scoring import verify_packing
 
@@ -81,6 +82,17 @@ def test_bfloat16_packs_the_same_families_as_float32(family, ours):
 def test_what_depends_on_the_length_or_number_of_passes_is_not_packed(settings, trainer_in, tmp_path):
     trainer = trainer_in(tmp_path, config_class=GRPOConfig, **settings)  # whose settings no rule reads
     assert trainer.scorer is None
+
+
+def test_ddp_looks_for_unused_parameters_if_a_text_leaves_a_tower_unused(ours, monkeypatch):
+    for family in ("llama", "gemma3"):
+        trainer = ours(model=tiny_model(family), gradient_checkpointing=True)
+        assert trainer.accelerator.ddp_handler.find_unused_parameters == (family == "gemma3")
+    trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    trainer._set_up_updates()
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    with pytest.raises(ConfigError, match="vision tower gets no gradient: set use_reentrant to false"):
+        trainer._set_up_updates()
 
 
 def test_float32_weights_are_compared_without_autocast(ours):

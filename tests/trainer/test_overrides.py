@@ -1,6 +1,7 @@
 """What a subclass, a replaced method or a callback sees is TRL's, and what it changes counts as in TRL."""
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,10 +77,20 @@ CHANGES = {
 @pytest.mark.slow
 @pytest.mark.full(keep=["changes_rewards"])
 @pytest.mark.parametrize(
-    ("change", "where"), [*((change, "subclass") for change in CHANGES), (writes_rows_in_the_loss, "trainer")]
+    ("change", "where"),
+    [
+        *((change, "subclass") for change in CHANGES),
+        *((writes_rows_in_the_loss, where) for where in ("trainer", "TRL's class")),
+        (scores_by_itself, "TRL's class"),
+    ],
 )
-def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(change, where, trl_run, ours):
-    name, ended = CHANGES[change], {}
+def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(
+    change, where, trl_run, ours, monkeypatch
+):
+    unchanged, name, ended = trl_run(letters, SMALL)[1], CHANGES[change], {}
+    if where == "TRL's class":
+        original = type("Original", (GRPOTrainer,), {name: getattr(GRPOTrainer, name)})
+        monkeypatch.setattr(GRPOTrainer, name, vars(subclass_of(original, name, change))[name])
     for kind, base in (("trl", GRPOTrainer), ("ours", MathGRPOTrainer)):
         trainer_class = subclass_of(base, name, change) if where == "subclass" else base
         trainer = ours(folder=kind, **{**SMALL, **STEPS, **KINDS[kind], "trainer_class": trainer_class})
@@ -88,18 +99,26 @@ def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_wit
         trainer.train()
         ended[kind] = weights(trainer.model)
     assert relative(ended["ours"], ended["trl"]) < 1e-5
-    assert relative(ended["ours"], trl_run(letters, SMALL)[1]) > 1e-5  # so the change is seen at all
+    assert relative(ended["ours"], unchanged) > 1e-5  # so the change is seen at all
 
 
 @pytest.mark.parametrize("method", OF_ROWS)
 def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
-    assert not sees_rows(ours(), MathGRPOTrainer)
+    assert not sees_rows(ours())
     told = subclass_of(MathGRPOTrainer, method, lambda *args: None, title="Told")  # a line is logged once
     trainer = ours(trainer_class=told)
-    assert sees_rows(trainer, MathGRPOTrainer)
+    assert sees_rows(trainer)
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     assert lines == {
         f"pack_updates: Told overrides {method}; "
         "each update keeps TRL's rows and TRL's loss, and only its prompts are shared."
     }
     assert trainer.scorer is not None
+
+
+def test_a_method_that_a_script_replaces_in_trls_class_gets_trls_rows_and_its_scores_count(ours, monkeypatch):
+    trainer, scores = ours(), Mock(return_value=(torch.zeros(1, 1), None, None))
+    monkeypatch.setattr(GRPOTrainer, SCORING, lambda *args, **kwargs: scores())
+    assert sees_rows(trainer)
+    assert trainer._scores(trainer.model, torch.zeros(1, 2), None, 1)[0].tolist() == [[0]]
+    scores.assert_called_once()

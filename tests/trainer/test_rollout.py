@@ -11,7 +11,9 @@ from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
+from grpo_math.trainer import run_files
 from grpo_math.trainer import trainer as module
+from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.reward_funcs import check_gold_answers
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
@@ -70,7 +72,7 @@ def test_rows_without_a_gold_are_said_once_and_are_ungradable(ours, caplog):
     "data",
     [
         Dataset.from_list([{"prompt": "1 + 1?", "target": "2", "answer": None}]),
-        IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1?", "target": "2"}])),
+        Dataset.from_list([{"prompt": "1 + 1?", "target": "2"}]).to_iterable_dataset(),
     ],
 )
 def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, ours):
@@ -85,6 +87,17 @@ def test_rewards_that_read_no_gold_need_none():
     output = check_gold_answers(["format_soft", lambda completions, grade=None, **columns: []], data)
     assert output.startswith("train_dataset has no gold")
     assert check_gold_answers(by_grade, None) is None
+
+
+def test_rows_are_read_only_by_training_if_only_they_show_the_columns(ours):
+    made = Mock(side_effect=lambda stored: {"prompt": ["1 + 1?"] * len(stored["q"]), "answer": stored["q"]})
+    trainer = ours(by_grade, Dataset.from_dict({"q": list("78"), "completions": ["", ""]}).with_transform(made))
+    Resampler(Mock(train_dataset=trainer.train_dataset))
+    run_files.settings_of(trainer)
+    made.assert_not_called()
+    rows_of_stream = iter([{"prompt": "1 + 1?"}])
+    assert check_gold_answers(by_grade, IterableDataset.from_generator(lambda: rows_of_stream)) is None
+    assert next(rows_of_stream) == {"prompt": "1 + 1?"}
 
 
 @pytest.mark.parametrize("name", ["completions", "trainer_state"])
@@ -111,7 +124,7 @@ def test_the_list_of_functions_holds_the_users_objects_except_while_trl_calls_th
             return torch.tensor([one(completions=completions) for one in self.reward_funcs]).T
 
     seen, by_itself, reward = [], False, Scaled()
-    made = ours(reward, rows("7").add_column("grade", [5]), trainer_class=Own, max_steps=1)
+    made = ours(reward, rows("7", "8").add_column("grade", [5, 5]), trainer_class=Own, max_steps=1, logging_steps=1)
     assert made.reward_funcs == [reward]
     reward.scale = 0.5
     made.train()

@@ -6,11 +6,13 @@ import sys
 
 import pandas
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
+from transformers import TrainerCallback
 
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
@@ -66,6 +68,50 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(lo
     table = pandas.read_parquet(tmp_path / "completions/completions_00001.parquet")
     assert {"step", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
     assert table["step"].tolist() == [1] * 8
+
+
+def test_what_a_script_saves_has_the_training_arguments_without_a_token(ours, tmp_path):
+    secret = {"token": "hf_y", "config": [{"api_key": "k"}]}
+    trainer = ours(letters, ROWS, hub_token="hf_x")
+    trainer.args.model_init_kwargs = secret
+    trainer.save_model(str(tmp_path))
+    saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    assert (saved.learning_rate, saved.hub_token) == (0.05, None)
+    assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
+    assert trainer.args.hub_token == "hf_x"
+    assert trainer.args.model_init_kwargs == {"token": "hf_y", "config": [{"api_key": "k"}]}
+
+
+@pytest.mark.parametrize("log_completions", [True, False])
+def test_no_value_that_a_script_logs_and_no_failed_write_ends_a_run(log_completions, ours, tmp_path, caplog, capsys):
+    circle = {}
+    circle["self"] = circle
+    odd = {"mixed": [7, None, "x + 1", {}], "keys": [{(1, 2): 3}], "circle": [circle], "objects": [print, [], 1.5]}
+    tables, seen = [], []
+
+    def reward(completions, log_extra, trainer_state, **columns):
+        for name, values in odd.items():
+            log_extra(name, [values[row % len(values)] for row in range(len(completions))])
+        if trainer_state.global_step == 1:
+            tables.append(pandas.read_parquet(folder / "completions_00001.parquet"))
+            folder.rename(tmp_path / "moved")
+            folder.write_text("a file in place of the folder")
+        return letters(completions)
+
+    class Reads(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            seen.append(trainer._logs["extra"]["keys"][0])
+
+    folder = tmp_path / "completions"
+    trainer = ours(reward, ROWS, max_steps=2, logging_steps=1, log_completions=log_completions)
+    trainer.add_callback(Reads())
+    trainer.train()
+    assert tables[0]["mixed"].dropna().tolist() == ["7", '"x + 1"', "{}"] * 2
+    assert tables[0]["keys"][0] == '"{(1, 2): 3}"'
+    assert seen[0] == {(1, 2): 3}, "a callback reads the script's own values"
+    lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "table of" in record.message}
+    assert len(lines) == 1, lines
+    assert "is correct: read them" not in capsys.readouterr().err, "no reward of this script pays for correctness"
 
 
 @pytest.mark.slow

@@ -1,14 +1,16 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
 import random
+from unittest.mock import Mock
 
 import numpy
 import pytest
 import torch
+from datasets import Dataset
 from launching import TORCHRUN, run
-from small_trainers import untimed, weights
+from small_trainers import Evaluated, untimed, weights
 
-from grpo_math.errors import UserError
+from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 
@@ -65,6 +67,58 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
+    def fails(completions, trainer_state, **columns):
+        if trainer_state.global_step:
+            raise ConnectionError("the judge is down")
+        return drawn(completions)
+
+    trainer = ours(fails, ROWS, **{**RUN, "save_strategy": "no", "steps_per_generation": 2})
+    with pytest.raises(RewardError, match=r"the judge is down[^(]*$"):
+        trainer.train()
+    assert trainer.state.global_step
+    assert not [*tmp_path.glob("checkpoint-*")]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_fails_saves_its_step_and_is_repeated(ours, tmp_path):
+    down = []
+
+    def reward(completions, trainer_state, **columns):
+        if down and trainer_state.global_step == 3 and columns["answer"][0] == "eval":
+            raise ValueError("no reward today")
+        return drawn(completions)
+
+    settings = {**RUN, "max_steps": 5, "save_strategy": "no", "per_device_eval_batch_size": 8}
+    settings |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_dataset": Dataset.from_list([{**ROWS[0], "answer": "eval"}]),
+    }
+    whole = ours(reward, ROWS, **settings)
+    whole.train()
+    down.append(True)
+    with pytest.raises(RewardError, match=r"no reward today.*\(checkpoint-3 is saved: "):
+        ours(reward, ROWS, **settings, folder="failing").train()
+    down.clear()
+    again = ours(reward, ROWS, **settings, folder="failing")
+    again.add_callback(events := Evaluated())
+    again.train(resume_from_checkpoint=True)
+    assert len(events.metrics) == 3  # of steps 3, 4 and 5
+    ends_as(again, whole)
+
+
+def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_gradients_that_are_not_finite(
+    ours, tmp_path
+):
+    trainer = ours(drawn, ROWS, max_steps=2, max_nonfinite_steps=1)
+    trainer.nonfinite.seen = Mock(side_effect=[False, True])
+    trainer.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
+    with pytest.raises(UserError, match="not finite in step 2"):
+        trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):

@@ -9,6 +9,7 @@ from peft import LoraConfig
 from small_families import scored, tiny_model
 from small_trainers import relative
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer
@@ -114,6 +115,23 @@ def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, o
     assert products[1] == products[0]
     # 119 tokens whole, in two tiles, in three, and in four at most.
     assert [widest(trainer, LONG, tile) for tile in (WHOLE, 60, 59, 39, 8)] == [119, 119, 60, 40, 30]
+
+
+def test_what_a_checkpoint_itself_saves_does_not_compute_tiles_again(ours, monkeypatch):
+    """Before torch 2.13 `checkpoint` saves an empty tensor."""
+
+    def saving(*args, use_reentrant):
+        torch.ones(1, requires_grad=True).exp()
+        return checkpoint(*args, use_reentrant=use_reentrant)
+
+    monkeypatch.setattr(tiled_mlp, "checkpoint", saving)
+    trainer = trainer_of(ours)
+    products = []
+    for tile in (WHOLE, SMALL_TILE):
+        with FlopCounterMode(display=False) as counter:
+            gradient_of(trainer, tile=tile)
+        products.append(counter.get_total_flops())
+    assert products[1] == products[0]
 
 
 def test_a_dropout_in_the_mlp_draws_the_same_again(ours, monkeypatch):

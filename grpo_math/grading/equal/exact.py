@@ -18,10 +18,6 @@ from grpo_math.grading.equal.tree import Call, Degrees, Negative, Number, Percen
 BITS = 4_000  # of a number that is computed
 
 
-class _Undecided(Exception):
-    pass
-
-
 def rational(tree: Tree) -> Fraction | None:
     """Return the exact value of a tree. None if it is not a rational number, or a result has more than `BITS` bits.
 
@@ -29,7 +25,7 @@ def rational(tree: Tree) -> Fraction | None:
     """
     try:
         return _value(tree)
-    except (_Undecided, ZeroDivisionError):
+    except ArithmeticError:
         return None
 
 
@@ -53,7 +49,7 @@ def _value(tree: Tree) -> Fraction:
             return _power(_value(base), _value(exponent))
         case Call((square,), "sqrt"):
             return _root(_value(square))
-    raise _Undecided
+    raise ArithmeticError
 
 
 def _folded(operation: Callable[[Fraction, Fraction], Fraction], parts: Sequence[Tree]) -> Fraction:
@@ -61,22 +57,22 @@ def _folded(operation: Callable[[Fraction, Fraction], Fraction], parts: Sequence
     for part in parts[1:]:
         total = operation(total, _value(part))
         if total.numerator.bit_length() + total.denominator.bit_length() > BITS:
-            raise _Undecided
+            raise ArithmeticError
     return total
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if exponent.denominator != 1 or abs(exponent) * bits > BITS:
-        raise _Undecided
+        raise ArithmeticError
     return base ** int(exponent)
 
 
 def _root(square: Fraction) -> Fraction:
     """Return the root of the square of a rational number."""
     if square < 0:
-        raise _Undecided
+        raise ArithmeticError
     root = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
     if root * root != square:
-        raise _Undecided
+        raise ArithmeticError
     return root

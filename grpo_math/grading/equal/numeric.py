@@ -17,7 +17,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import mpmath
@@ -46,7 +46,6 @@ from grpo_math.grading.equal.tree import (
     Tree,
     Variable,
     compared,
-    contains,
     has_names,
     walk,
 )  # fmt: skip
@@ -59,7 +58,6 @@ INTEGERS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, -1, -2, -7, 1000, 1009)
 INTEGER_NAMES = frozenset("ijklmnN")  # integers, if an expression has a floor or a ceiling
 STEPS = frozenset(("floor", "ceil"))
 WHOLE = frozenset(("gcd", "lcm", "binom", "perm"))  # functions of integers
-BENT = STEPS | WHOLE | {"abs", "sqrt", "max", "min"}  # functions that depend on the sign or the size of a variable
 MAX_EXPONENT = 10**15
 
 
@@ -173,18 +171,15 @@ def _places(tree: Tree, point: dict[str, Any]) -> int:
 def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
     """Return points, each with a value for every name. The values are fixed, distinct and arbitrary.
 
-    Functions with steps and corners get points with each sign of each variable, and with large values. Functions of
+    A function may have steps and corners: the points have each sign of each variable, and large values. Functions of
     integers get integers.
     """
     nodes = list(chain(*map(walk, trees)))
     calls = {node.name for node in nodes if isinstance(node, Call)}
     whole = bool(calls & WHOLE) or any(map(_alternates, nodes))
     stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
-    if not names or not (whole or calls & BENT or any(isinstance(n, Power) and _is_fraction(n.right) for n in nodes)):
-        masks = [(0, 1.0), (0, 1.0), (0x5555, 1.0), (0x5555, 1.0)] if names else [(0, 1.0)]
-    else:
-        singles = [(1 << index, 1.0) for index in range(min(len(names), 8))]
-        masks = [(0, 1.0), (0, 1.0), (-1, 1.0), *singles, (0, 12.0), (-1, 12.0), (0, 400.0), (-1, 400.0)]
+    ones = [0, 0, -1, *(1 << index for index in range(min(len(names), 8)))]  # the names with negative values, as bits
+    masks = [*((mask, 1.0) for mask in ones), *product((0, -1), (12.0, 400.0))] if names else [(0, 1.0)]
     points = [] if whole or stepped else [_point(names, number + 1, *mask) for number, mask in enumerate(masks)]
     if whole or calls & STEPS:
         rows = range(len(INTEGERS))
@@ -197,10 +192,6 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
 def _alternates(tree: Tree) -> bool:
     """Return True for a power of a negative number such as (-1)^n."""
     return isinstance(tree, Power) and isinstance(tree.left, Number) and tree.left.value < 0 and has_names(tree.right)
-
-
-def _is_fraction(tree: Tree) -> bool:
-    return contains(tree, Quotient) or (isinstance(tree, Number) and tree.value.denominator > 1)
 
 
 def _point(names: list[str], number: int, mask: int, scale: float) -> dict[str, Any]:

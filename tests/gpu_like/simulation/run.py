@@ -41,6 +41,7 @@ from grpo_math.planner.model import read_config
 from grpo_math.settings import recipe
 from grpo_math.trainer import build
 from grpo_math.trainer.from_recipe import build as settings_from
+from grpo_math.trainer.losses import Loss
 
 STEPS, PARTS = 2, 2  # optimizer steps, and the parts of each that are computed: those after them are no larger
 
@@ -67,7 +68,8 @@ def compute_few(trainer: Any) -> None:
         step = trainer.state.global_step
         done[step] += 1
         if done[step] > PARTS:
-            return torch.zeros((), device="cuda", requires_grad=True)
+            zero = torch.zeros((), device="cuda", requires_grad=True)
+            return Loss(zero, zero.detach(), torch.zeros(2, device="cuda"), {}, {})
         # The largest part can come when gradients and the optimizer's state are there.
         comes = step > 0 and done[step] == min(2, done[0])
         return loss_of(model, largest[0] if comes else rows)

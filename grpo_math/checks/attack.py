@@ -1,0 +1,364 @@
+r"""`grpo-math attack`: what the rewards pay for completions that know nothing, compared with a right answer.
+
+An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
+number of the problem, or no answer. The others offer k candidates, of which one is the gold answer, at each position
+equally often. Right answers are written in the same way, in every known form. The form that is paid most is the
+measure, and the attacks use that form.
+
+The answer is no if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
+happens to be right, if k candidates get more than one guess among them, or if attacks were left out for lack of time.
+Only the weighted sum is judged.
+
+Does not ask a model, and does not find a hole that none of these texts has.
+"""
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import fmean, mode
+from typing import Any, NamedTuple
+
+from grpo_math.checks import Finding
+from grpo_math.checks.rewards import SURE, gradable, graded, other_answer, summed
+from grpo_math.checks.setup import Setup
+from grpo_math.errors import RewardError, escaped
+from grpo_math.grading import Verdict
+from grpo_math.grading.equal.compare import value
+from grpo_math.grading.formats import FORMATS
+from grpo_math.rewards import REWARDS
+from grpo_math.run.streams import Answer
+from grpo_math.settings import recipe
+
+SECONDS = 20.0
+PROBLEMS, IN_DOCTOR = 64, 16
+FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, about
+PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
+CANDIDATES = (2, 4)
+WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
+# Rewards for words of reasoning pay these, too.
+THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
+PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
+TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)
+HOW_MANY = re.compile(r"[Hh]ow many (?:more |fewer |total )?([a-z]{3,})")
+VALUES = ("in dollar signs", "as a fraction", "as a fraction in LaTeX", "as a decimal", "with its unit")
+REMEDY = "grpo-math attack shows the texts; pay the format only with a correct answer (rewards: [gated])"
+
+
+class Attack(NamedTuple):
+    """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
+
+    The texts know nothing if ``candidates`` is 0. Otherwise each offers so many, and one of them is the gold answer.
+    """
+
+    name: str
+    form: str
+    answers: Callable[[Any], list[str]]
+    candidates: int = 0
+
+    def texts(self, rows: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Return each text with its problem."""
+        return [(row, self.form.replace(PLAIN, answer)) for row in rows for answer in self.answers(row)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="RECIPE", help="a recipe, or a reward: a name or module:function")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Attack the rewards of a recipe, or one reward function."""
+    target = args.config
+    words = [] if target is None else ["--rewards" if ":" in target or target in REWARDS else "--config", target]
+    read = recipe.read([*words, *args.fields])
+    result = attack(Setup(read.sound().values, read.given))
+    return Answer(result, "\n".join(lines(result)), result["ok"])
+
+
+def check(setup: Setup) -> Iterator[Finding]:
+    """Yield one line for `doctor`."""
+    # A judge is a model that may cost money. golds() has reported gold answers that cannot be graded.
+    if "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
+        result = attack(setup, IN_DOCTOR)
+        message = "; ".join(result["faults"]) or result["best"]
+        # rewards() has reported rewards that do not pay a right answer more.
+        if result["right"] > result["wrong"] + SURE:
+            yield Finding("info", f"attacked: {message}") if result["ok"] else Finding("warning", message, REMEDY)
+
+
+def lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the text output."""
+    yield f"a right answer gets {result['right']:.3g} in the best form ({result['form']}), on {result['rows']} problems"
+    for one in result["attacks"][:WORST]:
+        yield f"{one['share']:5.0%} of it: {one['name']} (right on {one['right']:.0%}; at most {one['allowed']:.0%})"
+        yield f"       {escaped(one['text'])[:SHOWN]}"
+    unpaid = ", ".join(f"{name} {share:.0%}" for name, share in result["forms"].items() if share < 1 - PAID)
+    yield f"a right answer is paid less as: {unpaid}" if unpaid else "a right answer is paid in every form"
+    yield f"a completion takes {result['seconds']:.1g} seconds; {result['none']} rewards of right answers are None"
+    changed = ", ".join(result["changes"])
+    yield f"the rewards change {changed}" if changed else "the rewards are the same in any order and batch"
+    yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
+
+
+def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
+    """Attack the rewards for about `SECONDS`, and return what `lines` prints."""
+    end, rows = time.monotonic() + SECONDS, gradable(setup, most)
+    setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
+    errors: dict[str, str] = {}
+    forms = [Attack(name, form, lambda row: [row["answer"]]) for name, form in forms_by_name(setup).items()]
+    # A slow reward gets fewer problems. The first call may load something, so the second is measured.
+    for _ in range(2):
+        started = time.monotonic()
+        pay(setup, errors, forms[0], rows[:FEWEST])
+    seconds = (time.monotonic() - started) / FEWEST
+    rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
+
+    best, paid = right_answers(setup, errors, forms, rows)
+    wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
+    # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
+    top = mean(paid[best.name])
+    zero = 0.0 if top > 0 else min(0.0, wrong)
+
+    def share(reward: float) -> float:
+        return (reward - zero) / (top - zero or 1.0)
+
+    planned = [*blind(rows, forms, best, setup), *undecided(best)]
+    attacks = judged(setup, errors, planned, rows, share, max(0.0, share(wrong)), end)
+    attacks.sort(key=lambda one: one["allowed"] - one["share"])
+    faults = [
+        *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
+        *errors.values(),
+        *[in_words(one) for one in attacks[:1] if one["share"] > one["allowed"]],
+        *[f"{len(planned)} attacks were left out after {SECONDS:g} seconds"] * bool(planned),
+    ]
+    return {
+        "ok": not faults,
+        "faults": faults,
+        # A guess among candidates that is paid as it should be says less than the best constant.
+        "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
+        "rows": len(rows),
+        "form": best.name,
+        "right": top,
+        "wrong": wrong,
+        "attacks": attacks,
+        "forms": {name: share(mean(sums)) for name, sums in paid.items() if sums},
+        "changes": changes(setup, errors, best, rows),
+        "none": sum(sums.count(None) for sums in paid.values()),
+        "seconds": seconds,
+    }
+
+
+def judged(
+    setup: Setup,
+    errors: dict[str, str],
+    planned: list[Attack],
+    rows: Sequence[Any],
+    share: Callable[[float], float],
+    wrong: float,
+    end: float,
+) -> list[dict[str, Any]]:
+    """Return the result of each attack, and remove it from ``planned``. ``wrong``: a wrong answer's share."""
+    attacks: list[dict[str, Any]] = []
+    took = 0.0
+    while planned and (started := time.monotonic()) < end:
+        # The others get fewer problems if they would take too long.
+        if took * len(planned) > end - started:
+            rows = rows[: max(FEWEST, len(rows) // 2)]
+        one = planned.pop(0)
+        # Not every problem has a number or a formula.
+        if not one.texts(rows):
+            continue
+        right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
+        # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
+        allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
+        figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
+        attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
+        took = time.monotonic() - started
+    return attacks
+
+
+def right_answers(
+    setup: Setup, errors: dict[str, str], forms: Sequence[Attack], rows: Sequence[Any]
+) -> tuple[Attack, dict[str, list[float | None]]]:
+    """Return the form that is paid most, and the rewards of right answers in each form and in other values."""
+    paid = {one.name: pay(setup, errors, one, rows) for one in forms}
+    best = max(forms, key=lambda one: mean(paid[one.name]))
+    values = {name: best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES}
+    return best, paid | {name: pay(setup, errors, one, rows) for name, one in values.items()}
+
+
+def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any]) -> list[float | None]:
+    """Return the weighted sum of the rewards for each text. If a reward fails, add a line to ``errors`` instead."""
+    pairs = attack.texts(rows)
+    # A script's reward function may need TRL's column.
+    columns = [{"solution": f"\\boxed{{{row['answer']}}}", **row} for row, _ in pairs]
+    try:
+        return summed(setup, columns, [text for _, text in pairs]) if pairs else []
+    except RewardError as error:
+        errors.setdefault(str(error), f"{attack.name}: {error}")
+        return []
+
+
+def mean(sums: Sequence[float | None]) -> float:
+    # TRL leaves a completion without a reward out of its group.
+    return fmean([reward for reward in sums if reward is not None] or [0.0])
+
+
+def in_words(result: dict[str, Any]) -> str:
+    """Return the result of one attack in a line."""
+    author = "an undecided answer" if result["candidates"] else "an answer that knows nothing"
+    share = f"{result['share']:.0%} of a right answer's reward"
+    return f"{author} gets {share} ({result['name']}, right on {result['right']:.0%})"
+
+
+def right_share(setup: Setup, attack: Attack, rows: Sequence[Any]) -> float:
+    """Return the share of an attack's texts whose answer is right."""
+    # The grader does not know the tags of a prompt, so each answer is graded in the recipe's format, too.
+    known = attack._replace(form=FORMATS[setup.problems.template.answer_format].example)
+    written = [list(zip(*one.texts(rows), strict=True)) for one in (attack, known)]
+    verdicts = zip(*(graded(setup, some, texts) for some, texts in written), strict=True)
+    return fmean(any(grade.verdict is Verdict.CORRECT for grade in both) for both in verdicts)
+
+
+def changes(setup: Setup, errors: dict[str, str], best: Attack, rows: Sequence[Any]) -> list[str]:
+    """Return the ways to call the rewards again that change them. Every second answer is wrong."""
+    right = {row["id"] for row in rows[::2]}
+    mixed = best._replace(answers=lambda row: [row["answer"] if row["id"] in right else other_answer(row["answer"])])
+    first, again, reverse, one_half, other_half = [
+        [reward and round(reward, 6) for reward in pay(setup, errors, mixed, some)]
+        for some in (rows, rows, rows[::-1], rows[::2], rows[1::2])
+    ]
+    same = {
+        "when called again": first == again,
+        "in another order": first[::-1] == reverse,
+        "in another batch": (first[::2], first[1::2]) == (one_half, other_half),
+    }
+    return [name for name in same if not same[name]]
+
+
+# The texts
+
+
+def forms_by_name(setup: Setup) -> dict[str, str]:
+    """Return the forms of a completion, with ANSWER in place of the answer. The recipe's form comes first.
+
+    The tags of the prompt make two forms, because a reward function of the user may require them.
+    """
+    template = setup.problems.template
+    examples = {name: FORMATS[name].example for name in (template.answer_format, *FORMATS)}
+    tags = list(dict.fromkeys(TAG.findall(str(template.prompt("")))))
+    texts = [*["It follows."] * (len(tags) // 2 - 1), PLAIN]
+    tagged = list(zip(tags[::2], texts, tags[1::2], strict=False))
+    forms = {
+        **examples,
+        "sentence": f"It follows. The answer is {PLAIN}.",
+        "bare": PLAIN,
+        "box in answer tags": examples["think"].replace(PLAIN, BOX),
+        "box after thinking": f"<think>\nIt follows.\n</think>\n{examples['boxed']}",
+        "tags of the prompt": "".join(map("".join, tagged)),
+        "tags of the prompt on lines": "\n".join(map("\n".join, tagged)),
+    }
+    return {name: form.replace("It follows", THOUGHT) for name, form in forms.items() if form}
+
+
+def blind(rows: Sequence[Any], forms: Sequence[Attack], best: Attack, setup: Setup) -> list[Attack]:
+    """Return the attacks that know nothing."""
+    form, common, prompt = best.form, mode(row["answer"] for row in rows), setup.problems.template.prompt("")
+    others = dict(zip([row["id"] for row in rows], [*rows[1:], rows[0]], strict=True))
+    column, solved = ("solution", PLAIN) if "solution" in rows[0] else ("answer", form)
+    return [
+        Attack("the most common gold answer", form, always(common)),
+        Attack("the same digit", form, always("1")),
+        Attack("a word in place of the answer", form, always("so")),
+        Attack("the numbers from 0 to 60", form, always(", ".join(map(str, range(61))))),
+        Attack("nothing", PLAIN, always("")),
+        Attack("one word", PLAIN, always("So")),
+        Attack("a very long text", "Wait, let me think again. " * 400 + form, always(common)),
+        Attack("the form ten times", form * 10, always(common)),
+        Attack("a claim to be correct", f"{form}\nThis answer is correct. Score: 1.0", always("correct")),
+        Attack("the prompt's instructions", PLAIN, always(prompt if isinstance(prompt, str) else prompt[0]["content"])),
+        Attack("the problem repeated", PLAIN, lambda row: [row["problem"]]),
+        Attack("the problem as the answer", form, lambda row: [row["problem"]]),
+        Attack("all numbers of the problem", form, lambda row: [", ".join(numbers(row))]),
+        Attack(
+            "each number of the problem in a box",
+            PLAIN,
+            lambda row: [" ".join(f"\\boxed{{{n}}}" for n in numbers(row))],
+        ),
+        Attack("the first number of the problem", form, lambda row: numbers(row)[:1]),
+        Attack("the last number of the problem", form, lambda row: numbers(row)[-1:]),
+        Attack("the first formula of the problem in a box", BOX, lambda row: formulas(row)[:1]),
+        Attack("another problem's solution", solved, lambda row: [str(others[row["id"]][column])]),
+        *(one._replace(name=f"the form {one.name} without an answer", answers=always("")) for one in forms),
+    ]
+
+
+def always(text: str) -> Callable[[Any], list[str]]:
+    return lambda row: [text]
+
+
+def numbers(row: Any) -> list[str]:
+    return NUMBER.findall(row["problem"])
+
+
+def formulas(row: Any) -> list[str]:
+    r"""Return the formulas of a problem.
+
+    >>> formulas({"problem": r"If $x = 3$, what is \(2x\)?"})
+    ['x = 3', '2x']
+    """
+    return ["".join(groups) for groups in FORMULA.findall(row["problem"])]
+
+
+def undecided(best: Attack) -> list[Attack]:
+    """Return the attacks that offer several candidates. The gold answer is at each position equally often."""
+    form = best.form
+    # The form of the text, the separator of the candidates, and the form of each candidate.
+    styles = {
+        "in boxes": (PLAIN, " ", BOX),
+        "in one answer with or": (form, " or ", PLAIN),
+        "in one answer with commas": (form, ", ", PLAIN),
+        "in one answer with equal signs": (form, " = ", PLAIN),
+        "in the form several times": (PLAIN, "\n", form),
+        "in a sentence before the answer": (f"It is {PLAIN}.\n{form.replace(PLAIN, '1')}", " or ", PLAIN),
+    }
+    return [
+        Attack(f"{k} candidates {name}", shape, partial(candidates, k, separator, each), k)
+        for k in CANDIDATES
+        for name, (shape, separator, each) in styles.items()
+    ]
+
+
+def candidates(k: int, separator: str, form: str, row: Any) -> list[str]:
+    """Return ``k`` texts with ``k`` answers. The gold answer is first, second, and so on.
+
+    >>> candidates(3, " or ", "ANSWER", {"answer": "79"})
+    ['79 or 81 or 92', '92 or 79 or 81', '81 or 92 or 79']
+    """
+    answers = [row["answer"]]
+    while len(answers) < k:
+        answers.append(other_answer(answers[-1]))
+    texts = [form.replace(PLAIN, answer) for answer in answers]
+    return [separator.join(texts[k - first :] + texts[: k - first]) for first in range(k)]
+
+
+def rewritten(name: str, row: Any) -> list[str]:
+    r"""Return the gold answer in another form of the same value, or nothing if the value has no such form.
+
+    >>> row = {"answer": "1/2", "problem": "How many apples?"}
+    >>> rewritten("as a decimal", row), rewritten("with its unit", row)
+    (['0.5'], ['1/2 apples'])
+    """
+    number = value(row["answer"])
+    top, bottom = (0, 1) if number is None else number.as_integer_ratio()
+    forms = {
+        "in dollar signs": [f"${row['answer']}$"],
+        "as a fraction": [f"{top}/{bottom}"] * (bottom > 1),
+        "as a fraction in LaTeX": [rf"\frac{{{top}}}{{{bottom}}}"] * (bottom > 1),
+        # Other denominators have no exact decimal.
+        "as a decimal": [str(top / bottom)] * (bottom > 1 and 10**6 % bottom == 0),
+        "with its unit": [f"{row['answer']} {unit}" for unit in HOW_MANY.findall(row["problem"])[: number is not None]],
+    }
+    return forms[name]

@@ -1,0 +1,255 @@
+r"""`grpo-math audit`: the rows of a data set that teach nothing or something wrong, each with its line and the reason.
+
+Gold answers that cannot be graded or that a guess hits, problems that contradict or repeat each other or are in a test
+set, prompts that are too long. ``--write_clean`` writes the other rows as they are, and a second file with the rows
+that are left out.
+
+Does not ask a model, and does not know whether a gold answer is right.
+"""
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_math.checks import Finding
+from grpo_math.checks.rewards import contradictions, not_self_graded
+from grpo_math.checks.setup import Setup
+from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.grading.equal.units import measure
+from grpo_math.problems import columns as which
+from grpo_math.problems import contamination
+from grpo_math.problems.datasets import load_problems, open_rows
+from grpo_math.problems.rows import BadRow, checked
+from grpo_math.problems.sources import OWN, SOURCES, source_of
+from grpo_math.reading import is_table
+from grpo_math.run.files import replace_text
+from grpo_math.run.streams import Answer
+from grpo_math.settings import recipe
+
+TESTS = "gsm8k,math500"
+PROMPT_TOKENS = 512
+CHARACTERS = 4  # of a token, about; no tokenizer is loaded
+THIRD = 1 / 3
+ALIKE = 0.75  # of the words of two problems with the same numbers and the same gold answer
+NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
+PROSE = 5  # words
+SHOWN = 80  # characters of an example
+
+PROOF = re.compile(
+    r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown)\b|\\(?:blacksquare|qed)", re.I
+)
+NOT_FOUND = re.compile(
+    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|n/?a|null|nan|unknown|tbd|todo|error|see .*"
+    r"|\\text\{not found\})?[\s\-.?_]*",
+    re.IGNORECASE,
+)
+SEVERAL = re.compile(
+    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\\text\s*\{\s*or\s*\}", re.DOTALL
+)
+EQUATIONS = re.compile(r"([A-Za-z])\s*=[^=]+\b(?:and|,)\s*\$?([A-Za-z])\s*=")
+LETTER = re.compile(r"\\(?:text|mathrm|textbf)\s*\{\s*\(?[A-H]\)?\s*\}|\(?[A-H]\)?[.:]?")
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+
+
+Row = Mapping[str, Any]  # problem, answer, and line
+
+
+class Fault(NamedTuple):
+    """A fault of a row. ``kind`` is counted; ``example`` shows the row."""
+
+    kind: str
+    line: int
+    example: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", metavar="RECIPE", help="a recipe, or the name or file of a data set")
+    add("--write_clean", metavar="FILE", help="write the rows without a fault, and FILE.left_out.jsonl")
+    add("--tests", default=TESTS, help=f"sets that must not overlap (default: {TESTS})")
+    add("--prompt_tokens", type=int, default=PROMPT_TOKENS, metavar="N", help="the longest problem (default: 512)")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Audit the data set, and write the clean rows if a file is named."""
+    target = args.config
+    is_data = target and (source_of(target) or is_table(target) or Path(target).is_dir())
+    words = [] if target is None else ["--dataset" if is_data else "--config", target]
+    settings = recipe.read([*words, *args.fields]).sound().values
+    if args.write_clean and Path(args.write_clean).exists():
+        raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")
+    raws, rows, faults = read(settings)
+    notes: list[str] = []
+    faults += [*of_rows(rows, args.prompt_tokens), *of_tests(rows, args.tests, settings, notes)]
+    common = most_common(rows)
+    found = [
+        {"kind": kind, "count": len(lines), "line": lines[0].line, "example": lines[0].example}
+        | {"lines": sorted(one.line for one in lines)}
+        for kind, lines in by_kind(faults).items()
+    ]
+    result: dict[str, Any] = {
+        "ok": not found and not common,
+        "rows": len(raws),
+        "faults": found,
+        "left_out": len({fault.line for fault in faults}),
+        "most_common": common,
+        "notes": notes,
+        "files": write_clean(args.write_clean, raws, faults) if args.write_clean else [],
+    }
+    text = [
+        *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in found),
+        *([f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"] if common else []),
+        *(f"note: {note}" for note in notes),
+        *(f"written  {name}" for name in result["files"]),
+        f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
+    ]
+    return Answer(result, "\n".join(text), result["ok"] or bool(args.write_clean))
+
+
+def check(setup: Setup) -> Iterator[Finding]:
+    """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
+    rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
+    counted = by_kind([fault for row in rows for fault in of_gold(row)] + [*repeated(rows)])
+    words = [f"{len(lines)} {kind}" for kind, lines in counted.items()]
+    if common := most_common(rows):
+        words += [f"{common['count']} gold answers are {common['answer']!r}"]
+    if words:
+        command = f"grpo-math audit --dataset {setup.settings['dataset']}"
+        yield Finding("info", f"data: {', '.join(words)}; {command} shows them")
+
+
+def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
+    """Return the faults of each kind, the most frequent kind first."""
+    kinds: dict[str, list[Fault]] = {}
+    for fault in sorted(faults, key=lambda fault: fault.line):
+        kinds.setdefault(fault.kind, []).append(fault)
+    return dict(sorted(kinds.items(), key=lambda kind: -len(kind[1])))
+
+
+def shown(text: object) -> str:
+    return repr(escaped(str(text))[:SHOWN])
+
+
+def raw_text(raw: Any) -> str:
+    return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
+
+
+def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
+    """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
+    dataset, split = settings["dataset"], settings["dataset_split"]
+    source = SOURCES.get(source_of(dataset) or "", OWN)
+    accepted = which.chosen(settings["columns"], source.columns)
+    if dataset.partition(":")[0] == "generated":
+        raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
+    else:
+        raws = dict(open_rows(dataset, split, accepted)[2])
+    rows: list[Row] = []
+    faults: list[Fault] = []
+    for line, raw in raws.items():
+        try:
+            rows.append({**checked(raw, f"line {line}", accepted, source), "line": line})
+        except BadRow as bad:
+            field, reason, _ = bad.args
+            empty = "gold answer" in reason or "is empty" in reason
+            kind = "no gold answer" if empty else "rows that cannot be used"
+            faults.append(Fault(kind, line, f"{field} {reason}: {shown(raw_text(raw))}"))
+    return raws, rows, faults
+
+
+def of_rows(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
+    """Yield the faults of rows, alone and compared with each other."""
+    for row in rows:
+        yield from of_gold(row)
+        if len(row["problem"]) > CHARACTERS * prompt_tokens:
+            text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
+            yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
+    for row, verdict in not_self_graded(rows, "boxed"):
+        yield Fault(
+            "gold answers that are not correct against themselves", row["line"], f"{shown(row['answer'])}: {verdict}"
+        )
+    pairs = contradictions(rows)
+    for row, other in [*pairs, *((other, one) for one, other in pairs)]:
+        text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
+        yield Fault("contradictory gold answers", row["line"], text)
+    yield from repeated(rows)
+
+
+def of_gold(row: Row) -> Iterator[Fault]:
+    """Yield at most one fault of a gold answer.
+
+    >>> [fault.kind for text in ("7", "cm", "5 or 7") for fault in of_gold({"answer": text, "line": 1})]
+    ['gold answers that are a unit only', 'gold answers with several answers']
+    """
+    gold = row["answer"]
+    # A LaTeX command is not a word of prose.
+    words = WORD.findall(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
+    kinds = {
+        "gold answers that are proofs": PROOF.search(gold),
+        "no gold answer": NOT_FOUND.fullmatch(gold),
+        "multiple-choice letters": LETTER.fullmatch(gold.strip("$ ")),
+        "gold answers that are a unit only": measure(gold.strip("$ ")) or gold.strip() in ("%", "\\%", "$"),
+        "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(gold),
+        "gold answers in prose, which nobody can match": len(words) >= PROSE,
+    }
+    for kind in [kind for kind, found in kinds.items() if found][:1]:
+        yield Fault(kind, row["line"], shown(gold))
+
+
+def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
+    """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
+    earlier: dict[Any, list[tuple[set[str], int]]] = {}
+    for row in rows:
+        words = contamination.words(row["problem"])
+        numbers = tuple(word for word in words if not word.isalpha())
+        neighbours = earlier.setdefault((numbers, row["answer"]), [])
+        distinct = {*words}
+        near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
+        if near:
+            yield Fault("near-duplicate problems", row["line"], f"as line {near[0]}: {shown(row['problem'])}")
+        elif len(neighbours) < NEIGHBOURS:
+            neighbours.append((distinct, row["line"]))
+
+
+def of_tests(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
+    """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
+    for name in filter(None, map(str.strip, names.split(","))):
+        if source_of(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
+            continue
+        try:
+            texts = [row["problem"] for row in load_problems(name, "test", skip_bad_rows=True)]
+        except UserError as error:
+            notes.append(f"not compared with {name}: {error}")
+            continue
+        equal, grams = {*map(contamination.whole, texts)}, set[Any]().union(*map(contamination.ngrams, texts))
+        for row in rows:
+            if contamination.whole(row["problem"]) in equal or grams & contamination.ngrams(row["problem"]):
+                yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
+
+
+def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the most common gold answer if a third of the rows have it."""
+    counted = Counter(row["answer"] for row in rows).most_common(1)
+    return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(rows))), None)
+
+
+def write_clean(name: str, raws: Mapping[int, Any], faults: Sequence[Fault]) -> list[str]:
+    """Write the rows without a fault, and next to them the others with their lines and reasons. Return the names."""
+    reasons: dict[int, list[str]] = {}
+    for fault in faults:
+        reasons.setdefault(fault.line, []).append(f"{fault.kind}: {fault.example}")
+
+    others = (
+        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raws[line])}, ensure_ascii=False)
+        for line in sorted(reasons)
+    )
+    files = {
+        name: (raw_text(raw) for line, raw in raws.items() if line not in reasons),
+        f"{name}.left_out.jsonl": others,
+    }
+    for path, lines in files.items():
+        replace_text(Path(path), "".join(f"{line}\n" for line in lines))
+    return list(files)

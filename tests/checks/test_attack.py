@@ -1,0 +1,139 @@
+"""The attack: reward functions with a hole are found, honest ones pass, within the time."""
+
+import json
+import re
+
+import pytest
+
+from grpo_math.checks import attack
+from grpo_math.cli import main
+
+# Each function is (completions, answer) -> rewards, as users write them.
+FUNCTIONS = r"""
+import random
+import re
+import time
+text = lambda completion: completion[0]["content"]
+last = lambda text: text.split("####")[-1].strip()
+tagged = lambda text: text.split("<answer>")[-1].split("</answer>")[0].strip()
+def each(f):
+    def reward(completions, answer, **columns):
+        return [float(f(text(c), a)) for c, a in zip(completions, answer)]
+    return reward
+exact = each(lambda t, a: last(t) == a)
+signed = each(lambda t, a: 1 if last(t) == a else -1)
+costs = each(lambda t, a: 0 if last(t) == a else -1)
+concise = each(lambda t, a: (last(t) == a) * (1 - len(t) / 1e5))
+own_tags = each(lambda t, a: "<OUT>" in t and t.split("<OUT>")[-1].split("</OUT>")[0].strip() == a)
+anywhere = each(lambda t, a: a in t)
+any_box = each(lambda t, a: a in re.findall(r"boxed\{(.*?)\}", t))
+lenient = each(lambda t, a: bool(set(re.findall(r"\d+", last(t))) & {a}))
+bonus = each(lambda t, a: 2 * (tagged(t) == a) + tagged(t).isdigit() / 2 + ("</think>" in t))
+steps = each(lambda t, a: (last(t) == a) + min(1, len(re.findall("First|Next|Finally", t)) / 3))
+length = each(lambda t, a: (last(t) == a) + min(1, len(t) / 5000))
+empty = each(lambda t, a: last(t) in (a, ""))
+nothing = each(lambda t, a: 0)
+fails = each(lambda t, a: t.split("####")[1].strip() == a)
+always_fails = each(lambda t, a: t.nothing)
+noisy = each(lambda t, a: (last(t) == a) * (1 + random.random() / 1000))
+slow = each(lambda t, a: time.sleep(0.02) or last(t) == a)
+def unknown(completions, answer, **columns):
+    return [None if "box" in text(c) else float(last(text(c)) == a) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "own_functions.py").write_text(FUNCTIONS)
+    rows = [
+        {"problem": f"Tom has {n} apples and eats {n - 5}. How many apples are left of ${n}$?"} for n in range(9, 17)
+    ]
+    text = "".join(json.dumps({**row, "answer": str(1200 + 7 * i)}) + "\n" for i, row in enumerate(rows))
+    (tmp_path / "mine.jsonl").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def attacked(capsys, *words: str) -> tuple[int, dict]:
+    code = main(["attack", *words, "--dataset", "mine.jsonl", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["exact", "signed", "costs", "concise", "own_tags", "noisy", "unknown"])
+def test_an_honest_reward_passes(name, here, capsys):
+    tags = ["--system_prompt", "Think in <IN></IN>, answer in <OUT></OUT>."] if name == "own_tags" else []
+    code, result = attacked(capsys, f"own_functions:{name}", *tags)
+    assert (code, result["faults"]) == (0, [])
+    assert bool(result["changes"]) == (name == "noisy")
+    assert bool(result["none"]) == (name == "unknown")
+
+
+@pytest.mark.parametrize("name", ["accuracy", "gsm8k", "r1_zero", "gated", "shaped"])
+def test_the_rewards_of_the_shipped_recipes_pass(name, here, capsys):
+    assert attacked(capsys, name)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("anywhere", "candidates"),
+        ("any_box", "candidates in boxes"),
+        ("lenient", "candidates"),
+        ("bonus", "the same digit|another problem|number of the problem|gold answer"),
+        ("steps", ""),
+        ("length", "a very long text"),
+        ("empty", "without an answer|nothing"),
+    ],
+)
+def test_a_hole_is_found_with_its_text_and_its_share(name, found, here, capsys):
+    code, result = attacked(capsys, f"own_functions:{name}")
+    worst = result["attacks"][0]
+    assert (code, result["ok"]) == (1, False)
+    assert re.search(found, worst["name"]), worst
+    assert worst["share"] > worst["allowed"]
+
+
+def test_the_weighted_sum_is_judged(here, capsys):
+    sums = ["--rewards", "own_functions:exact", "format_strict", "--reward_weights", "1"]
+    assert attacked(capsys, *sums, "1")[0] == 1
+    assert attacked(capsys, *sums, "0.05")[0] == 0
+
+
+def test_a_reward_that_fails_on_some_texts_or_pays_nothing_is_not_ok(here, capsys):
+    code, result = attacked(capsys, "own_functions:fails")
+    assert code == 1
+    assert "raised IndexError" in result["faults"][0]
+    for name, fault in (("nothing", "no form of a right answer"), ("always_fails", "gsm8k: .* raised AttributeError")):
+        assert main(["attack", f"own_functions:{name}", "--dataset", "mine.jsonl"]) == 1
+        assert re.search(f"not ok: {fault}", capsys.readouterr().out)
+
+
+def test_a_right_answer_in_another_form_and_the_worst_three_are_printed(here, capsys):
+    assert main(["attack", "own_functions:exact", "--dataset", "mine.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" of it: " in line for line in lines) == 3
+    assert any(re.match("a right answer is paid less as: .*boxed 0%.*with its unit 0%", line) for line in lines)
+
+
+def test_without_time_for_every_attack_the_answer_is_no(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "SECONDS", 0.0)
+    code, result = attacked(capsys, "own_functions:exact")
+    assert (code, result["attacks"]) == (1, [])
+    assert re.fullmatch(r"\d+ attacks were left out after 0 seconds", result["faults"][0])
+
+
+@pytest.mark.slow
+def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "SECONDS", 0.5)
+    _, result = attacked(capsys, "own_functions:slow")
+    assert result["rows"] == attack.FEWEST
+
+
+@pytest.mark.parametrize(("reward", "level"), [("exact", "info"), ("bonus", "warning"), ("nothing", None)])
+def test_doctor_prints_one_line(reward, level, here):
+    from grpo_math.checks.setup import Setup
+    from grpo_math.settings.recipe import read
+
+    words = ["--rewards", f"own_functions:{reward}", "--dataset", "mine.jsonl", "--prompt_template", "think"]
+    settings = read(words if reward == "bonus" else words[:-2])
+    assert [finding.level for finding in attack.check(Setup(settings.values))] == ([level] if level else [])

@@ -1,0 +1,113 @@
+"""The audit: each planted fault is found on its line, and nothing else."""
+
+import json
+
+import pytest
+
+from grpo_math.cli import main
+
+NOUNS = (
+    "apple",
+    "boat",
+    "chair",
+    "drum",
+    "engine",
+    "feather",
+    "guitar",
+    "hammer",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+)
+GOOD = [
+    (f"A {noun} costs {i + 3} coins and a {noun} case {2 * i + 1}. What do both cost?", str(3 * i + 4))
+    for i, noun in enumerate(NOUNS)
+]
+TEST = "Bella walks 12 miles on each of 9 days and then rests by the lake for 31 hours in all. How far did she walk?"
+FAULTS = {
+    "gold answers that are proofs": [("Show that 2 divides 4n.", "See the proof above, QED.")],
+    "no gold answer": [("How many primes are there?", "not found"), ("What is the sum?", "N/A"), ("What is a?", "")],
+    "gold answers with several answers": [("Solve the quartic.", "x = 3 or x = 5"), ("Find both.", "(a) 7 (b) 9")],
+    "gold answers that are a unit only": [("How long is the rope?", "cm"), ("How heavy?", r"\text{ kg}")],
+    "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
+    "multiple-choice letters": [("Which one holds?", "(B)"), ("Which is larger?", r"\text{C}")],
+    "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
+    "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
+    "problems longer than 100 tokens": [("word " * 120, "77")],
+    "problems of tests.jsonl, a test set": [(TEST, "108")],
+    "rows that cannot be used": ["{not json"],
+}  # fmt: skip
+REPEATED = (GOOD[0][0].replace("What do", "How much do"), GOOD[0][1])
+
+
+def write(path, rows):
+    path.write_text(
+        "".join(
+            (row if isinstance(row, str) else json.dumps({"problem": row[0], "answer": row[1]})) + "\n" for row in rows
+        )
+    )
+
+
+def audited(capsys, *words: str) -> tuple[int, dict]:
+    code = main(["audit", "mine.jsonl", "--tests", "tests.jsonl", "--prompt_tokens", "100", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tests.jsonl", [(TEST, "108")])
+    return tmp_path
+
+
+def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(here, capsys):
+    bad = [row for rows in FAULTS.values() for row in rows]
+    write(here / "mine.jsonl", [*GOOD, *bad, REPEATED])
+    code, result = audited(capsys)
+    lines = {one["kind"]: one["lines"] for one in result["faults"]}
+    expected, line = {}, len(GOOD)
+    for kind, rows in FAULTS.items():
+        expected[kind] = list(range(line + 1, line + 1 + len(rows)))
+        line += len(rows)
+    assert lines == {**expected, "near-duplicate problems": [line + 1]}
+    assert (code, result["rows"], result["left_out"]) == (1, len(GOOD) + len(bad) + 1, len(bad) + 1)
+    code, result = audited(capsys, "--write_clean", "clean.jsonl")
+    assert (code, result["files"]) == (0, ["clean.jsonl", "clean.jsonl.left_out.jsonl"])
+    assert (here / "clean.jsonl").read_text().splitlines() == (here / "mine.jsonl").read_text().splitlines()[
+        : len(GOOD)
+    ]
+    others = [json.loads(line) for line in (here / "clean.jsonl.left_out.jsonl").read_text().splitlines()]
+    assert [one["line"] for one in others] == list(range(len(GOOD) + 1, line + 2))
+    assert all(one["reasons"] and one["row"] for one in others)
+    (here / "mine.jsonl").unlink()
+    (here / "clean.jsonl").rename(here / "mine.jsonl")
+    assert audited(capsys)[0] == 0
+
+
+def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):
+    write(here / "mine.jsonl", GOOD)
+    assert main(["audit", "mine.jsonl", "--write_clean", "mine.jsonl"]) == 2
+    assert capsys.readouterr().err == "error: write_clean='mine.jsonl' exists: name a new file\n"
+    assert main(["audit", "mine.jsonl", "--tests", "./nowhere.jsonl"]) == 0
+    assert "note: not compared with ./nowhere.jsonl: " in capsys.readouterr().out
+
+
+def test_a_gold_answer_of_a_third_of_the_problems_is_reported(here, capsys):
+    write(here / "mine.jsonl", [(problem, "yes" if i % 3 == 0 else gold) for i, (problem, gold) in enumerate(GOOD)])
+    code, result = audited(capsys)
+    assert (code, result["most_common"], result["left_out"]) == (1, {"answer": "yes", "count": 4}, 0)
+
+
+def test_doctor_prints_one_line(here):
+    from grpo_math.checks import audit
+    from grpo_math.checks.setup import Setup
+    from grpo_math.settings.recipe import read
+
+    write(here / "mine.jsonl", GOOD)
+    settings = read(["--dataset", "mine.jsonl", "--eval_n", "0"]).values
+    assert [*audit.check(Setup(settings))] == []
+    write(here / "mine.jsonl", [*GOOD, ("Which one?", "B"), REPEATED])
+    (finding,) = audit.check(Setup(settings))
+    start = "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit --dataset mine.jsonl"
+    assert finding.message.startswith(start)

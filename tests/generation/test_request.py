@@ -1,0 +1,109 @@
+"""The request of a recipe: each field that changes the prompt or the sampling is in training and in evaluations."""
+
+from dataclasses import fields
+
+import pytest
+import yaml
+from transformers import GenerationConfig
+from trl import GRPOConfig
+
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import of_run
+from grpo_math.evaluation.compare import ResultsError, compare
+from grpo_math.generation.request import request_of
+
+# Field of a recipe -> a value, and the setting of the request that vLLM or transformers gets.
+SAMPLING = {
+    "temperature": (0.7, {"temperature": 0.7}),
+    "top_p": (0.9, {"top_p": 0.9}),
+    "top_k": (5, {"top_k": 5}),
+    "min_p": (0.1, {"min_p": 0.1}),
+    "repetition_penalty": (1.2, {"repetition_penalty": 1.2}),
+    "vllm_structured_outputs_regex": ("[0-9]+", {"structured_outputs": {"regex": "[0-9]+"}}),
+    "generation_kwargs": (
+        {"stop": "</answer>", "stop_token_ids": [7], "presence_penalty": 0.5, "top_k": 3},
+        {"stop": ["</answer>"], "stop_token_ids": [7], "presence_penalty": 0.5, "top_k": 3},
+    ),
+}
+OTHER = {
+    "chat_template_kwargs": ({"enable_thinking": False}, "template_kwargs", {"enable_thinking": False}),
+    "prompt_template": ("boxed", "template", "boxed"),
+    "system_prompt": ("Think.", "system_prompt", "Think."),
+    "max_completion_length": (6, "max_new_tokens", 6),
+    "cache_implementation": ("static", "cache_implementation", "static"),
+}
+# The part of GRPOConfig that configures prompts and sampling, and fields there that do neither.
+NEITHER = {"num_generations", "num_generations_eval", "max_prompt_length", "use_transformers_continuous_batching"}
+RECIPE = {"model_name_or_path": "base", "prompt_template": "gsm8k", "dataset": "x.jsonl", "temperature": 1.0}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The request of `evaluate --run` and `ask` for a run of a recipe."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    (tmp_path / "adapter/adapter.safetensors").touch()
+
+    def make(**settings):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({**RECIPE, **settings}))
+        return of_run.read(str(tmp_path))
+
+    return make
+
+
+def refused(before, after):
+    row = {"id": "1", "sample": 0, "problem": "?", "gold": "1", "category": "wrong"}
+    old, new = ({"rows": [row], "request": request.to_dict()} for request in (before, after))
+    with pytest.raises(ResultsError, match=r"^request\."):
+        compare(old, new)
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_sampling_field_is_in_both_requests(name, read):
+    value, expected = SAMPLING[name]
+    run = read(**{name: value})
+    assert run.request == request_of({**RECIPE, name: value})
+    assert run.request.for_vllm().items() >= expected.items()
+    refused(request_of(RECIPE), run.request)
+    if name not in ("vllm_structured_outputs_regex", "generation_kwargs"):
+        assert run.request.for_transformers(vars(GenerationConfig())).items() >= expected.items()
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_field_is_in_both_requests(name, read):
+    value, field, expected = OTHER[name]
+    run = read(**{name: value})
+    assert getattr(run.request, field) == getattr(request_of({**RECIPE, name: value}), field) == expected
+    refused(request_of(RECIPE), run.request)
+
+
+def test_quantisation_and_columns_are_those_of_the_run(read):
+    run = read(
+        load_in_4bit=True, bnb_4bit_quant_type="fp4", columns="problem=q", eval_dataset="y", eval_columns="answer=a"
+    )
+    assert (run.request.quantisation["load_in_4bit"], run.request.quantisation["bnb_4bit_quant_type"]) == (True, "fp4")
+    assert request_of(RECIPE).quantisation == {}
+    refused(request_of(RECIPE), run.request)
+    assert [of_run.columns_of(run, data) for data in ("x.jsonl", "y", "z")] == ["problem=q", "answer=a", None]
+
+
+def test_a_new_field_of_trl_for_sampling_is_noticed():
+    named = [field.name for field in fields(GRPOConfig)]
+    # TRL groups its fields by topic.
+    first, last = named.index("temperature"), named.index("cache_implementation")
+    assert {*named[first : last + 1]} <= {*SAMPLING, *OTHER} | NEITHER
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vllm_structured_outputs_regex": "[0-9]"}, "needs vLLM"),
+        ({"generation_kwargs": {"presence_penalty": 1.0}}, "is a setting of vLLM"),
+    ],
+)
+def test_a_setting_that_only_vllm_has_is_refused_by_transformers(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        request_of(settings).for_transformers(vars(GenerationConfig()))
+    names = {"stop_strings": "</a>", "min_new_tokens": 3}
+    known = request_of({"generation_kwargs": names}).for_transformers(vars(GenerationConfig()))
+    assert (known["stop_strings"], known["min_new_tokens"]) == (["</a>"], 3)
