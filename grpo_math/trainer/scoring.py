@@ -5,7 +5,7 @@ Input and output are padded (`packing.py`). In between, each prompt is computed 
 Does not choose the token budget: `budget.TokenBudget` is shared with the update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -93,20 +93,18 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
     trainer.scorer, scorer.verified, training = None, True, model.training
     # Dropout would make the two scores differ.
     model.eval()
+    # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks agree.
     with torch.no_grad():
-        try:
-            reason = _difference(trainer, scorer, score)
-        except Unpackable as error:
-            reason = str(error)
+        reason = next(filter(None, map(agree_on_first, _differences(trainer, scorer, score))), None)
     model.train(training)
-    if reason := agree_on_first(reason):
+    if reason:
         scorer.disable_packing(reason)
     else:
         trainer.scorer = scorer
 
 
-def _difference(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> str | None:
-    """Return how the scores of packed rows differ from those of TRL, or None."""
+def _differences(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> Iterator[str | None]:
+    """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
     model, accelerator = trainer.model, trainer.accelerator
     config = _bare(model).config
     # Flash attention takes no float32. FSDP casts weights without autocast.
@@ -118,14 +116,19 @@ def _difference(trainer: Any, scorer: "PackedScorer", score: Callable[..., Score
     # `_original_forward` is the method that accelerate has wrapped in autocast.
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
     with replaced(model, **bare), replaced(accelerator, **({"autocast": nullcontext} if exact else {})):
-        with positions.recorded_calls(model) as calls:
-            packed = scorer(score, model, *rows, length, None, False)[0]
-        if positions.reads_length(calls):
-            return "positions that depend on the longest row of a pass (such as a dynamic RoPE)"
+        try:
+            with positions.recorded_calls(model) as calls:
+                packed = scorer(score, model, *rows, length, None, False)[0]
+            reads_length = positions.reads_length(calls)
+            yield (
+                "positions that depend on the longest row of a pass (such as a dynamic RoPE)" if reads_length else None
+            )
+        except Unpackable as error:
+            yield str(error)
         plain = score(model, *rows, length)[0]
         rounding = torch.zeros_like(plain) if exact else plain - _rounded_otherwise(score, model, *rows, length)
-        if (change := _change(packed - plain, rounding, exact)) is not None:
-            return f"log-probs that change by {change:.2g} when packed"
+        change = _change(packed - plain, rounding, exact)
+        yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # Positions beyond the model's own may be beyond a table, too.
         if last := getattr(config.get_text_config(), "max_position_embeddings", None):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
@@ -133,9 +136,8 @@ def _difference(trainer: Any, scorer: "PackedScorer", score: Callable[..., Score
             with positions.last_position_moved(model, last - 1):
                 far = scorer(score, *short)[0]
             # Without the last column, which the moved token predicts.
-            if (change := _change((far - near)[:, :-1], rounding, exact)) is not None:
-                return f"log-probs that change by {change:.2g} with the longest row of a pass"
-    return None
+            change = _change((far - near)[:, :-1], rounding, exact)
+            yield None if change is None else f"log-probs that change by {change:.2g} with the longest row of a pass"
 
 
 def _rows_of_words(tokenizer: Any, length: int) -> Tensor:
