@@ -5,8 +5,8 @@ Input and output are padded (`packing.py`). In between, each prompt is computed 
 Does not choose the token budget: `budget.TokenBudget` is shared with the update.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -94,8 +94,8 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
     # Dropout would make the two scores differ.
     model.eval()
     # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks agree.
-    with torch.no_grad():
-        reason = next(filter(None, map(agree_on_first, _differences(trainer, scorer, score))), None)
+    with torch.no_grad(), closing(_differences(trainer, scorer, score)) as differences:
+        reason = next(filter(None, map(agree_on_first, differences)), None)
     model.train(training)
     if reason:
         scorer.disable_packing(reason)
@@ -103,7 +103,7 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
         trainer.scorer = scorer
 
 
-def _differences(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> Iterator[str | None]:
+def _differences(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> Any:
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
     model, accelerator = trainer.model, trainer.accelerator
     config = _bare(model).config
