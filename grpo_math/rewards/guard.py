@@ -54,7 +54,8 @@ def columns_for(reward: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
     a default and the data have no such column.
 
     >>> columns = {"answer": ["7"], "grpo_math_grade": [1], "grpo_math_grade_timeout": 5.0}
-    >>> columns_for(lambda completions, grade, grade_timeout=1.0, **more: [], columns)
+    >>> code = (lambda completions, grade, grade_timeout, **more: []).__code__
+    >>> columns_for(type(columns_for)(code, {"__name__": "mine"}, argdefs=(1.0,)), columns)
     {'grade': [1], 'answer': ['7']}
     """
     # The module of the code itself: a decorator such as `functools.wraps` copies ``__module__``.

@@ -90,7 +90,7 @@ class StepFigures:
         device = accelerator.device
         local = torch.stack([torch.as_tensor(value, dtype=torch.float32, device=device) for value in values])
         of_ranks = accelerator.gather(local[None])
-        sums, largest = of_ranks.sum(dim=0).tolist(), of_ranks.amax(dim=0).tolist()
+        sums, largest = torch.stack([of_ranks.sum(dim=0), of_ranks.amax(dim=0)]).tolist()
         skipped_rows, rows, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *totals = sums
         figures = {}
         for name, total in zip(self.sums, totals, strict=False):

@@ -99,7 +99,10 @@ class Splitter:
         """
         if self.whole:
             return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in of_trl]
-        layouts = [self._scored_layout(rows) for rows in of_trl]
+        # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
+        signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
+        signal = torch.stack(signals).tolist() if self.only_signal else [None] * len(of_trl)
+        layouts = [self._scored_layout(rows, has) for rows, has in zip(of_trl, signal, strict=True)]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
         by_step = REDUCTIONS[self.loss_type].over == "tokens"
         split = self._split_by_step if by_step else self._exchange_and_split
@@ -111,8 +114,10 @@ class Splitter:
             micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
         steps = []
         for one, rows, (_, _, lengths) in zip(micro_batches, of_trl, layouts, strict=True):
-            skipped = [row for row, length in enumerate(lengths) if not length]
-            steps.append(TrainingStep(one, len(skipped), scored(rows).sum(dim=1)[skipped].sum()))
+            tokens = scored(rows).sum(dim=1)
+            # As a product, because an index would make the CPU wait for the GPU.
+            is_skipped = torch.tensor([not length for length in lengths]).to(tokens.device, non_blocking=True)
+            steps.append(TrainingStep(one, lengths.count(0), (tokens * is_skipped).sum()))
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
@@ -124,12 +129,10 @@ class Splitter:
         smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
-    def _scored_layout(self, rows: Rows) -> Layout:
+    def _scored_layout(self, rows: Rows, signal: list[bool] | None) -> Layout:
         """Return the layout of TRL's rows; the length of a completion that is skipped is 0."""
         prompts, prompt_tokens, lengths = row_layout(rows)
-        if self.only_signal:
-            # TRL also takes an advantage for each token from a subclass, (B, T).
-            signal = rows["advantages"].reshape(len(lengths), -1).ne(0).any(dim=1).tolist()
+        if signal is not None:
             lengths = [n if has else 0 for n, has in zip(lengths, signal, strict=True)]
         return prompts, prompt_tokens, lengths
 
