@@ -282,15 +282,16 @@ class MathGRPOTrainer(GRPOTrainer):
         """Set this rank's advantages from the rewards of all; TRL's, if each reward function is normalized."""
         weights = self.reward_weights.to(rewards_per_func.device)
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
-        rewards = weighted(rewards_per_func, weights).view(-1, self.group_size)
+        # On the CPU, where they are logged: a few numbers, and one transfer.
+        rewards = weighted(rewards_per_func, weights).view(-1, self.group_size).cpu()
         settings, n = self.settings, len(output["advantages"])
         if self.multi_objective_aggregation == "sum_then_normalize":
             values = advantages(rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps).flatten()
             first = self.accelerator.process_index * n
-            output["advantages"] = values[first : first + n]
+            output["advantages"] = values[first : first + n].to(output["advantages"].device)
             table.replace_advantages(self._logs["advantages"], values.tolist())
         else:
-            values = self.accelerator.gather(output["advantages"])
+            values = self.accelerator.gather(output["advantages"]).cpu()
         self.add_metrics(spread(rewards, values))
 
     # The update
