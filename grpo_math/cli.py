@@ -45,7 +45,7 @@ COMMANDS = {
         "train.launcher",
         "Train a recipe on this machine's GPUs or its CPU.",
         "RECIPE [--FIELD VALUE ...]",
-        ("grpo-math train --list", "grpo-math train gsm8k_8gb --output_dir runs/mine --max_steps 100"),
+        ("grpo-math train --list", "grpo-math train gsm8k_8gb --method dapo --output_dir runs/mine"),
         answers=False,
         fields=True,
     ),

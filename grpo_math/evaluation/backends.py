@@ -239,7 +239,7 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
 
 
 def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any] | None = None) -> Any:
-    options: dict[str, Any] = {"dtype": fast_dtype(), "trust_remote_code": False}
+    options: dict[str, Any] = {"dtype": fast_dtype()}
     if quantisation:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=bool(quantisation["load_in_4bit"]),
@@ -248,7 +248,7 @@ def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any
             bnb_4bit_use_double_quant=bool(quantisation["use_bnb_nested_quant"]),
             bnb_4bit_compute_dtype=fast_dtype(),
         )
-    weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, **options))
+    weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options))
     if adapter is not None:
         from peft import PeftModel
 

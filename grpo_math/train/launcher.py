@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
     add("--accelerate_config", metavar="FILE", help="a file, or a name in accelerate_configs/")
-    add("--method", metavar="NAME", help="set the fields of a method, such as dapo (docs/algorithms.md)")
+    add("--method", metavar="NAME", help=argparse.SUPPRESS)  # shown as an example
     add("--list", action="store_true", help="list the shipped recipes and accelerate configs")
     add("--copy", metavar="NAME", help="copy one of them into the current folder")
     add("--help_all", action="store_true", help=argparse.SUPPRESS)

@@ -145,7 +145,7 @@ OTHER["rows"][0]["id"] = HOSTILE
         ),
         pytest.param(
             {"before.json": results(RIGHT_BEFORE, grader=11)},
-            ["accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12)"],
+            ["accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 13)"],
             ["95% paired interval"],
             id="two graders",
         ),
