@@ -30,7 +30,7 @@ GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
-# What a lost backslash leaves, and a label that belongs to the solution.
+# Control characters left by a lost backslash, and a label that belongs to the solution.
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 CORRECT = "correct these answers, or leave the rows out"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K

@@ -350,7 +350,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     @property
     def _is_split(self) -> bool:
-        """True if the rollout is one of ours; None while a rollout is sampled."""
+        """True if the rollout is split into our micro-batches, and False while a rollout is sampled."""
         return bool(self._buffered_inputs) and isinstance(self._buffered_inputs[0], TrainingStep)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
