@@ -36,7 +36,9 @@ DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3,
 
 
 def card_of(text: str) -> Card:
-    """Return a card by its name, or from three numbers. A short name of a card that is sold with two sizes of memory means the smaller one.
+    """Return a card by its name, or from three numbers.
+
+    A short name of a card that is sold with two sizes of memory means the smaller one.
 
     >>> card_of("t4"), card_of("GeForce RTX 4060 Ti").gb, card_of("1,64,320")
     (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 8, Card(gb=1.0, tflops=64.0, \
