@@ -6,7 +6,8 @@ import torch
 from small_trainers import CHARACTERS, padded_batch, relative
 from trl import GRPOTrainer
 
-from grpo_math.trainer import longest, scoring
+from grpo_math.packing import scoring
+from grpo_math.trainer import longest
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LARGEST = 20e6  # parameters: more is a config that has sizes by other names

@@ -16,16 +16,16 @@ CHANGES = {
         ("rewards/__init__.py", "*(accuracy, r1_zero, gsm8k,", "short, "),
     ],
     "advantage": [
-        ("trainer/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
+        ("algorithm/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
          "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
-        ("trainer/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
+        ("algorithm/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
         ("settings/fields.yaml", 'group, batch, "none"]', "largest, "),
     ],
     "surrogate": [
-        ("trainer/losses.py", "SurrogateFunction = Callable",
+        ("algorithm/losses.py", "SurrogateFunction = Callable",
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
          '    return Surrogate(-ratio * inputs.advantages, figures={"unclipped": ratio})\n\n\n'),
-        ("trainer/losses.py", '"reinforce": reinforce}', '"unclipped": unclipped, '),
+        ("algorithm/losses.py", '"reinforce": reinforce}', '"unclipped": unclipped, '),
         ("trainer/config.py", '"reinforce", "module:function")', '"unclipped", '),
     ],
     "metric": [

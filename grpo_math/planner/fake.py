@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_math.trainer import attention, varlen
+from grpo_math.packing import attention, varlen
 
 aten = torch.ops.aten
 

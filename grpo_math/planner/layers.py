@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from grpo_math.trainer import attention, recurrent, tiled_mlp
+from grpo_math.packing import attention, recurrent
+from grpo_math.trainer import tiled_mlp
 
 Json = dict[str, Any]
 LAYERS = ("layers", "h", "blocks")  # attribute names of the decoder layers in a model's body

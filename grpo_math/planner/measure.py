@@ -24,12 +24,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, DynamicCache
 
 from grpo_math.errors import first_line
+from grpo_math.packing import attention, recurrent, varlen
+from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Live
 from grpo_math.planner.layers import build, first_layers, kind_of, layers_of, prepared
 from grpo_math.planner.work import Work
-from grpo_math.trainer import attention, recurrent, tiled_mlp, varlen
-from grpo_math.trainer.packing import GroupLayout
+from grpo_math.trainer import tiled_mlp
 
 Json = dict[str, Any]
 

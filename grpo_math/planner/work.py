@@ -5,10 +5,10 @@ Does not count bytes: memory.py does.
 
 from typing import NamedTuple
 
+from grpo_math.packing.plan import fill
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
-from grpo_math.trainer.arrange import fill
 
 TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 class Work(NamedTuple):
     """A micro-batch. ``groups``: for each prompt, its tokens without the last, and the lengths of its completions."""
 
-    # The last prompt token opens each completion, and is not part of the prompt (trainer/packing.py).
+    # The last prompt token opens each completion, and is not part of the prompt (packing/pack.py).
     groups: list[tuple[int, list[int]]]
     tiles: int = 1  # number of token tiles of an MLP
 
@@ -44,7 +44,7 @@ class Work(NamedTuple):
         (1, 10, 14)
         """
         tokens = self.scored + sum(prompt for prompt, _ in self.groups)
-        # Attention gathers the prompt's keys once for the prompt, and again for each completion (trainer/varlen.py).
+        # Attention gathers the prompt's keys once for the prompt, and again for each completion (packing/varlen.py).
         return 1, tokens, tokens + sum(prompt * len(lengths) for prompt, lengths in self.groups)
 
 

@@ -101,3 +101,13 @@ def lengths_of(completions: Completions, columns: dict[str, Any]) -> list[int]:
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
     rows = columns.get("completion_ids") or [text_of(completion).split() for completion in completions]
     return [len(row) for row in rows]
+
+
+def column_names(data: Any) -> list[str] | None:
+    """Return the columns of the data; None if only its rows show them, which are left to training.
+
+    Does not read a stream, which may be read only once, and does not call the function of ``with_transform``.
+    """
+    # The function makes other columns than those that are stored.
+    is_lazy = getattr(data, "format", {}).get("type") == "custom"
+    return None if is_lazy else getattr(data, "column_names", None)

@@ -20,6 +20,8 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_math.algorithm.advantages import try_function
+from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_has_bfloat16
 from grpo_math.run.recipe_field import setting
@@ -27,8 +29,6 @@ from grpo_math.run.redact import is_secret
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
-from grpo_math.trainer.advantages import try_function
-from grpo_math.trainer.losses import try_surrogate
 
 
 @dataclass

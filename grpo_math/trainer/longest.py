@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_math.algorithm.rows import Rows
 from grpo_math.errors import ConfigError
+from grpo_math.packing.plan import fill
+from grpo_math.rewards.columns import column_names
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
-from grpo_math.trainer.arrange import fill
-from grpo_math.trainer.reward_funcs import column_names
-from grpo_math.trainer.rows import Rows
 
 
 def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:

@@ -12,7 +12,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
+from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names, gold_of
 from grpo_math.rewards.guard import name_of, needed
 
 # Keys of `REWARDS` whose functions read no gold answer.
@@ -24,16 +24,6 @@ def resolved(reward_funcs: Any) -> Any:
     if isinstance(reward_funcs, list):
         return [resolved(func) for func in reward_funcs]
     return REWARDS.get(reward_funcs, reward_funcs) if isinstance(reward_funcs, str) else reward_funcs
-
-
-def column_names(data: Any) -> list[str] | None:
-    """Return the columns of the data; None if only its rows show them, which are left to training.
-
-    Does not read a stream, which may be read only once, and does not call the function of ``with_transform``.
-    """
-    # The function makes other columns than those that are stored.
-    is_lazy = getattr(data, "format", {}).get("type") == "custom"
-    return None if is_lazy else getattr(data, "column_names", None)
 
 
 def check_gold_answers(rewards: Any, data: Any) -> str | None:

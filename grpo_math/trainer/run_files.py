@@ -16,11 +16,11 @@ import pyarrow
 from pyarrow import parquet
 from transformers.trainer_utils import SaveStrategy
 
+from grpo_math.rewards.columns import column_names
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 from grpo_math.trainer import table
-from grpo_math.trainer.reward_funcs import column_names
 
 DATA_OF_SCRIPT = "data of a script"
 # `datasets` calls data from files or memory by these formats.

@@ -19,9 +19,9 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo_math.generation.prefetch import PrefetchedRollout
+from grpo_math.packing.micro_batches import TrainingStep
 from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.main_process import on_main
-from grpo_math.trainer.micro_batches import TrainingStep
 from grpo_math.trainer.table import plain, storable
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.

@@ -18,11 +18,11 @@ from accelerate.logging import get_logger
 from pyarrow import parquet
 from torch import Tensor
 
+from grpo_math.algorithm.advantages import weighted
 from grpo_math.errors import first_line
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of, text_of
 from grpo_math.run.replaced import replaced
-from grpo_math.trainer.advantages import weighted
 
 logger = get_logger(__name__)
 

@@ -28,11 +28,22 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
+from grpo_math.algorithm import correction
+from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.endings import Endings
+from grpo_math.algorithm.figures import StepFigures
+from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss
+from grpo_math.algorithm.reference import follow, refuse_lost_reference
+from grpo_math.algorithm.resample import Resampler
+from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import grade_batch
+from grpo_math.packing import scoring
+from grpo_math.packing.budget import TokenBudget
+from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.rewards import text_of
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
 from grpo_math.rewards.guard import checked
@@ -41,22 +52,13 @@ from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, correction, gradients, longest, scoring, state, table, tiled_mlp
-from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.budget import TokenBudget
+from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
-from grpo_math.trainer.endings import Endings
-from grpo_math.trainer.figures import StepFigures
-from grpo_math.trainer.losses import Loss, LossInputs, LossSettings, compute_loss
 from grpo_math.trainer.meter import StepMeter, shares, spread
-from grpo_math.trainer.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch
-from grpo_math.trainer.reference import follow, refuse_lost_reference
-from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
-from grpo_math.trainer.rows import Rollout, Rows, scored
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
 

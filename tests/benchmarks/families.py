@@ -54,7 +54,7 @@ def main() -> None:
     set_verbosity_error()
     warnings.simplefilter("ignore")
     logged = BufferingHandler(1_000_000)
-    logging.getLogger("grpo_math.trainer.scoring").addHandler(logged)
+    logging.getLogger("grpo_math.packing.scoring").addHandler(logged)
     tokenizer = load_tokenizer(model_path("embedded"))
     print("| family | | log-probs and gradient off by, or why not |\n|---|---|---|")
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -10,7 +10,7 @@ from small_trainers import SMALL, make
 from transformers import AutoConfig, LlamaForCausalLM
 
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.trainer import scoring
+from grpo_math.packing import scoring
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 

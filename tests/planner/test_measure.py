@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
+from grpo_math.packing import attention, varlen
 from grpo_math.planner import measure, model
 from grpo_math.planner.memory import Precision, at, how_of
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import Work
-from grpo_math.trainer import attention, varlen
 
 SMALL = {
     "hidden_size": 256,

@@ -20,9 +20,10 @@ from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, grades, letters, ma
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 
-from grpo_math.trainer import scoring, tiled_mlp
-from grpo_math.trainer.packing import Unpackable
-from grpo_math.trainer.reference import _whole
+from grpo_math.algorithm.reference import _whole
+from grpo_math.packing import scoring
+from grpo_math.packing.pack import Unpackable
+from grpo_math.trainer import tiled_mlp
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 LOGGED = ("loss", "reward", "ratio", "approx_kl")

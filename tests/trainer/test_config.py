@@ -5,10 +5,10 @@ import torch
 from small_trainers import config, letters
 from trl import ModelConfig
 
+from grpo_math.algorithm.advantages import advantages
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
-from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.from_recipe import build as build_settings
 

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.trainer.scoring import verify_packing
+from grpo_math.packing.scoring import verify_packing
 
 PACKED = (
     *("cohere", "deepseek_v3", "gemma2", "gemma3", "gpt_neox", "gpt_oss", "mistral", "mixtral", "opt", "phi3"),

@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from small_runs import history, promised
 from small_trainers import results_of
 
+from grpo_math.algorithm.endings import Endings
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
 from grpo_math.trainer import console
-from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.meter import StepMeter
 
 

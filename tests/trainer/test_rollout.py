@@ -8,12 +8,12 @@ from datasets import Dataset, IterableDataset
 from small_trainers import grades, problems, results_of
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.algorithm.resample import Resampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
 from grpo_math.trainer import run_files
 from grpo_math.trainer import trainer as module
-from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.reward_funcs import check_gold_answers
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]

@@ -37,11 +37,11 @@ from transformers import AutoTokenizer, PrinterCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from grpo_math.algorithm.losses import Loss
 from grpo_math.planner.model import read_config
 from grpo_math.settings import recipe
 from grpo_math.trainer import build
 from grpo_math.trainer.from_recipe import build as settings_from
-from grpo_math.trainer.losses import Loss
 
 STEPS, PARTS = 2, 2  # optimizer steps, and the parts of each that are computed: those after them are no larger
 

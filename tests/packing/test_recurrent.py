@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from grpo_math.trainer import recurrent
-from grpo_math.trainer.packing import GroupLayout
+from grpo_math.packing import recurrent
+from grpo_math.packing.pack import GroupLayout
 
 
 class Sums(nn.Module):

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from grpo_math.trainer import varlen
-from grpo_math.trainer.packing import GroupLayout, LayerCalls, Unpackable
-from grpo_math.trainer.varlen import AttentionParams
+from grpo_math.packing import varlen
+from grpo_math.packing.pack import GroupLayout, LayerCalls, Unpackable
+from grpo_math.packing.varlen import AttentionParams
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
 # Kinds of layers that call an attention function.

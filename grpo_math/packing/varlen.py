@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from grpo_math.trainer.packing import GroupLayout
+from grpo_math.packing.pack import GroupLayout
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from small_families import compared, tiny_model, try_first
 from transformers import modeling_flash_attention_utils as flash
 
-from grpo_math.trainer import attention, varlen
-from grpo_math.trainer.attention import Unpackable, packed_attention
-from grpo_math.trainer.packing import GroupLayout
-from grpo_math.trainer.varlen import AttentionParams
+from grpo_math.packing import attention, varlen
+from grpo_math.packing.attention import Unpackable, packed_attention
+from grpo_math.packing.pack import GroupLayout
+from grpo_math.packing.varlen import AttentionParams
 
 # Groups of one and of several, without a prompt's tokens, of one token, and a prompt longer than all else.
 GROUPS = (GroupLayout(0, 5, (3, 7, 1)), GroupLayout(16, 0, (4,)), GroupLayout(20, 1, (2, 2)), GroupLayout(25, 13, (6,)))

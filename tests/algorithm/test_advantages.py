@@ -7,7 +7,7 @@ import torch
 from small_trainers import make
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.trainer.advantages import advantages
+from grpo_math.algorithm.advantages import advantages
 
 NAN = float("nan")
 MEANS = ("group_mean", "leave_one_out")

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from grpo_math.algorithm.rows import Rows, scored
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import Rows, scored
 
 
 class Endings:

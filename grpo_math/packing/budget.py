@@ -10,9 +10,8 @@ import torch
 from accelerate.logging import get_logger
 
 from grpo_math.errors import OutOfMemory
-from grpo_math.trainer.arrange import packed_tokens
-from grpo_math.trainer.micro_batches import Splitter, TrainingStep
-from grpo_math.trainer.rows import row_layout
+from grpo_math.packing.micro_batches import Splitter, TrainingStep, row_layout
+from grpo_math.packing.plan import packed_tokens
 
 logger = get_logger(__name__)
 

@@ -14,12 +14,11 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
+from grpo_math.algorithm.rows import Rollout, Rows, gather_rows, join, scored, select
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict
-from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
+from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
-from grpo_math.trainer.reward_funcs import column_names
-from grpo_math.trainer.rows import Rollout, Rows, gather_rows, join, scored, select
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:

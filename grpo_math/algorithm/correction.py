@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from grpo_math.algorithm.rows import Rows, scored
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import Rows, scored
 
 
 def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:

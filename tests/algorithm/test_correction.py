@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_math.trainer import correction
+from grpo_math.algorithm import correction
 
 LENGTHS = (1, 2, 4, 8)
 

@@ -5,7 +5,7 @@ on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded
 ``num_items_in_batch``, a number. We add ``group`` (B,), the number of a row's group over all ranks. Pure torch.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_math.grading import Verdict
-from grpo_math.trainer.packing import layout
 
 Rows = dict[str, Any]
 
@@ -94,13 +93,6 @@ def masked_row(rows: Rows) -> Rows:
         if is_per_row(value) and value.dim() > 1:
             row[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
     return {**row, "completion_mask": torch.zeros_like(row["completion_mask"])}
-
-
-def row_layout(rows: Rows) -> tuple[list[Hashable], list[int], list[int]]:
-    """Return `packing.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))
 
 
 def scored(rows: Rows) -> Tensor:

@@ -17,9 +17,8 @@ from torch.nn.functional import kl_div
 from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
-from grpo_math.run import metrics
-from grpo_math.trainer.figures import StepFigures
-from grpo_math.trainer.losses import (
+from grpo_math.algorithm.figures import StepFigures
+from grpo_math.algorithm.losses import (
     KL_ESTIMATORS,
     LossInputs,
     LossSettings,
@@ -27,7 +26,8 @@ from grpo_math.trainer.losses import (
     importance_ratio,
     weight_of_micro_batch,
 )
-from grpo_math.trainer.rows import scored, select
+from grpo_math.algorithm.rows import scored, select
+from grpo_math.run import metrics
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 V = 5

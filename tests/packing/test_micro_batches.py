@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_math.trainer.arrange import arrange
-from grpo_math.trainer.micro_batches import MicroBatch, Splitter, TrainingStep
+from grpo_math.packing.micro_batches import MicroBatch, Splitter, TrainingStep
+from grpo_math.packing.plan import arrange
 
 BUDGET = 10  # tokens: the longer group of two completions
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from grpo_math.algorithm.losses import Loss
 from grpo_math.run import metrics
-from grpo_math.trainer.losses import Loss
 
 # Figures that are the smallest or the largest share of a completion's tokens.
 LOWEST = {metrics.CLIP_LOWEST: metrics.CLIP_LOW}

@@ -1,7 +1,7 @@
 """Split an optimizer step into micro-batches that fit the token budget, with the weight of each one's loss.
 
 A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
-computes one. Rows of one prompt stay together, and ranks get near-equal shares (`arrange.py`). The weights
+computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
 (`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
 
 Does not move a row to another optimizer step, and does not compute a loss.
@@ -16,11 +16,12 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_math.trainer.arrange import arrange, over_steps
-from grpo_math.trainer.exchange import exchange_rows
-from grpo_math.trainer.figures import StepFigures
-from grpo_math.trainer.losses import REDUCTIONS, weight_of_micro_batch
-from grpo_math.trainer.rows import Rows, join, largest_widths, masked_row, row_layout, scored, select, shortest, widths
+from grpo_math.algorithm.figures import StepFigures
+from grpo_math.algorithm.losses import REDUCTIONS, weight_of_micro_batch
+from grpo_math.algorithm.rows import Rows, join, largest_widths, masked_row, scored, select, shortest, widths
+from grpo_math.packing.exchange import exchange_rows
+from grpo_math.packing.pack import layout
+from grpo_math.packing.plan import arrange, over_steps
 
 Plan = list[list[int]]  # micro-batches as row numbers
 Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
@@ -216,3 +217,10 @@ class Splitter:
 def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
     """Return the tokens of TRL's padded micro-batch."""
     return rows * (columns["prompt_ids"] + columns["completion_ids"])
+
+
+def row_layout(rows: Rows) -> tuple[list[Hashable], list[int], list[int]]:
+    """Return `pack.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
+    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.trainer.packing import pack, unpack
+from grpo_math.packing.pack import pack, unpack
 
 TOKENS = st.integers(1, 9)  # few, so that prompts are equal or begin alike; 0 is padding
 PROMPT = st.lists(TOKENS, min_size=1, max_size=4)

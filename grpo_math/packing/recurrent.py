@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.trainer.packing import GroupLayout, LayerCalls, Unpackable
+from grpo_math.packing.pack import GroupLayout, LayerCalls, Unpackable
 
 verified: set[type] = set()  # layers that are known to continue a given state
 

@@ -1,6 +1,6 @@
 """Move rows between ranks: each rank sends only the rows that another rank computes.
 
-Does not decide which rank computes a row: `arrange.py` does.
+Does not decide which rank computes a row: `plan.py` does.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import distributed
 
-from grpo_math.trainer.rows import Rows, is_per_row, join, padded, select
+from grpo_math.algorithm.rows import Rows, is_per_row, join, padded, select
 
 
 def exchange_rows(

@@ -1,6 +1,6 @@
 """Compute log-probs and entropies (B, T) as TRL's method does, from packed rows.
 
-Input and output are padded (`packing.py`). In between, each prompt is computed once, and padding is not computed.
+Input and output are padded (`pack.py`). In between, each prompt is computed once, and padding is not computed.
 
 Does not choose the token budget: `budget.TokenBudget` is shared with the update.
 """
@@ -15,13 +15,13 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from grpo_math.packing import attention, positions, recurrent
+from grpo_math.packing.budget import TokenBudget
+from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
+from grpo_math.packing.plan import arrange
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 from grpo_math.settings.rules import steps_in_backward
-from grpo_math.trainer import attention, positions, recurrent
-from grpo_math.trainer.arrange import arrange
-from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.packing import LayerCalls, Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
