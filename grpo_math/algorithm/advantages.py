@@ -89,7 +89,7 @@ def try_function(name: str, group: int) -> None:
     tried("baseline", name, rewards, rewards)
 
 
-def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
+def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-4) -> Tensor:
     """Return the advantages (P, G) of rewards (P, G), computed in float64.
 
     Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (In float32 the mean
@@ -106,7 +106,7 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
             [0., 0.]])
     >>> advantages(torch.tensor([[1.0, 1.0], [2.0, 0.0]]), baseline="none")
     tensor([[1.0000, 1.0000],
-            [1.4142, 0.0000]])
+            [1.4141, 0.0000]])
     """
     # In float32 the mean of equal rewards can differ from them in the last bit.
     # On the CPU, because not every accelerator has float64. These are few numbers.

@@ -46,7 +46,7 @@ class MathGRPOConfig(GRPOConfig):
         choices=("clip", "reinforce", "module:function"),
     )
     advantage_eps: float = setting(
-        1e-6, "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4.", gt=0
+        1e-4, "Added to the standard deviation that an advantage is divided by. Shipped recipes have 1e-6.", gt=0
     )
     reference_refresh_steps: int = setting(
         0,
@@ -148,7 +148,6 @@ class MathGRPOConfig(GRPOConfig):
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains.
 TRL_EQUAL: dict[str, Any] = {
     **{one.name: one.default for one in fields(MathGRPOConfig) if one.name in MathGRPOConfig.__annotations__},
-    "advantage_eps": 1e-4,
     "vllm_sync": "merged",
 }
 

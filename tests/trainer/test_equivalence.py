@@ -137,8 +137,7 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     apart = "vLLM" in run
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
-    epsilon = {} if extra.keys() & {"baseline", "config_class"} else {"advantage_eps": 1e-4}
-    trainer = ours(rewards, **STEPS, **epsilon, **settings, **extra)
+    trainer = ours(rewards, **STEPS, **settings, **extra)
     if apart:
         sample_apart(trainer)
     passes = []
