@@ -2,10 +2,10 @@
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", surrogate="ppo")
+>>> MathGRPOConfig("runs/x", surrogate="tanh")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce, module:function
+grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, reinforce, dppo, module:function
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
@@ -35,15 +35,23 @@ from grpo_math.settings.fields import fields as recipe_fields
 class MathGRPOConfig(GRPOConfig):
     baseline: str = setting(
         "group_mean",
-        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which turns "
-        "rewards (P, G) into advantages (P, G).",
-        choices=("group_mean", "leave_one_out", "none", "module:function"),
+        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. pass_at_k: the advantages of "
+        "pass@k, from verdicts alone. Or module:function, which turns rewards (P, G) into advantages (P, G).",
+        choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
     )
+    k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. Or module:function, the "
-        "loss of each token from (logps, old_logps, advantages, mask), all (B, T).",
-        choices=("clip", "reinforce", "module:function"),
+        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. dppo: the ratio to the "
+        "sampler, without tokens whose probability has moved too far. Or module:function, the loss of each token from "
+        "(logps, old_logps, advantages, mask), all (B, T).",
+        choices=("clip", "reinforce", "dppo", "module:function"),
+    )
+    dppo_high: float = setting(
+        0.2, "surrogate dppo drops a token with A > 0 whose probability has risen by more than this.", gt=0, le=1
+    )
+    dppo_low: float = setting(
+        0.2, "surrogate dppo drops a token with A < 0 whose probability has fallen by more than this.", gt=0, le=1
     )
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that an advantage is divided by. Shipped recipes have 1e-6.", gt=0

@@ -32,7 +32,7 @@ from grpo_math.algorithm import correction
 from grpo_math.algorithm.advantages import advantages, weighted
 from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss
+from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss, prompt_weights
 from grpo_math.algorithm.reference import follow, refuse_lost_reference
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rows import Rollout, Rows, scored
@@ -143,7 +143,8 @@ class MathGRPOTrainer(GRPOTrainer):
         # Each of these is a mean or a quantile over TRL's own micro-batch.
         whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
         # A loss that TRL lacks.
-        self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
+        is_own_term = settings.surrogate != "clip" or self.loss_type == "prompt_mean"
+        self._has_own_loss = is_own_term or (self.beta != 0.0 and settings.kl_estimator != "k3")
         whole = self._takes_trls_loss() or sees_rows(self) or whole
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -246,6 +247,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._set_advantages(output, rollout.rewards)
+            if self.loss_type == "prompt_mean":
+                tokens = self.accelerator.gather(scored(output).sum(dim=1))
+                first = self.accelerator.process_index * len(inputs)
+                output["prompt_weight"] = prompt_weights(tokens, self.group_size)[first : first + len(inputs)]
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
             by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
@@ -288,7 +293,8 @@ class MathGRPOTrainer(GRPOTrainer):
         rewards = weighted(rewards_per_func, weights).view(-1, self.group_size).cpu()
         settings, n = self.settings, len(output["advantages"])
         if self.multi_objective_aggregation == "sum_then_normalize":
-            values = advantages(rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps).flatten()
+            options = (settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k)
+            values = advantages(rewards, *options).flatten()
             first = self.accelerator.process_index * n
             output["advantages"] = values[first : first + n].to(output["advantages"].device)
             table.replace_advantages(self._logs["advantages"], values.tolist())
@@ -396,7 +402,8 @@ class MathGRPOTrainer(GRPOTrainer):
         for name in (name for name, applies in missing.items() if applies):
             if self._has_own_loss:
                 reason = f"does not work with {name}, of which TRL computes the loss"
-                raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
+                remedy = "use clip, with kl_estimator k3 and another loss_type than prompt_mean"
+                raise ConfigError("surrogate", self.settings.surrogate, reason, remedy)
             logger.warning_once(f"TRL computes the loss, because the model has {name}.")
         return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
 
@@ -435,12 +442,12 @@ class MathGRPOTrainer(GRPOTrainer):
     def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
         args: Any = self.args
         mask, advantages = scored(rows), rows["advantages"]
-        # num_items_in_batch counts the tokens of the rollout batch on all ranks.
-        per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
+        # This rank's part of an optimizer step, as a share of the rollout on all ranks.
+        share, accumulation = 1 / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
-            per_step = per_step * accumulation / args.steps_per_generation
+            share = share * accumulation / args.steps_per_generation
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
@@ -455,7 +462,9 @@ class MathGRPOTrainer(GRPOTrainer):
             sampling_logps=rows.get("sampling_per_token_logps"),
             sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
             entropy_mask=entropy_mask,
-            tokens_per_step=per_step,
+            # num_items_in_batch counts the tokens of the rollout.
+            tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
+            row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
             accumulation=accumulation,
         )
 
@@ -473,6 +482,8 @@ class MathGRPOTrainer(GRPOTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             delta=args.delta,
+            dppo_high=self.settings.dppo_high,
+            dppo_low=self.settings.dppo_low,
             importance_sampling_level=self.importance_sampling_level,
             off_policy_mask_threshold=self.off_policy_mask_threshold,
             sapo_temperature_pos=args.sapo_temperature_pos,

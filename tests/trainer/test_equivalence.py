@@ -155,6 +155,33 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     assert max(packed, default=0) <= max(26, extra.get("max_tokens_per_micro_batch", 10_000))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("surrogate", ["clip", "dppo", "reinforce", "small_trainers:clip"])
+def test_a_mean_over_prompts_is_the_same_however_a_rollout_is_cut(surrogate, ours):
+    base = {**STEPS, "loss_type": "prompt_mean", "surrogate": surrogate, "beta": 0.1, "gradient_accumulation_steps": 2}
+    cuts = {
+        "groups torn over steps": {**SMALL, "gradient_accumulation_steps": 8, "pack_updates": False},
+        "packed": {**SMALL, "gradient_accumulation_steps": 8, "max_tokens_per_micro_batch": 30},
+        "whole": {"pack_updates": False},
+    }
+    ends = []
+    for name, cut in cuts.items():
+        trainer = ours(letters, folder=name, **{**base, **cut})
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert relative(ends[0], ends[2]) < 1e-6
+    assert relative(ends[1], ends[2]) < 1e-6
+
+
+def test_an_evaluation_is_the_mean_over_its_prompts(ours):
+    trainer = ours(letters, loss_type="prompt_mean", eval_dataset=None, num_generations_eval=2)
+    trainer.model.eval()
+    rows = trainer._prepare_inputs([{"prompt": prompt} for prompt in ("3 + 4?", "Hello") for _ in range(2)])
+    tokens, values = rows["completion_mask"], -rows["advantages"][:, None].expand_as(rows["completion_mask"])
+    means = [(values[i : i + 2] * tokens[i : i + 2]).sum() / tokens[i : i + 2].sum() for i in (0, 2)]
+    torch.testing.assert_close(trainer._compute_loss(trainer.model, rows), sum(means) / 2)
+
+
 UNPACKED = {
     "attention implementation 'eager'": {"model_init_kwargs": {"attn_implementation": "eager"}},
     "torch_compile": {"torch_compile": True, "torch_compile_backend": "eager"},
