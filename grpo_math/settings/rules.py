@@ -28,7 +28,7 @@ Settings = Mapping[str, Any]
 # The values of loss_type that clip the ratio as PPO does.
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
 # Rewards that can be negative.
-BELOW_ZERO = ("overlong", "repetition")
+BELOW_ZERO = ("brevity", "overlong", "repetition")
 LEAVE = "leave it out"
 NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps

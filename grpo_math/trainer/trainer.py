@@ -29,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math.algorithm import correction
-from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.advantages import advantages, relative_brevity, weighted
 from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss, prompt_weights
@@ -44,9 +44,10 @@ from grpo_math.grading import grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
-from grpo_math.rewards import text_of
+from grpo_math.rewards import REWARDS, text_of
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
 from grpo_math.rewards.guard import checked
+from grpo_math.rewards.rules import is_right
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
@@ -204,6 +205,13 @@ class MathGRPOTrainer(GRPOTrainer):
             finally:
                 self.reward_funcs = functions
             self._raise_reward_errors(errors)
+            if self._grades is not None and REWARDS["brevity"] in self.reward_funcs:
+                # After TRL's gather, because a group may be spread over ranks.
+                flags = gather_object([is_right(grade) for grade in self._grades])
+                right = torch.tensor([torch.nan if one is None else one for one in flags]).to(rewards)
+                column = self.reward_funcs.index(REWARDS["brevity"])
+                lengths = rewards[:, column].view(-1, self.group_size)
+                rewards[:, column] = relative_brevity(-lengths, right.view_as(lengths)).flatten()
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:

@@ -221,3 +221,23 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
             prompts.setdefault(number, set()).add(tuple(prompt[mask > 0].tolist()))
     assert all(len(of_group) == 1 for of_group in prompts.values())
     assert set(prompts) <= set(trainer._logs["extra"]["group"])
+
+
+def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, monkeypatch):
+    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    trainer = ours(["accuracy", "brevity"], problems("mhmu"), max_steps=1, num_generations=4)
+    trainer.train()
+    table = trainer._logs
+    columns = [table["extra"]["tokens"], table["extra"]["verdict"], table["rewards"]["brevity"]]
+    kinds = []
+    for start in (0, 4):
+        tokens, verdicts, values = (list(column)[start : start + 4] for column in columns)
+        right = [n for n, verdict in zip(tokens, verdicts, strict=True) if verdict == "correct"]
+        mean = sum(right) / max(1, len(right))
+        expected = [
+            float("nan") if v == "crash" else -len(right) / 4 * n / max(1, mean)
+            for n, v in zip(tokens, verdicts, strict=True)
+        ]
+        assert values == pytest.approx(expected, nan_ok=True)
+        kinds.append(len(right))
+    assert 2 in kinds
