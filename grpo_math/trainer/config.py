@@ -74,6 +74,13 @@ class MathGRPOConfig(GRPOConfig):
         "wrong by verdict are replaced by fresh prompts; 0: none.",
         ge=0,
     )
+    drop_solved: float = setting(
+        0.0,
+        "Leave out problems of which at least this share of the completions was right when they were sampled last, as "
+        "in ScaleRL (0.9). They return if fewer than the problems of a rollout are left; 0: sample all.",
+        ge=0,
+        le=1,
+    )
     pack_updates: bool = setting(
         True,
         "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "

@@ -33,7 +33,7 @@ ATTRIBUTES = (
     "entropy_coef",
     "_last_world_entropy",
 )
-COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
+COLLABORATORS = ("meter", "nonfinite", "budget", "resampler", "unsolved")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +34,7 @@ from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss, prompt_weights
 from grpo_math.algorithm.reference import follow, refuse_lost_reference
-from grpo_math.algorithm.resample import Resampler
+from grpo_math.algorithm.resample import Resampler, Unsolved, refuse_ungraded, repeated_rows, right_or_wrong
 from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
@@ -58,7 +58,7 @@ from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
-from grpo_math.trainer.prefetch import Prefetch
+from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, conversation_of
@@ -117,6 +117,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._set_up_updates()
         steps = self.settings.reference_refresh_steps
         self._reference = follow(self, steps) if steps or args.sync_ref_model else None
+        self.unsolved = self._unsolved_problems() if self.settings.drop_solved else None
         self.resampler = Resampler(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -125,6 +126,19 @@ class MathGRPOTrainer(GRPOTrainer):
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
+
+    def _unsolved_problems(self) -> Unsolved:
+        settings, data = self.settings, cast(Any, self.train_dataset)
+        refuse_ungraded(data, "drop_solved", settings.drop_solved)
+        sampler = self._get_train_sampler()
+        # TRL leaves out the end of a pass that does not fill a rollout.
+        whole = len(data) // sampler.batch_size * sampler.batch_size
+
+        def order_of_pass(number: int) -> list[int]:
+            return order(sampler, number)[:whole]
+
+        cached = lru_cache(maxsize=2)(order_of_pass)
+        return Unsolved(len(data), sampler.batch_size, settings.drop_solved, cached, settings.staleness)
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
@@ -240,7 +254,15 @@ class MathGRPOTrainer(GRPOTrainer):
         with self.meter.phase(metrics.SECONDS_SCORE):
             # TRL adds the tokens of all ranks to this count when it has generated.
             tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
+            unsolved, chosen = self.unsolved if self.mode == "train" else None, list[int]()
+            if unsolved is not None:
+                n, first = len(inputs), self.accelerator.process_index * len(inputs)
+                self.add_metrics({metrics.SOLVED: len(unsolved.dropped())})
+                chosen = unsolved.take()
+                inputs = repeated_rows(self.train_dataset, chosen, self.group_size)[first : first + n]
             rollout = self._rollout(inputs)
+            if unsolved is not None:
+                unsolved.record(chosen, right_or_wrong(rollout.verdicts or []), self.group_size)
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
