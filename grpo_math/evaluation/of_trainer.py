@@ -30,7 +30,7 @@ from grpo_math.generation.server import Server
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 from grpo_math.run.http import ServerError
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.weights import split_by
 
 Row = Mapping[str, Any]
@@ -166,7 +166,7 @@ class Engine(Model):
     def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":
             try:
-                return [on_main(lambda: call(rows, 0))]
+                return [broadcast_from_main(lambda: call(rows, 0))]
             except ServerError as error:
                 from grpo_math.generation.sync import ServerUnavailable
 

@@ -20,7 +20,7 @@ from peft.helpers import rescale_adapter_scale
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps
 from grpo_math.generation.completion import Completion
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
@@ -67,7 +67,7 @@ class Canary:
     def check(self, prompts: list[list[int]], sync: int) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's."""
         self.due = False
-        self.prompt = self.prompt or on_main(partial(self._prompt, prompts))
+        self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
             self._compare(1.0, sync)
             self.agreed = 1

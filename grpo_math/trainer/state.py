@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.trainer.table import plain, storable
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
@@ -79,7 +79,7 @@ def to_keep(trainer: Any) -> dict[str, Any]:
     # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
     held = state_of(trainer)
     if trainer.settings.staleness:
-        on_main(lambda: held["asked"] and held["asked"].wait())
+        broadcast_from_main(lambda: held["asked"] and held["asked"].wait())
         held["asked"] = held["asked"] and held["asked"].state_dict()
     return held
 

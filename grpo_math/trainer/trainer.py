@@ -33,14 +33,14 @@ from grpo_math.algorithm.advantages import advantages, weighted
 from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss
-from grpo_math.algorithm.reference import follow, refuse_lost_reference
+from grpo_math.algorithm.reference import Reference, refuse_lost_reference
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
-from grpo_math.grading import grade_batch
+from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
@@ -49,7 +49,7 @@ from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
 from grpo_math.rewards.guard import checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
@@ -72,6 +72,7 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
+    args: Any
     # TRL's tests call `_generate` on a trainer without `__init__`, and `_generate` reads these two.
     turns: Turns | None = None
     endings: Any = None
@@ -92,7 +93,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.settings = settings_of(args)
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
-        self._grades: list[Any] | None = None
+        self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # The state in the checkpoint that this run resumes from.
@@ -112,11 +113,15 @@ class MathGRPOTrainer(GRPOTrainer):
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
-        self.endings = Endings(self)
+        limit, ends = cast(int, self.max_completion_length), (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        self.endings = Endings(self.args.generation_kwargs or {}, limit, ends, self.mask_truncated_completions)
+        # TRL would mask every completion that does not end with EOS.
+        self.mask_truncated_completions &= not self.endings.masks
         self._set_up_updates()
-        steps = self.settings.reference_refresh_steps
-        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
-        self.resampler = Resampler(self) if self.settings.resample_groups else None
+        self._reference = self._followed_reference()
+        rounds, size = self.settings.resample_groups, cast(int, self.num_generations)
+        resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self._logs, self.accelerator)
+        self.resampler = resampler() if rounds else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
@@ -125,11 +130,21 @@ class MathGRPOTrainer(GRPOTrainer):
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
 
+    def _followed_reference(self) -> Reference | None:
+        """Return the reference of the KL term if it moves in training, with the callback that moves it."""
+        steps = self.settings.reference_refresh_steps
+        if not steps and not self.args.sync_ref_model:
+            return None
+        bare = partial(self.accelerator.unwrap_model, keep_torch_compile=False)
+        reference = Reference(bare(self.model), self.ref_model and bare(self.ref_model), steps)
+        self.add_callback(reference)
+        return reference
+
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
         # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            model, kwargs = cast(Any, self.model), cast(Any, self.args.gradient_checkpointing_kwargs or {})
+            model, kwargs = cast(Any, self.model), self.args.gradient_checkpointing_kwargs or {}
             unused = bool(set(model.config.sub_configs) - {"text_config"})
             if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
                 unused = False
@@ -138,7 +153,16 @@ class MathGRPOTrainer(GRPOTrainer):
                     raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
             accelerator.ddp_handler.find_unused_parameters = unused
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        packs = settings.pack_updates and scoring.set_up(self, models)
+        hindrances = {
+            "an image processor": self._is_vlm,
+            "continuous batching to generate with, which has no packed attention": (
+                self.use_transformers_continuous_batching
+            ),
+        }
+        packs = settings.pack_updates and scoring.agree_to_register(models, self.args, hindrances)
+        if packs and self.aux_loss_enabled:  # its mean counts a prompt once per completion
+            reason = "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)"
+            scoring.warn_unpacked(models[0], reason, "updates")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
         whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
@@ -188,7 +212,9 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
-            self._grades = self._grade(inputs, completions)
+            # All ranks decide the same, because `_rollout` gathers the verdicts.
+            has_golds = not agree_on_all(all(gold_of(row) is None for row in inputs))
+            self._grades = self._grade(inputs, completions) if has_golds else None
             limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
             added = limits if self._grades is None else {**limits, GRADE: self._grades}
             errors: list[UserError] = []
@@ -202,32 +228,26 @@ class MathGRPOTrainer(GRPOTrainer):
                 rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             finally:
                 self.reward_funcs = functions
-            self._raise_reward_errors(errors)
+            # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
+            error = errors[0] if errors else None
+            if message := agree_on_first(str(error) if error else None):
+                raise RewardError(message) from error
             # TRL gathers such columns from all ranks when this method has returned.
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
             if self.turns:
                 self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
-    def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
-        """Grade this rank's completions; None if no row of any rank has a gold answer."""
-        answers = [gold_of(row) for row in inputs]
-        # All ranks decide the same, because `_rollout` gathers the verdicts.
-        if not any(gather_object([any(gold is not None for gold in answers)])):
-            return None
-        gold_texts, texts = [gold or "" for gold in answers], [text_of(completion) for completion in completions]
+    def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Grade]:
+        """Grade this rank's completions."""
+        gold_answers = [gold_of(row) or "" for row in inputs]
+        texts = [text_of(completion) for completion in completions]
         formats = [row.get("answer_format") for row in inputs]
-        return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
-
-    def _raise_reward_errors(self, errors: list[UserError]) -> None:
-        # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error = errors[0] if errors else None
-        if message := scoring.agree_on_first(str(error) if error else None):
-            raise RewardError(message) from error
+        return grade_batch(gold_answers, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
-        scoring.verify_packing(self, self._scores)
+        # An evaluation may come before training.
+        self._agree_to_pack()
         with self.meter.phase(metrics.SECONDS_SCORE):
             # TRL adds the tokens of all ranks to this count when it has generated.
             tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
@@ -236,7 +256,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
                     # Metrics stay those of the first draw, because the replacements are selected.
-                    rollout, counts = self.resampler(rollout, inputs, self.meter.only_seconds()(self._rollout))
+                    sample = self.meter.only_seconds()(self._rollout)
+                    rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
                     self.add_metrics(counts)
                     if self.prefetch is not None:
                         self.prefetch.send(resampled=True)
@@ -300,21 +321,20 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Call TRL's. If memory runs out in the update, repeat this optimizer step with smaller micro-batches."""
-        scoring.verify_packing(self, self._scores)
+        self._agree_to_pack()
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
-        args: Any = self.args
         loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
         while failure is not None:
             # The rows of later optimizer steps would not fit either.
             self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
-            step = self._buffered_inputs[self._step % args.steps_per_generation]
+            step = self._buffered_inputs[self._step % self.args.steps_per_generation]
             training_step = partial(super().training_step, model, step, num_items_in_batch)
             loss, failure = self._attempt(partial(self._repeat, model, training_step))
         if self._is_split:
-            self._finish_training_step(self._buffered_inputs[(self._step - 1) % args.steps_per_generation])
+            self._finish_training_step(self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation])
         return loss
 
     def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
@@ -372,8 +392,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # Memory ran out: the same rows, in smaller micro-batches.
         if isinstance(generation_batch, TrainingStep):
             return generation_batch
-        args: Any = self.args
-        steps_per_rollout = args.steps_per_generation
+        steps_per_rollout = self.args.steps_per_generation
         if self.mode == "train" and self._step % (steps_per_rollout * self.num_iterations) == 0:
             # TRL samples, and a failure before it has must not repeat a step of the last rollout.
             self._buffered_inputs = None
@@ -433,14 +452,13 @@ class MathGRPOTrainer(GRPOTrainer):
         return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
 
     def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
-        args: Any = self.args
         mask, advantages = scored(rows), rows["advantages"]
         # num_items_in_batch counts the tokens of the rollout batch on all ranks.
         per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
-            per_step = per_step * accumulation / args.steps_per_generation
+            per_step = per_step * accumulation / self.args.steps_per_generation
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
@@ -460,27 +478,26 @@ class MathGRPOTrainer(GRPOTrainer):
         )
 
     def _loss_settings(self) -> LossSettings:
-        args: Any = self.args
         coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
-        if self.use_adaptive_entropy and self._last_world_entropy > args.entropy_target:
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
             coefficient = 0.0
         return LossSettings(
             surrogate=self.settings.surrogate,
             loss_type=self.loss_type,
             kl_estimator=self.settings.kl_estimator,
             beta=self.beta,
-            use_bias_correction_kl=args.use_bias_correction_kl,
+            use_bias_correction_kl=self.args.use_bias_correction_kl,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            delta=args.delta,
+            delta=self.args.delta,
             importance_sampling_level=self.importance_sampling_level,
             off_policy_mask_threshold=self.off_policy_mask_threshold,
-            sapo_temperature_pos=args.sapo_temperature_pos,
-            sapo_temperature_neg=args.sapo_temperature_neg,
-            vespo_k_pos=args.vespo_k_pos,
-            vespo_lambda_pos=args.vespo_lambda_pos,
-            vespo_k_neg=args.vespo_k_neg,
-            vespo_lambda_neg=args.vespo_lambda_neg,
+            sapo_temperature_pos=self.args.sapo_temperature_pos,
+            sapo_temperature_neg=self.args.sapo_temperature_neg,
+            vespo_k_pos=self.args.vespo_k_pos,
+            vespo_lambda_pos=self.args.vespo_lambda_pos,
+            vespo_k_neg=self.args.vespo_k_neg,
+            vespo_lambda_neg=self.args.vespo_lambda_neg,
             max_completion_length=cast(int, self.max_completion_length),
             entropy_coef=coefficient,
         )
@@ -494,14 +511,13 @@ class MathGRPOTrainer(GRPOTrainer):
         self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
         if self.mode == "eval":
             return
-        args: Any = self.args
         if self.use_adaptive_entropy:
             # As in TRL: above the target the coefficient falls, and the bonus is left out.
-            rises = means.entropy <= args.entropy_target
-            change = args.entropy_coef_delta if rises else -args.entropy_coef_delta
+            rises = means.entropy <= self.args.entropy_target
+            change = self.args.entropy_coef_delta if rises else -self.args.entropy_coef_delta
             self.entropy_coef = self.entropy_coef + change
-            bound = min if rises else max
-            self.entropy_coef = bound(self.entropy_coef, args.entropy_coef_max if rises else args.entropy_coef_min)
+            bound, limit = (min, self.args.entropy_coef_max) if rises else (max, self.args.entropy_coef_min)
+            self.entropy_coef = bound(self.entropy_coef, limit)
             self._last_world_entropy = means.entropy
         self.add_metrics({metrics.ENTROPY_COEF: self.entropy_coef})
 
@@ -531,7 +547,12 @@ class MathGRPOTrainer(GRPOTrainer):
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
         return logps.to(input_ids.device), entropies, loss
 
-    _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method
+    def _agree_to_pack(self) -> None:
+        """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
+        # Not in the constructor, because the model is not on its device yet.
+        plain = super()._get_per_token_logps_and_entropies
+        if self.scorer and not self.scorer.agree_to_pack(plain, self.model, self._tokenizer, self.args.tf32):
+            self.scorer = None
 
     # Evaluation
 
@@ -577,7 +598,9 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
-        resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
+        resume = broadcast_from_main(
+            lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
+        )
         self.last_step, self.saved_step = None, 0
         try:
             return super().train(resume, *args, **kwargs)

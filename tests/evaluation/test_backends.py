@@ -185,7 +185,7 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
 
 
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(of_trainer, "on_main", lambda call: call())
+    monkeypatch.setattr(of_trainer, "broadcast_from_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
     vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
