@@ -31,6 +31,7 @@ from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
+from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 
 Row = Mapping[str, Any]
@@ -226,23 +227,22 @@ def engine_of(trainer: Any, tools: Any = None) -> Iterator[Model]:
         yield Model(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         return
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-    of_training, step = trainer._metrics, trainer.state.global_step
+    step = trainer.state.global_step
     # The sync below logs its time to the trainer, but is not a part of a training step.
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-    try:
-        # TRL syncs once a step, which may be before or after this. Level 2 of sleep discards the weights, so after it
-        # vLLM has none until a sync, even at the same step.
-        if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
-            vllm.sync_weights()
-            trainer._last_loaded_step = step
-        if sleeps:
-            vllm.llm.wake_up(tags=["kv_cache"])
-        # vLLM's tensor-parallel group may hang if it starts during a collective of training (huggingface/trl#3671).
-        trainer.accelerator.wait_for_everyone()
-        yield Engine(trainer)
-    finally:
-        trainer._metrics = of_training
-        if sleeps:
-            # As TRL does after each rollout: the optimizer's step needs this memory.
-            vllm.llm.sleep(level=2)
-            vllm._llm_weights_sleeping = True
+    with replaced(trainer, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}):
+        try:
+            # TRL syncs once a step, which may be before or after this. Level 2 of sleep discards the weights, so after
+            # it vLLM has none until a sync, even at the same step.
+            if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
+                vllm.sync_weights()
+                trainer._last_loaded_step = step
+            if sleeps:
+                vllm.llm.wake_up(tags=["kv_cache"])
+            # vLLM's tensor-parallel group may hang if it starts during a collective of training (huggingface/trl#3671).
+            trainer.accelerator.wait_for_everyone()
+            yield Engine(trainer)
+        finally:
+            if sleeps:
+                # As TRL does after each rollout: the optimizer's step needs this memory.
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True

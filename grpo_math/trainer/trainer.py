@@ -72,7 +72,13 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
+    # Never None in a trainer, unlike in TRL's annotations.
     args: Any
+    model: Any
+    train_dataset: Any
+    num_generations: Any
+    max_completion_length: Any
+    vllm_generation: Any
     # TRL's tests call `_generate` on a trainer without `__init__`, and `_generate` reads these two.
     turns: Turns | None = None
     endings: Any = None
@@ -113,19 +119,19 @@ class MathGRPOTrainer(GRPOTrainer):
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
-        limit, ends = cast(int, self.max_completion_length), (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        self.endings = Endings(self.args.generation_kwargs or {}, limit, ends, self.mask_truncated_completions)
+        options, ends = self.args.generation_kwargs or {}, (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        self.endings = Endings(options, self.max_completion_length, ends, self.mask_truncated_completions)
         # TRL would mask every completion that does not end with EOS.
         self.mask_truncated_completions &= not self.endings.masks
         self._set_up_updates()
         self._reference = self._followed_reference()
-        rounds, size = self.settings.resample_groups, cast(int, self.num_generations)
-        resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self._logs, self.accelerator)
+        rounds, size = self.settings.resample_groups, self.num_generations
+        resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self.table, self.accelerator)
         self.resampler = resampler() if rounds else None
         if self.use_vllm:
-            generation: Any = self.vllm_generation
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
-            generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
+            sync = self.meter.phase(metrics.SECONDS_SYNC)(self.vllm_generation.sync_weights)
+            self.vllm_generation.sync_weights = sync
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
@@ -144,7 +150,7 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            model, kwargs = cast(Any, self.model), self.args.gradient_checkpointing_kwargs or {}
+            model, kwargs = self.model, self.args.gradient_checkpointing_kwargs or {}
             unused = bool(set(model.config.sub_configs) - {"text_config"})
             if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
                 unused = False
@@ -182,7 +188,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
-            self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
+            self._offload = get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)
         self._dry_run_due = longest.dry_run_enabled(settings, accelerator)
 
     # Generation
@@ -198,7 +204,10 @@ class MathGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
-        return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
+        if self.turns is None:
+            return super()._tool_call_loop(prompts, *arguments)
+        functions = [a | b for a, b in zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)]
+        return self.turns.play(self._generate_single_turn, functions, *arguments)
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
@@ -232,11 +241,22 @@ class MathGRPOTrainer(GRPOTrainer):
             error = errors[0] if errors else None
             if message := agree_on_first(str(error) if error else None):
                 raise RewardError(message) from error
-            # TRL gathers such columns from all ranks when this method has returned.
-            table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
+            self._log_columns(inputs, self._grades, rewards, completion_ids_list)
             if self.turns:
                 self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
+
+    def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
+        """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
+        # TRL has gathered the rewards of all ranks. It gathers the columns when `_calculate_rewards` has returned.
+        first = self.accelerator.process_index * len(inputs)
+        sums = weighted(rewards[first : first + len(inputs)], self.reward_weights.to(rewards.device))
+        # A resampled rollout continues the numbers of the groups.
+        groups = (self._first_group + (first + row) // self.group_size for row in range(len(inputs)))
+        columns = table.completion_columns(inputs, groups, grades, sums, ids, self.endings.is_truncated)
+        for name, values in columns.items():
+            if name not in (*self._pending_extra_logs, *self.reward_func_names):
+                self._log_completion_extra(name, values)
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Grade]:
         """Grade this rank's completions."""
@@ -312,7 +332,7 @@ class MathGRPOTrainer(GRPOTrainer):
             values = advantages(rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps).flatten()
             first = self.accelerator.process_index * n
             output["advantages"] = values[first : first + n].to(output["advantages"].device)
-            table.replace_advantages(self._logs["advantages"], values.tolist())
+            table.replace_advantages(self.table["advantages"], values.tolist())
         else:
             values = self.accelerator.gather(output["advantages"]).cpu()
         self.add_metrics(spread(rewards, values))
@@ -393,7 +413,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if isinstance(generation_batch, TrainingStep):
             return generation_batch
         steps_per_rollout = self.args.steps_per_generation
-        if self.mode == "train" and self._step % (steps_per_rollout * self.num_iterations) == 0:
+        if self.mode == "train" and not self.in_rollout:
             # TRL samples, and a failure before it has must not repeat a step of the last rollout.
             self._buffered_inputs = None
         is_new = self.mode == "train" and self._buffered_inputs is None
@@ -498,7 +518,7 @@ class MathGRPOTrainer(GRPOTrainer):
             vespo_lambda_pos=self.args.vespo_lambda_pos,
             vespo_k_neg=self.args.vespo_k_neg,
             vespo_lambda_neg=self.args.vespo_lambda_neg,
-            max_completion_length=cast(int, self.max_completion_length),
+            max_completion_length=self.max_completion_length,
             entropy_coef=coefficient,
         )
 
@@ -696,6 +716,36 @@ class MathGRPOTrainer(GRPOTrainer):
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
 
+    # For collaborators, which read no private attribute of TRL
+
+    @property
+    def table(self) -> Any:
+        """TRL's table of completions: a dict of columns, with the rows of the last rollout."""
+        return self._logs
+
+    @property
+    def step_metrics(self) -> dict[str, list[float]]:
+        """The metrics of training since the last log line."""
+        return cast(dict[str, list[float]], self._metrics["train"])
+
+    @property
+    def training_steps(self) -> int:
+        """The number of training steps so far: calls of `training_step`, several of which make an optimizer step."""
+        return self._step
+
+    @property
+    def in_rollout(self) -> bool:
+        """True if the next training step uses the rows of the current rollout."""
+        return self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+
+    @property
+    def synced_step(self) -> int:
+        """The optimizer step whose weights vLLM has."""
+        return self._last_loaded_step
+
+    def prompt_tokens(self, prompts: list[Any]) -> list[list[int]]:
+        return cast(list[list[int]], self._tokenize_prompts(prompts)[0])
+
     @property
     def mode(self) -> str:
         return "train" if self.model is not None and self.model.training else "eval"
@@ -714,4 +764,4 @@ class MathGRPOTrainer(GRPOTrainer):
             with replaced(self, num_completions_to_print=0):
                 super().log(logs, start_time)
             if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
-                console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
+                console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)
