@@ -119,7 +119,7 @@ def over_ranks(
             drawn = replace(sampling, seed=seed)
             return results.evaluate(model, local_rows, drawn, output, request, tools=tools, grade_timeout=grade_timeout)
 
-        parts = model.on_ranks(rows, evaluated)
+        parts = model.gather_from_ranks(rows, evaluated)
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # evaluate the first row: each counts once.
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
@@ -164,7 +164,7 @@ class Engine(Model):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
 
-    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
+    def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":
             try:
                 return [broadcast_from_main(lambda: call(rows, 0))]
@@ -174,7 +174,7 @@ class Engine(Model):
                 # As in a rollout: the trainer saves the step, and the run ends.
                 raise ServerUnavailable(str(error)) from None
         self.together = self.generation.tensor_parallel_size
-        return super().on_ranks(rows, call)
+        return super().gather_from_ranks(rows, call)
 
     def generator(self, request: Request) -> Generate:
         stops = request.end_tokens(stop_ids(self.tokenizer, self.weights.generation_config))

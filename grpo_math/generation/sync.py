@@ -173,7 +173,7 @@ class AdapterGeneration(VLLMGeneration):
             self.root = self.output_dir.resolve() / f"{name}{self.run}"
             # `finalize` also runs when the interpreter exits, which `__del__` need not.
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self.context)
+        self.canary = Canary(self.model, self.accelerator, float32, self._gather_answers, self._send, self.context)
         # As TRL after it loads vLLM: if processes are out of step, DeepSpeed may hang while it initializes.
         self.accelerator.wait_for_everyone()
 
@@ -415,7 +415,7 @@ class AdapterGeneration(VLLMGeneration):
 
     # For the canary
 
-    def _ask(self, prompt: list[int]) -> list[Completion]:
+    def _gather_answers(self, prompt: list[int]) -> list[Completion]:
         """Return a greedy continuation, with log-probs, of each replica of the server, or of each process's engine."""
         if self.mode == "server":
             return broadcast_from_main(partial(self._ask_server, prompt))

@@ -48,7 +48,7 @@ BATCH_SETTINGS = (
 
 
 def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return what `restore` needs; after `to_keep`, in plain types and tensors."""
+    """Return what `restore` needs; after `agree_on_saved_state`, in plain types and tensors."""
     args, logs = trainer.args, trainer.table
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
@@ -76,7 +76,7 @@ def _plain_step(step: Any) -> Any:
     return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
-def to_keep(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return `state_of` for a checkpoint. Every process waits for the completions that servers are still sampling."""
     # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
     held = state_of(trainer)
@@ -86,7 +86,7 @@ def to_keep(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     return held
 
 
-def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
+def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     """Read a `state_of` from a checkpoint; None if a rank has none.
 
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
@@ -140,7 +140,7 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere, for `save_last_step` if the next step fails."""
+    """Return `state_of` and what transformers saves elsewhere, for `agree_to_save_last_step` if the next step fails."""
     return {
         **state_of(trainer),
         "step": trainer.state.global_step,
@@ -160,7 +160,7 @@ def remember_step(trainer: "MathGRPOTrainer") -> None:
         trainer.last_step = snapshot(trainer)
 
 
-def save_last_step(trainer: "MathGRPOTrainer") -> str:
+def agree_to_save_last_step(trainer: "MathGRPOTrainer") -> str:
     """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
     step, then = trainer.state.global_step, trainer.last_step
     # A script that saves nothing gets no checkpoint of the step before a failed one. A step whose evaluation has failed

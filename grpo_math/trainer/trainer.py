@@ -221,7 +221,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
-            # All ranks decide the same, because `_rollout` gathers the verdicts.
+            # All ranks decide the same, because `_gather_rollout` gathers the verdicts.
             has_golds = not agree_on_all(all(gold_of(row) is None for row in inputs))
             self._grades = self._grade(inputs, completions) if has_golds else None
             limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
@@ -271,12 +271,12 @@ class MathGRPOTrainer(GRPOTrainer):
         with self.meter.phase(metrics.SECONDS_SCORE):
             # TRL adds the tokens of all ranks to this count when it has generated.
             tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
-            rollout = self._rollout(inputs)
+            rollout = self._gather_rollout(inputs)
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
                     # Metrics stay those of the first draw, because the replacements are selected.
-                    sample = self.meter.only_seconds()(self._rollout)
+                    sample = self.meter.only_seconds()(self._gather_rollout)
                     rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
                     self.add_metrics(counts)
                     if self.prefetch is not None:
@@ -286,14 +286,14 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.add_metrics(correction.gather_figures(output, self.accelerator))
                 output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
-            self._set_advantages(output, rollout.rewards)
+            self._gather_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
             by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
             self.meter.report_first(len(inputs) * self.accelerator.num_processes, by_verdict)
         return output
 
-    def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
+    def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
         first, n = self._first_group, len(inputs)
         calculate, results = self._calculate_rewards, list[Tensor]()
 
@@ -321,7 +321,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def group_size(self) -> int:
         return cast(int, self.num_generations if self.mode == "train" else self.num_generations_eval)
 
-    def _set_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
+    def _gather_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
         """Set this rank's advantages from the rewards of all; TRL's, if each reward function is normalized."""
         weights = self.reward_weights.to(rewards_per_func.device)
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
@@ -404,7 +404,7 @@ class MathGRPOTrainer(GRPOTrainer):
             model.zero_grad()
         if error := self.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
-            state.save_last_step(self)
+            state.agree_to_save_last_step(self)
             raise error
         return norm
 
@@ -426,7 +426,7 @@ class MathGRPOTrainer(GRPOTrainer):
         window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
         of_trl, self._buffered_inputs = self._buffered_inputs, []
         for start in range(0, steps_per_rollout, window):
-            self._buffered_inputs += splitter.split(of_trl[start : start + window], self.budget.tokens)
+            self._buffered_inputs += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
         return self._buffered_inputs[self._step % steps_per_rollout]
 
     def _takes_trls_loss(self) -> bool:
@@ -626,7 +626,8 @@ class MathGRPOTrainer(GRPOTrainer):
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
-            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
+            saved = state.agree_to_save_last_step(self)
+            raise type(error)(f"{error}{saved}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
@@ -694,7 +695,10 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
-        torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
+        torch.save(
+            state.agree_on_saved_state(self),
+            Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index),
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -706,7 +710,9 @@ class MathGRPOTrainer(GRPOTrainer):
         # Without a KL term no reference is used.
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
-        self._checkpoint_state = state.read(Path(checkpoint), self.accelerator.process_index, self.accelerator.device)
+        self._checkpoint_state = state.agree_on_state(
+            Path(checkpoint), self.accelerator.process_index, self.accelerator.device
+        )
         if self.train_sampler is not None:
             # TRL's sampler draws one order per epoch from a generator that no checkpoint saves.
             for _ in range(int(self.state.epoch or 0)):
