@@ -49,7 +49,9 @@ class Reference(TrainerCallback):
     """
 
     def __init__(self, policy: nn.Module, model: nn.Module | None, steps: int) -> None:
-        self.policy, self.model, self.steps = policy, model, steps
+        self.policy = policy
+        self.model = model
+        self.steps = steps
         if model is None:
             add_reference_adapter(policy, steps)
             # If TRL has copied an existing adapter, the copy lacks trained embeddings.

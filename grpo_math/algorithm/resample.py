@@ -70,7 +70,9 @@ class PromptPool:
     """
 
     def __init__(self, rows: Any, seed: int) -> None:
-        self.rows, self.seed, self.position = rows, seed, 0
+        self.rows = rows
+        self.seed = seed
+        self.position = 0
 
     def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless a whole pass has nothing else."""
@@ -102,7 +104,10 @@ class Resampler:
     def __init__(
         self, resample_groups: int, data: Any, seed: int, group_size: int, table: Mapping[str, Any], accelerator: Any
     ) -> None:
-        self.rounds, self.size, self.table, self.accelerator = resample_groups, group_size, table, accelerator
+        self.rounds = resample_groups
+        self.size = group_size
+        self.table = table
+        self.accelerator = accelerator
         # Without known columns, the first rollout shows if there are verdicts.
         columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
         if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):

@@ -162,7 +162,9 @@ class PackedScorer:
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
-        self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
+        self.accelerator = accelerator
+        self.budget = budget
+        self.models = [_bare(model) for model in models]
         self.verified = False
         self.logged: set[str] = set()  # the attention kernels that the log names already
         config = self.models[0].config.get_text_config()
@@ -180,7 +182,8 @@ class PackedScorer:
         """
         if self.verified:
             return True
-        self.verified, training = True, model.training
+        self.verified = True
+        training = model.training
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = model.dtype == torch.float32 and not tf32 and not split_by(self.accelerator)
         exact = exact and "flash" not in _bare(model).config._attn_implementation

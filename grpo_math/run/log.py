@@ -210,7 +210,8 @@ class StopOnSignal(TrainerCallback):
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
             code = int(largest)
         if code:
-            self.stop.code, self.stop.heeded = code, True
+            self.stop.code = code
+            self.stop.heeded = True
         return bool(code)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

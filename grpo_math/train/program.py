@@ -221,7 +221,8 @@ class Run:
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         for replaced in (PrinterCallback, ProgressCallback, RunFiles):
             trainer.remove_callback(replaced)
-        history, self.progress = History(run_dir), Progress()
+        history = History(run_dir)
+        self.progress = Progress()
         # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
         # line of the step would not be logged.
         findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))

@@ -30,7 +30,8 @@ class StepMeter:
     """
 
     def __init__(self, log: Callable[[], dict[str, list[float]]], rollouts_per_step: float) -> None:
-        self.log, self.rollouts_per_step = log, rollouts_per_step
+        self.log = log
+        self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
 
@@ -38,7 +39,8 @@ class StepMeter:
         return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
+        self.rollout_tokens = state["rollout_tokens"]
+        self.tokens_per_step = state["tokens_per_step"]
 
     def report_first(self, completions: int, by_verdict: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.

@@ -41,7 +41,8 @@ class Prefetch:
             raise ConfigError("staleness", 1, reason, "leave it at 0")
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
-        self.trainer, self.generation = trainer, trainer.vllm_generation
+        self.trainer = trainer
+        self.generation = trainer.vllm_generation
         self._taken_at = -1  # the training step at which the last batch was taken
         self.generation.look = self
 

@@ -34,7 +34,8 @@ class RunFiles(History):
     """The files of a run, written by its main process; an adapter by all processes together."""
 
     def __init__(self, trainer: "MathGRPOTrainer") -> None:
-        self.run_dir, self.trainer = Path(str(trainer.args.output_dir)), trainer
+        self.run_dir = Path(str(trainer.args.output_dir))
+        self.trainer = trainer
         self.evaluated = set[str]()  # before.json and after.json, if this process has written them
         super().__init__(self.run_dir)
 

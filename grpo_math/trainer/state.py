@@ -119,7 +119,8 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
     trainer._buffered_inputs = steps or None
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
-        trainer._buffered_inputs, trainer._step = None, position
+        trainer._buffered_inputs = None
+        trainer._step = position
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
         # The object itself, if this is the state of a moment and not of a checkpoint.

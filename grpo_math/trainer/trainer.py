@@ -270,7 +270,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self._agree_to_pack()
         with self.meter.phase(metrics.SECONDS_SCORE):
             # TRL adds the tokens of all ranks to this count when it has generated.
-            tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
+            tokens_seen = self.state.num_input_tokens_seen
+            self._first_group = 0
             rollout = self._gather_rollout(inputs)
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
@@ -424,7 +425,8 @@ class MathGRPOTrainer(GRPOTrainer):
         splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
         window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
-        of_trl, self._buffered_inputs = self._buffered_inputs, []
+        of_trl = self._buffered_inputs
+        self._buffered_inputs = []
         for start in range(0, steps_per_rollout, window):
             self._buffered_inputs += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
         return self._buffered_inputs[self._step % steps_per_rollout]
@@ -621,7 +623,8 @@ class MathGRPOTrainer(GRPOTrainer):
         resume = broadcast_from_main(
             lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
         )
-        self.last_step, self.saved_step = None, 0
+        self.last_step = None
+        self.saved_step = 0
         try:
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.

@@ -51,7 +51,8 @@ class Turns:
     """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
     def __init__(self, trainer: "MathGRPOTrainer", conversation: Conversation) -> None:
-        self.trainer, self.conversation = trainer, conversation
+        self.trainer = trainer
+        self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
