@@ -1,13 +1,13 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides private methods of TRL; ``__init__.py`` lists the stages. It does not copy TRL's
-loss. Differences from TRL:
+This is the only file that overrides private methods of TRL. docs/design.md ("One training step") has the data flow.
+Differences from TRL:
 
-- advantages, surrogates and KL estimators that TRL lacks. With these, TRL's ``policy_loss`` lacks that term, and
-  ``clip_ratio/*`` is 0;
+- the loss is algorithm/losses.py, which has more surrogates and KL estimators. A test compares it with TRL's;
+- advantages that TRL lacks;
 - with ``pack_updates`` the rows of an optimizer step are grouped by prompt, shared among ranks and scored packed.
   Completions without advantage are skipped if no other term of the loss needs them. Gradients are TRL's to rounding;
-  entropy and clip fractions are means over trained rows;
+  logged figures are means over the tokens of the step;
 - a resumed run ends as if it had not stopped; a step that runs out of memory is split.
 """
 
