@@ -23,6 +23,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
@@ -90,7 +91,21 @@ class MathGRPOTrainer(GRPOTrainer):
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, *arguments: Any, **kwargs: Any
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: Any = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
     ) -> None:
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -110,10 +125,25 @@ class MathGRPOTrainer(GRPOTrainer):
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
-        warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
-        conversation = conversation_of(model, args, arguments, kwargs)
+        warning = check_gold_answers(reward_funcs, train_dataset)
+        conversation = conversation_of(model, args, processing_class, tools, environment_factory)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs), args, *arguments, **kwargs)
+            super().__init__(
+                model,
+                resolved(reward_funcs),
+                args,
+                train_dataset,
+                eval_dataset,
+                conversation.tokenizer if conversation else processing_class,
+                reward_processing_classes,
+                callbacks,
+                optimizers,
+                quantization_config,
+                peft_config,
+                tools,
+                rollout_func,
+                environment_factory,
+            )
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None

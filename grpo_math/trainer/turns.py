@@ -27,21 +27,19 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Conversation | None:
+def conversation_of(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
     """Return the `Conversation` of a trainer's ``tools``, or None if TRL's own loop over turns runs, if any.
 
     If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
+    ``factory`` is the trainer's ``environment_factory``.
     """
-    tools, factory = given.get("tools"), given.get("environment_factory")
     if factory and args.use_vllm and args.world_size > 1:
         reason = "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes"
         raise ConfigError("environment_factory", factory, reason, "train on one GPU")
     if factory or not tools:
         return None
-    tokenizer = arguments[2] if len(arguments) > 2 else given.get("processing_class")
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
-        given["processing_class"] = tokenizer
     if hasattr(tokenizer, "image_processor"):
         return None
     return Conversation(tokenizer, tools, args.max_tool_calling_iterations, args.chat_template_kwargs)
