@@ -9,7 +9,7 @@ Does not generate: the trainer passes a function that does.
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -77,7 +77,9 @@ class PromptPool:
     """
 
     def __init__(self, rows: Any, order: Callable[[int], Sequence[int]]) -> None:
-        self.rows, self.order, self.position = rows, order, 0
+        self.rows = rows
+        self.order = order
+        self.position = 0
 
     def take(self, n: int, avoid: Sequence[Any] = (), dropped: Collection[int] = ()) -> list[int]:
         """Return the next ``n`` rows. Prompts in ``avoid`` and rows in ``dropped`` are skipped, unless two passes have
@@ -181,15 +183,30 @@ class Unsolved:
 
 
 class Resampler:
-    """Samples fresh groups until no group of the trainer's is uniform, for ``resample_groups`` rounds at most."""
+    """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    def __init__(self, trainer: Any) -> None:
-        self.data, self.rounds = trainer.train_dataset, trainer.settings.resample_groups
-        refuse_ungraded(self.data, "resample_groups", self.rounds)
-        order = partial(shuffled, len(self.data), trainer.args.seed)
-        self.pool, self.size = PromptPool(self.data, order), trainer.num_generations
-        self.unsolved: Unsolved | None = trainer.unsolved
-        self.table, self.accelerator = trainer._logs, trainer.accelerator
+    ``data``: the problems to draw from. ``table``: TRL's table of completions. ``unsolved``: which of the problems are
+    left out, if any.
+    """
+
+    def __init__(
+        self,
+        resample_groups: int,
+        data: Any,
+        seed: int,
+        group_size: int,
+        table: Mapping[str, Any],
+        accelerator: Any,
+        unsolved: Unsolved | None = None,
+    ) -> None:
+        self.rounds = resample_groups
+        self.data = data
+        self.size = group_size
+        self.table = table
+        self.accelerator = accelerator
+        self.unsolved = unsolved
+        refuse_ungraded(data, "resample_groups", self.rounds)
+        self.pool = PromptPool(data, partial(shuffled, len(data), seed))
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.pool.position}
@@ -197,10 +214,10 @@ class Resampler:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.pool.position = state["position"]
 
-    def __call__(
+    def gather_replaced(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
     ) -> tuple[Rollout, dict[str, float]]:
-        """Return the rollout to train on, and the metrics of the resampling.
+        """Return the rollout to train on, and the metrics of the resampling. All ranks call this.
 
         ``first`` is the rollout of this rank's ``inputs``; ``sample`` samples and grades a completion of each row.
         Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.

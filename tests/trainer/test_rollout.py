@@ -92,7 +92,7 @@ def test_rewards_that_read_no_gold_need_none():
 def test_rows_are_read_only_by_training_if_only_they_show_the_columns(ours):
     made = Mock(side_effect=lambda stored: {"prompt": ["1 + 1?"] * len(stored["q"]), "answer": stored["q"]})
     trainer = ours(by_grade, Dataset.from_dict({"q": list("78"), "completions": ["", ""]}).with_transform(made))
-    Resampler(Mock(train_dataset=trainer.train_dataset))
+    Resampler(1, trainer.train_dataset, seed=0, group_size=2, table={}, accelerator=None)
     run_files.settings_of(trainer)
     made.assert_not_called()
     rows_of_stream = iter([{"prompt": "1 + 1?"}])
@@ -248,8 +248,8 @@ def test_without_a_solved_problem_the_order_is_that_of_trls_sampler(ours, monkey
     prompts = []
     for share in (0.0, 0.9):
         trainer = ours(shaped, problems("m" * 5), drop_solved=share, max_steps=7)
-        rollout, seen = trainer._rollout, []
-        trainer._rollout = lambda inputs, rollout=rollout, seen=seen: seen.extend(inputs[::4]) or rollout(inputs)
+        rollout, seen = trainer._gather_rollout, []
+        trainer._gather_rollout = lambda inputs, rollout=rollout, seen=seen: seen.extend(inputs[::4]) or rollout(inputs)
         trainer.train()
         prompts.append(seen)
     assert prompts[0] == prompts[1] != []
