@@ -241,9 +241,12 @@ def _read(
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
+    teacher = settings["reference_model"]
+    if teacher:
+        teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability), settings
+    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability, teacher), settings
 
 
 # Suggested changes

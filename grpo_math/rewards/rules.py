@@ -225,6 +225,11 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     return overlong
 
 
+def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return 0 for each completion: the reward of on-policy distillation, ``rewards: []``."""
+    return [0.0] * len(completions)
+
+
 def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Return minus the length, as a share of the limit; None if the answer could not be graded.
 

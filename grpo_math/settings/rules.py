@@ -250,6 +250,35 @@ REFERENCE = [
 ]
 
 
+REFERENCE += [
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and not s["beta"],
+        "has no KL term to be the reference of (beta=0)",
+        "set beta above 0 (1 for on-policy distillation), or leave it out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and (s["reference_refresh_steps"] or s["sync_ref_model"]),
+        "would be replaced by the policy (reference_refresh_steps={reference_refresh_steps}, "
+        "sync_ref_model={sync_ref_model})",
+        "leave one of them out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and s["cast_lm_head_to_fp32"],
+        "does not work with cast_lm_head_to_fp32",
+        "leave cast_lm_head_to_fp32 out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and (s["fsdp"] or launched_with("FSDP")),
+        "does not work with FSDP",
+        "use ZeRO-2 or DDP",
+    ),
+    unused("reference_dtype reference_in_4bit", _off("reference_model"), "reference_model is not set"),
+]
+
 # Settings that change the distribution that vLLM samples from, and not the trainer's.
 _BIASING = "top_p top_k min_p repetition_penalty vllm_structured_outputs_regex"
 _BIASING_KEYS = (
@@ -481,7 +510,18 @@ PROGRAM = [
     ),
     unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
     # Rewards
-    Rule("rewards", _off("rewards"), "is empty", "name a reward function, such as accuracy"),
+    Rule(
+        "rewards",
+        lambda s: not s["rewards"] and not s["reference_model"],
+        "is empty",
+        "name a reward function, such as accuracy, or a reference_model to distil",
+    ),
+    Rule(
+        "resample_groups",
+        lambda s: s["resample_groups"] and not s["rewards"],
+        "needs rewards, and on-policy distillation (rewards=[]) has none",
+        "leave it at 0",
+    ),
     Rule(
         "rewards",
         lambda s: len(set(s["rewards"])) < len(s["rewards"]),

@@ -68,6 +68,17 @@ class MathGRPOConfig(GRPOConfig):
         "and depend on use_bias_correction_kl.",
         choices=("k3", "k1", "k2"),
     )
+    reference_model: str | None = setting(
+        None,
+        "Another model as the reference of the KL term, with the same tokenizer: a folder, a Hub id, or embedded. With "
+        "beta 1, kl_estimator k1 and rewards [] this is on-policy distillation.",
+    )
+    reference_dtype: str | None = setting(
+        None,
+        "The number format of reference_model. Default: that of the trained model.",
+        choices=("bfloat16", "float16", "float32"),
+    )
+    reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
     resample_groups: int = setting(
         0,
         "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all correct or all "

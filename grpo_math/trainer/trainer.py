@@ -62,6 +62,7 @@ from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, conversation_of
 
 logger = get_logger(__name__)
@@ -128,7 +129,12 @@ class MathGRPOTrainer(GRPOTrainer):
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, train_dataset)
         conversation = conversation_of(model, args, processing_class, tools, environment_factory)
-        with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
+        teacher = self.settings.reference_model
+        if teacher:
+            refuse_teacher(teacher, model, args, processing_class)
+        # With beta 0, TRL loads no reference of its own.
+        without = replaced(args, beta=0.0) if teacher else nullcontext()
+        with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar(), without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -145,6 +151,9 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if teacher:
+            self.beta = args.beta
+            self.ref_model = load_teacher(self)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None

@@ -29,6 +29,7 @@ VALUES = {
     "reward_weights": [[1.0, 2.0]],
     "rewards": [[], ["accuracy", "accuracy"], ["overlong"]],
     "tools": [["a:b"]],
+    "reference_model": ["a", None],
     "vllm_server_base_url": ["http://a:1,http://b:1", "nonsense"],
 }
 LORA = {"use_peft": True, "learning_rate": 5e-6}
@@ -155,6 +156,14 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"surrogate": "dppo", "dppo_high": 0.1}, True),
         ({"dppo_high": 0.1}, False),
         ({"surrogate": "reinforce", "loss_type": "prompt_mean"}, True),
+        ({"reference_model": "a", "beta": 1.0}, True),
+        ({"reference_model": "a", "beta": 1.0, "rewards": []}, True),
+        ({"reference_model": "a", "beta": 1.0, "rewards": [], "resample_groups": 1}, False),
+        ({"reference_model": "a", "beta": 1.0, "reference_refresh_steps": 8}, False),
+        ({"reference_model": "a", "beta": 1.0, "reference_in_4bit": True}, True),
+        ({"reference_in_4bit": True}, False),
+        ({"reference_model": "a"}, False),
+        ({"rewards": []}, False),
         ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),
         ({"sync_ref_model": True, "beta": 0.1}, True),
         ({"use_adaptive_entropy": True, "entropy_target": 5.0}, True),
