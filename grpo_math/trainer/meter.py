@@ -96,22 +96,27 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
+def shares(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
     """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
+
+    ``in_format`` is None for a completion whose row names no format: then no share of them is logged.
 
     >>> log = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
-    >>> log["accuracy_in_format"]
-    0.25
+    >>> log["accuracy_in_format"], "accuracy_in_format" in shares(["correct", "wrong"], [None, None], 2)
+    (0.25, False)
     """
     right = [verdict == Verdict.CORRECT for verdict in verdicts]
     groups = [right[start : start + size] for start in range(0, len(right), size)]
+    log = {}
+    if None not in in_format:
+        log[metrics.FORMAT_KEPT] = in_format.count(True) / len(right)
+        log[metrics.ACCURACY_IN_FORMAT] = [*zip(right, in_format, strict=True)].count((True, True)) / len(right)
     return {
+        **log,
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
         metrics.ACCURACY: sum(right) / len(right),
-        metrics.FORMAT_KEPT: sum(in_format) / len(in_format),
-        metrics.ACCURACY_IN_FORMAT: sum(a and b for a, b in zip(right, in_format, strict=True)) / len(right),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }

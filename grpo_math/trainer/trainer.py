@@ -390,7 +390,12 @@ class MathGRPOTrainer(GRPOTrainer):
         rows["group"] = first + numbers // self.group_size
         if self._grades is None:
             return Rollout(rows, rewards, None)
-        of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
+        # A row that names no format, as in most scripts, asks for none.
+        local = [
+            (grade.verdict, grade.in_format if row.get("answer_format") else None)
+            for grade, row in zip(self._grades, inputs, strict=True)
+        ]
+        of_all_ranks = gather_object(local)
         verdicts, in_format = zip(*of_all_ranks, strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
         return Rollout(rows, rewards, verdicts)
