@@ -48,10 +48,10 @@ class MathGRPOConfig(GRPOConfig):
         choices=("clip", "reinforce", "dppo", "module:function"),
     )
     dppo_high: float = setting(
-        0.2, "surrogate dppo drops a token with A > 0 whose probability has risen by more than this.", gt=0, le=1
+        0.2, "The most by which dppo lets the probability of a token with A > 0 rise.", gt=0, le=1
     )
     dppo_low: float = setting(
-        0.2, "surrogate dppo drops a token with A < 0 whose probability has fallen by more than this.", gt=0, le=1
+        0.2, "The most by which dppo lets the probability of a token with A < 0 fall.", gt=0, le=1
     )
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that an advantage is divided by. Shipped recipes have 1e-6.", gt=0
@@ -70,12 +70,11 @@ class MathGRPOConfig(GRPOConfig):
     )
     reference_model: str | None = setting(
         None,
-        "Another model as the reference of the KL term, with the same tokenizer: a folder, a Hub id, or embedded. With "
-        "beta 1, kl_estimator k1 and rewards [] this is on-policy distillation.",
+        "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id.",
     )
     reference_dtype: str | None = setting(
         None,
-        "The number format of reference_model. Default: that of the trained model.",
+        "The number format of reference_model. Default: the model's.",
         choices=("bfloat16", "float16", "float32"),
     )
     reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
@@ -87,8 +86,8 @@ class MathGRPOConfig(GRPOConfig):
     )
     drop_solved: float = setting(
         0.0,
-        "Leave out problems of which at least this share of the completions was right when they were sampled last, as "
-        "in ScaleRL (0.9). They return if fewer than the problems of a rollout are left; 0: sample all.",
+        "Leave out problems that were right in this share of their last completions (ScaleRL: 0.9), while enough for a "
+        "rollout are left; 0: none.",
         ge=0,
         le=1,
     )

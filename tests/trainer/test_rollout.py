@@ -12,6 +12,7 @@ from grpo_math.algorithm.resample import Resampler, Unsolved
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
+from grpo_math.settings.recipe import METHODS
 from grpo_math.trainer import run_files
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.reward_funcs import check_gold_answers
@@ -263,3 +264,19 @@ def test_solved_problems_return_if_a_rollout_could_not_be_filled(ours):
     assert (unsolved.dropped(), unsolved.take()) == (set(), [0, 1])
     with pytest.raises(ConfigError, match=r"drop_solved=0\.9 needs a train_dataset of known length"):
         ours(shaped, [{"prompt": "x"}] * 4, drop_solved=0.9)
+
+
+def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(ours):
+    def longer(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    def early(completions, **columns):
+        return [float(sum(map(ord, text)) % 5) for text in completions]
+
+    trainer = ours([longer, early], max_steps=1, **METHODS["gdpo"]["fields"])
+    trainer.train()
+    table = trainer._logs
+    parts = [torch.tensor(list(table["rewards"][name])).view(-1, 4) for name in ("longer", "early")]
+    summed = sum((part - part.mean(1, keepdim=True)) / (part.std(1, keepdim=True) + 1e-4) for part in parts)
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+    torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
