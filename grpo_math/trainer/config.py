@@ -69,13 +69,10 @@ class MathGRPOConfig(GRPOConfig):
         choices=("k3", "k1", "k2"),
     )
     reference_model: str | None = setting(
-        None,
-        "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id.",
+        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
     )
     reference_dtype: str | None = setting(
-        None,
-        "The number format of reference_model. Default: the model's.",
-        choices=("bfloat16", "float16", "float32"),
+        None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
     )
     reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
     resample_groups: int = setting(

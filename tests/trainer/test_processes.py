@@ -120,6 +120,19 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
 
 
+@pytest.mark.full
+def test_a_teacher_is_scored_alike_by_two_processes_of_ddp_and_of_zero_2(tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    distil = {"reference_model": tiny("qwen2"), "beta": 0.5, "kl_estimator": "k1", "rewards": "sparse"}
+    runs = {"teacher": distil, "lora": {**distil, "lora": True}}
+    for name in ("multi_gpu", "zero2_offload"):
+        start = accelerate(name, tmp_path, "--num_processes", "2")
+        launch(start, tiny("llama"), tmp_path / name, ours=runs)
+    for name in runs:
+        ends = [tmp_path / start / f"ours/{name}.pt" for start in ("multi_gpu", "zero2_offload")]
+        assert relative(*ends) < 1e-6, name
+
+
 BEST = {
     "eval_strategy": "steps",
     "eval_steps": 1,
