@@ -108,6 +108,12 @@ COMMANDS = {
         "TARGET [QUESTION] [options]",
         ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
     ),
+    "select": Command(
+        "report.selected",
+        "Write a run's completions as data for TRL's SFTTrainer.",
+        "RUN_DIR --to FILE [--right]",
+        ("grpo-math select runs/demo --right --to sft.jsonl", "grpo-math select runs/demo --to all.jsonl"),
+    ),
     "export": Command(
         "report.merged",
         "Merge a run's adapter into its base model, saved as safetensors.",
