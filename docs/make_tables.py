@@ -96,12 +96,12 @@ def methods() -> str:
 
     columns = ("title", "name", "fields", "changes", "measured", "verl", "openrlhf", "prime_rl")
     lines = [
-        "|method|name|fields|what it changes in GRPO|measured by|verl|OpenRLHF|prime-rl|",
+        "|method|name|fields|what it changes in GRPO|measured by its authors on|verl|OpenRLHF|prime-rl|",
         "|---" * len(columns) + "|",
     ]
     for name, method in METHODS.items():
         title = f"{method['title']} ({method['paper']})" if "paper" in method else method["title"]
-        fields = ", ".join(f"`{field}: {_value(value)}`" for field, value in method["fields"].items())
+        fields = "<br>".join(f"`{field}: {_value(value)}`" for field, value in method["fields"].items())
         row = {**method, "title": title, "name": f"`{name}`", "fields": fields}
         lines.append(f"|{'|'.join(row.get(column, '-') for column in columns)}|")
     return "\n".join(lines)
