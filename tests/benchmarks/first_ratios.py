@@ -1,10 +1,10 @@
-"""Tokens whose ratio is not 1 in the first pass over a rollout, because old log-probs come from other rows.
+"""Tokens whose ratio is not 1 before any weight has changed, because old log-probs were scored in other rows.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/first_ratios.py [--rollouts 1] [--tokens 32]
+    OMP_NUM_THREADS=1 python tests/benchmarks/first_ratios.py [--tokens 32]
 
-The embedded model samples answers to GSM8K's problems. The rollout is used twice (``num_iterations: 2``), so that its
-old log-probs are scored before the update, in other batches than the update's. The learning rate moves no weight, so
-that every ratio would be 1 in exact arithmetic. Prints a JSON line for each dtype, packed and as TRL pads.
+The embedded model samples answers to GSM8K's problems, in float32. The same completions are then scored in several
+layouts: packed with one group, both groups, or half a group to a pass, and padded as TRL does. In exact arithmetic all
+give the same log-probs. Prints a JSON line for each dtype and layout: how far ratios to the first layout are from 1.
 
 Does not measure vLLM's log-probs, which differ in kernels, too.
 """
@@ -19,8 +19,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, PrinterCallback
+from transformers import AutoModelForCausalLM
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, load_problems
 from grpo_math.generation.models import load_tokenizer, model_path
@@ -29,73 +28,63 @@ OUTSIDE = 0.1  # of 1
 GROUP, GROUPS = 8, 2
 
 
-def log_ratios(dtype: torch.dtype, packed: bool, rollouts: int, tokens: int) -> torch.Tensor:
-    """Return the log-ratios of all tokens of the updates."""
-    set_seed(0)
-    path = model_path("embedded")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+def rollout(path: str, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask of `GROUPS` groups of `GROUP` sampled completions; prompts are padded on the left."""
+    tokenizer = load_tokenizer(path)
+    tokenizer.padding_side = "left"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompts = [row["prompt"] for row in load_problems("gsm8k", f"train[:{GROUPS}]") for _ in range(GROUP)]
+    texts = [tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in prompts]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+    ids = model.generate(**inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0)
+    completions = torch.ones(len(ids), tokens, dtype=torch.long)
+    return ids, torch.cat([inputs.attention_mask, completions], dim=1)
+
+
+def scores(path: str, dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor, tokens: int) -> dict:
+    """Return the log-probs of each layout."""
     args = MathGRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=GROUP,
-        gradient_accumulation_steps=GROUPS,
         num_generations=GROUP,
-        num_iterations=2,
-        max_steps=2 * rollouts - 1,
-        max_completion_length=tokens,
-        learning_rate=1e-30,
-        pack_updates=packed,
         report_to=[],
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
-        log_completions=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=False,
     )
     trainer = MathGRPOTrainer(
-        model=model,
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=dtype),
         args=args,
-        reward_funcs=lambda completions, **columns: [float(len(text[0]["content"]) % 7) for text in completions],
-        train_dataset=Dataset.from_list(load_problems("gsm8k", "train[:64]")),
+        reward_funcs=lambda completions, **columns: [0.0] * len(completions),
+        train_dataset=Dataset.from_list(load_problems("gsm8k", "train[:8]")),
         processing_class=load_tokenizer(path),
-        peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    trainer.remove_callback(PrinterCallback)
-    seen, inputs_of_loss = [], trainer._loss_inputs
-
-    def recorded(*arguments):
-        inputs = inputs_of_loss(*arguments)
-        seen.append((inputs.logps.detach() - inputs.old_logps)[inputs.mask.bool()])
-        return inputs
-
-    trainer._loss_inputs = recorded
-    trainer.train()
-    return torch.cat(seen).float().cpu()
+    trainer.model.eval()
+    budget, found = trainer.scorer.budget, {}
+    group = mask[:GROUP].sum().item()
+    for layout, most in {"a group": group, "both groups": 10**6, "half a group": group // 3}.items():
+        budget.setting = most
+        with torch.no_grad():
+            found[layout] = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, tokens, GROUP)[0]
+    trainer.scorer = None
+    with torch.no_grad():
+        found["padded"] = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, tokens, GROUP)[0]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rollouts", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=32)
     options = parser.parse_args()
-    for dtype in (torch.bfloat16, torch.float32):
-        for packed in (True, False):
-            log_ratio = log_ratios(dtype, packed, options.rollouts, options.tokens)
-            off = (log_ratio.exp() - 1).abs()
-            print(
-                json.dumps(
-                    {
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "rows": "packed" if packed else "padded",
-                        "tokens": len(off),
-                        "outside": (off > OUTSIDE).double().mean().item(),
-                        "not_1": (off > 0).double().mean().item(),
-                        "median": off.median().item(),
-                        "largest": off.max().item(),
-                    }
-                ),
-                flush=True,
-            )
+    set_seed(0)
+    path = model_path("embedded")
+    ids, mask = rollout(path, options.tokens)
+    for dtype in (torch.float32, torch.bfloat16):
+        first, *others = scores(path, dtype, ids, mask, options.tokens).items()
+        for layout, logps in others:
+            off = ((logps.double() - first[1].double()).exp() - 1).abs()
+            figures = {"outside": (off > OUTSIDE).double().mean(), "median": off.median(), "largest": off.max()}
+            line = {"dtype": str(dtype), "layout": layout, "tokens": off.numel()}
+            print(json.dumps(line | {name: round(value.item(), 6) for name, value in figures.items()}), flush=True)
 
 
 if __name__ == "__main__":
