@@ -9,7 +9,7 @@ Does not compute a loss or a gradient.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.report.render import short
 from grpo_math.run import metrics
@@ -32,11 +32,8 @@ MASKS = {"top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "delta"
 Row = Mapping[str, Any]
 
 
-class Panel(NamedTuple):
-    """A table with a row per completion, and sentences about the table."""
-
-    rows: list[dict[str, object]]
-    sentences: list[str]
+# ``rows``: a table with a row for each completion. ``sentences``: what the table means.
+Panel = dict[str, list[Any]]
 
 
 def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Mapping[str, float]) -> Iterator[Panel]:
@@ -78,7 +75,7 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
             )
         ]
         why = _why([advantage for advantage, _, _ in own], sum(share for _, _, share in own))
-        yield Panel(table, [why, *about_step])
+        yield {"rows": table, "sentences": [why, *about_step]}
 
 
 def row_weights(loss_type: str, tokens: Sequence[int], limit: int) -> list[float]:

@@ -31,17 +31,36 @@ FAULTS = {
         ("Show that n is even.", r"$\square$"),
         ("Show a = b.", "We have shown that $a = b$."),
     ],
-    "no gold answer": [("How many primes are there?", "not found"), ("What is the sum?", r"\text{N/A}"), ("Why?", "None"), ("What is a?", "")],
-    "gold answers with several answers": [("Solve the quartic.", "x = 3 or x = 5"), ("Find both.", "(a) 7 (b) 9"), ("Find the roots.", "$x_1 = 2, x_2 = 3$")],
-    "gold answers that are a unit only": [("How long is the rope?", "cm"), ("How heavy?", r"\text{ kg}"), ("How fast?", "km/h"), ("Which angle?", r"^\circ")],
+    "no gold answer": [
+        ("How many primes are there?", "not found"),
+        ("What is the sum?", r"\text{N/A}"),
+        ("Why?", "None"),
+        ("What is a?", ""),
+    ],
+    "gold answers with several answers": [
+        ("Solve the quartic.", "x = 3 or x = 5"),
+        ("Find both.", "(a) 7 (b) 9"),
+        ("Find the roots.", "$x_1 = 2, x_2 = 3$"),
+    ],
+    "gold answers that are a unit only": [
+        ("How long is the rope?", "cm"),
+        ("How heavy?", r"\text{ kg}"),
+        ("How fast?", "km/h"),
+        ("Which angle?", r"^\circ"),
+    ],
     "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
-    "multiple-choice letters": [("Which one holds?", "(B)"), ("Which is larger?", r"\text{C}"), ("Which is smaller?", "B) 12"), ("And now?", "Option D")],
+    "multiple-choice letters": [
+        ("Which one holds?", "(B)"),
+        ("Which is larger?", r"\text{C}"),
+        ("Which is smaller?", "B) 12"),
+        ("And now?", "Option D"),
+    ],
     "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
     "problems longer than 100 tokens": [("word " * 120, "77")],
     "problems of tests.jsonl, a test set": [(TEST, "108")],
     "rows that cannot be used": ["{not json"],
-}  # fmt: skip
+}
 REPEATED = (GOOD[0][0].replace("What do", "How much do"), GOOD[0][1])
 
 
