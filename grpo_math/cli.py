@@ -108,6 +108,12 @@ COMMANDS = {
         "TARGET [QUESTION] [options]",
         ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
     ),
+    "select": Command(
+        "report.selected",
+        "Write a run's completions as data for TRL's SFTTrainer.",
+        "RUN_DIR --to FILE [--right]",
+        ("grpo-math select runs/demo --right --to sft.jsonl", "grpo-math select runs/demo --to all.jsonl"),
+    ),
     "export": Command(
         "report.merged",
         "Merge a run's adapter into its base model, saved as safetensors.",
@@ -162,7 +168,8 @@ def _run(argv: list[str]) -> int:
     parser = parser_of(name)
     args, fields = parser.parse_known_args(words)
     if command.fields:
-        args.fields, args.after_dashes = fields, after_dashes
+        args.fields = fields
+        args.after_dashes = after_dashes
     elif unknown := fields + after_dashes:
         raise _unknown(parser, unknown[0])
     try:

@@ -109,7 +109,7 @@ METRICS: dict[str, Metric] = {
     ACCURACY_IN_FORMAT: Metric(
         "share", "completions that are correct and in the format that the prompt asks for", "graded"
     ),
-    FORMAT_KEPT: Metric("share", "completions in the format, correct or wrong", "graded"),
+    FORMAT_KEPT: Metric("share", "completions in the format that their rows name, correct or wrong", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered correctly, in any form; greedy", "heldout"),
     HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered correctly and in the format; greedy", "heldout"),
     HELDOUT_N: Metric("problems", "number of these held-out problems", "heldout"),
