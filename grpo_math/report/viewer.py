@@ -82,7 +82,7 @@ def _steps(run: Run) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the rows of each step, a row for each group."""
     lines = {line[metrics.STEP]: line for line in run.history}
     for step, completions in groupby(run.completions, key=itemgetter("step")):
-        rows = list(completions)
+        rows: list[Row] = list(completions)
         # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
         groups = [list(group) for _, group in groupby(rows, key=itemgetter("group"))]
         yield map(_training, groups, panels(groups, run.config, lines.get(step, {})))
