@@ -34,6 +34,14 @@ class GroupLayout:
     prompt: int
     lengths: tuple[int, ...]
 
+    def multiplicity(self) -> list[int]:
+        """Return how many of TRL's rows contain each token: a prompt is in the row of each completion.
+
+        >>> GroupLayout(start=0, prompt=2, lengths=(1, 3)).multiplicity()
+        [2, 2, 1, 1, 1, 1]
+        """
+        return [len(self.lengths)] * self.prompt + [1] * sum(self.lengths)
+
 
 @dataclass
 class LayerCalls:
@@ -90,12 +98,17 @@ def layout(
 
 
 def pack(
-    input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    completion_length: int,
+    group: Tensor | None = None,
+    every_token: bool = False,
 ) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
     Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped; without any
-    token the result is None.
+    token the result is None. With ``every_token`` these rows are included, and the last token of each completion is:
+    an auxiliary loss of a router counts tokens that predict nothing, too.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -103,6 +116,8 @@ def pack(
     (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[7, 8, 9]]))
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
+    >>> pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]), 2, every_token=True).groups
+    (GroupLayout(start=0, prompt=1, lengths=(3, 1)),)
     >>> pack(ids, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]), 2) is None
     True
     """
@@ -110,10 +125,12 @@ def pack(
     prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length, group)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        if lengths[row]:
+        if lengths[row] or every_token:
             rows_of.setdefault(prompt, []).append(row)
-    if not rows_of:
+    if not any(lengths):
         return None
+    # The last token of a completion, or the last one of a prompt without a completion.
+    unscored = int(every_token)
     # Ranges (first, length) of indices, which go to the GPU as one tensor.
     taken, positions, scored, padded, groups = [], [], [], [], []
     start = 0
@@ -127,12 +144,12 @@ def pack(
         for row in rows:
             length = lengths[row]
             # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
-            taken.append(((row + 1) * width - completion_length - 1, length))
-            positions.append((prompt, length))
+            taken.append(((row + 1) * width - completion_length - 1, length + unscored))
+            positions.append((prompt, length + unscored))
             scored.append((offset, length))
             padded.append((row * completion_length, length))
-            offset += length
-        groups.append(GroupLayout(start, prompt, tuple(lengths[row] for row in rows)))
+            offset += length + unscored
+        groups.append(GroupLayout(start, prompt, tuple(lengths[row] + unscored for row in rows)))
         start = offset
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)

@@ -240,7 +240,11 @@ def _read(
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
-    shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
+    config = read_config(name, settings["model_revision"], offline)
+    shape = shape_of(str(name), config, measures=not offline)
+    if settings["router_aux_loss_coef"] is None:
+        # TRL's default is that of the model's config.
+        settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability), settings
@@ -268,7 +272,8 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     whole = s["max_tokens_per_micro_batch"] or batch.rows * sequence
     # A completion stays whole, so a budget below one sequence saves nothing.
     budgets = [{"max_tokens_per_micro_batch": max(whole // factor**k, sequence)} for k in range(1, 8)]
-    if counted.given & WHOLE:
+    whole_steps = counted.given & WHOLE or s["router_aux_loss_coef"]
+    if whole_steps:
         budgets = [
             {"per_device_train_batch_size": batch.rows // n, "gradient_accumulation_steps": batch.steps * n}
             for n in divisors(batch.rows)[1:]
@@ -303,7 +308,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "completions": [
             {
                 "max_completion_length": length,
-                **({} if counted.given & WHOLE else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
+                **({} if whole_steps else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
                 **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
             }
             for length in lengths
