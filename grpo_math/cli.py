@@ -160,7 +160,8 @@ def _run(argv: list[str]) -> int:
     parser = parser_of(name)
     args, fields = parser.parse_known_args(words)
     if command.fields:
-        args.fields, args.after_dashes = fields, after_dashes
+        args.fields = fields
+        args.after_dashes = after_dashes
     elif unknown := fields + after_dashes:
         raise _unknown(parser, unknown[0])
     try:

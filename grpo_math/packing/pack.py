@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Range = tuple[int, int]  # first, length
+
 
 class Unpackable(Exception):
     """The model does not support packed rows."""
@@ -129,12 +131,41 @@ def pack(
             rows_of.setdefault(prompt, []).append(row)
     if not any(lengths):
         return None
-    # The last token of a completion, or the last one of a prompt without a completion.
-    unscored = int(every_token)
-    # Ranges (first, length) of indices, which go to the GPU as one tensor.
+    sizes = (width, completion_length, int(every_token))
+    taken, positions, scored, padded, groups = _ranges(list(rows_of.values()), prompt_lengths, lengths, *sizes)
+    start = sum(n for _, n in taken)
+    # One transfer of all indices to the GPU.
+    ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
+    index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
+    n = sum(length for _, length in scored)
+    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
+    ids = input_ids.reshape(-1)
+    return PackedRow(
+        input_ids=ids[at][None],
+        position_ids=position_ids[None],
+        # The label of a position is the token after it, in the padded row where it comes from.
+        shift_labels=ids[at[scored_index] + 1][None],
+        groups=tuple(groups),
+        scored_index=scored_index,
+        padded_index=padded_index,
+        shape=(batch, completion_length),
+    )
+
+
+def _ranges(
+    rows_of: list[list[int]],
+    prompt_lengths: list[int],
+    lengths: list[int],
+    width: int,
+    completion_length: int,
+    unscored: int,
+) -> tuple[list[Range], list[Range], list[Range], list[Range], list[GroupLayout]]:
+    """Return ranges of indices: of the tokens in the flattened rows, of their positions, of the scored tokens in the
+    packed row and in the flattened (B, T); and the groups. A segment ends with ``unscored`` tokens that are not scored.
+    """
     taken, positions, scored, padded, groups = [], [], [], [], []
     start = 0
-    for rows in rows_of.values():
+    for rows in rows_of:
         prompt = prompt_lengths[rows[0]] - 1
         # A prompt is padded on the left, so its last token is the one before its completion.
         first = (rows[0] + 1) * width - completion_length - prompt - 1
@@ -151,21 +182,7 @@ def pack(
             offset += length + unscored
         groups.append(GroupLayout(start, prompt, tuple(lengths[row] + unscored for row in rows)))
         start = offset
-    ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
-    index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
-    n = sum(length for _, length in scored)
-    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
-    ids = input_ids.reshape(-1)
-    return PackedRow(
-        input_ids=ids[at][None],
-        position_ids=position_ids[None],
-        # The label of a position is the token after it, in the padded row where it comes from.
-        shift_labels=ids[at[scored_index] + 1][None],
-        groups=tuple(groups),
-        scored_index=scored_index,
-        padded_index=padded_index,
-        shape=(batch, completion_length),
-    )
+    return taken, positions, scored, padded, groups
 
 
 def unpack(values: Tensor, row: PackedRow) -> Tensor:

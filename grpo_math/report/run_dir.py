@@ -112,7 +112,8 @@ def read_run(run_dir: str | Path) -> Run:
         run.config = read_yaml(folder / "config.yaml")
     if (folder / "history.jsonl").exists():
         run.history = _history(folder / "history.jsonl")
-    run.before, run.after = _evaluation(folder, BEFORE), _evaluation(folder, AFTER)
+    run.before = _evaluation(folder, BEFORE)
+    run.after = _evaluation(folder, AFTER)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"

@@ -30,16 +30,17 @@ class StepMeter:
     """
 
     def __init__(self, log: Callable[[], dict[str, list[float]]], rollouts_per_step: float) -> None:
-        self.log, self.rollouts_per_step = log, rollouts_per_step
+        self.log = log
+        self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
-        self.marked: dict[str, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
+        self.rollout_tokens = state["rollout_tokens"]
+        self.tokens_per_step = state["tokens_per_step"]
 
     def report_first(self, completions: int, by_verdict: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.
@@ -65,21 +66,11 @@ class StepMeter:
     @contextmanager
     def only_seconds(self) -> Iterator[None]:
         """Log only seconds and tokens inside this context."""
-        self.mark()
-        try:
-            yield
-        finally:  # also if memory runs out: the rows of a dry run are invented
-            self.undo()
-
-    def mark(self) -> None:
-        """Remember what is logged now, for `undo`."""
-        self.marked = {name: len(values) for name, values in self.log().items()}
-
-    def undo(self) -> None:
-        """Drop what was logged since `mark`, except seconds and tokens."""
+        before = {name: len(values) for name, values in self.log().items()}
+        yield
         for name, values in self.log().items():
             if name not in (*metrics.PHASES, metrics.TOKENS):
-                del values[self.marked.get(name, 0) :]
+                del values[before.get(name, 0) :]
 
     def write(self, vllm: bool, cuda: bool) -> None:
         """Log the metrics of whole steps: mean seconds by phase, tokens per second, memory."""

@@ -7,9 +7,9 @@ their prompts, and its answers are dropped.
 With images or an ``environment_factory``, TRL's own loop runs, on one process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -22,6 +22,9 @@ from grpo_math.generation.turns import Conversation, Limits, play
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Conversation | None:
@@ -47,27 +50,31 @@ def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict
 class Turns:
     """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
-    def __init__(self, trainer: Any, conversation: Conversation) -> None:
-        self.trainer, self.conversation = trainer, conversation
+    def __init__(self, trainer: "MathGRPOTrainer", conversation: Conversation) -> None:
+        self.trainer = trainer
+        self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
 
     def play(
         self,
+        generate_turn: Callable[..., Any],
+        functions: list[dict[str, Any]],
         prompt_ids: list[list[int]],
         completion_ids: list[list[int]],
         completions: list[list[Message]],
         logprobs: list[list[float]] | None,
         *images: Any,
     ) -> tuple[Any, ...]:
-        """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results."""
-        trainer = self.trainer
+        """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results.
+
+        ``generate_turn`` is TRL's ``_generate_single_turn``. ``functions`` has the tools of each row by name.
+        """
         first = [
             replace(row, messages=messages)
             for row, messages in zip(_completions(completion_ids, logprobs), completions, strict=True)
         ]
-        functions = [a | b for a, b in zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)]
 
         def generate(asked: list[list[int]], widest: int) -> Any:
             # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
@@ -75,9 +82,11 @@ class Turns:
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
             # TRL sends each ``num_generations``-th prompt to a server. After the first turn the prompts of a group
             # differ.
-            return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
+            return _completions(*generate_turn(filled, None, {}, num_generations=1))
 
-        limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest)
+        limits = Limits(
+            self.trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest
+        )
         rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
         ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))
