@@ -210,6 +210,10 @@ class MathGRPOTrainer(GRPOTrainer):
                     raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
             accelerator.ddp_handler.find_unused_parameters = unused
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
+        config = models[0].config.get_text_config()
+        if self.aux_loss_enabled and not hasattr(config, "num_experts"):
+            # TRL reads this name in the config of any family, and Granite's has another one.
+            type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
         hindrances = {
             "an image processor": self._is_vlm,
             "continuous batching to generate with, which has no packed attention": (
@@ -217,12 +221,12 @@ class MathGRPOTrainer(GRPOTrainer):
             ),
         }
         packs = settings.pack_updates and scoring.agree_to_register(models, self.args, hindrances)
-        if packs and self.aux_loss_enabled:  # its mean counts a prompt once per completion
-            reason = "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)"
-            scoring.warn_unpacked(models[0], reason, "updates")
+        if packs and self.aux_loss_enabled:
+            reason = "the auxiliary loss of the router is not linear in its rows, so updates keep TRL's micro-batches"
+            logger.warning(f"pack_updates: {reason} (router_aux_loss_coef: 0 leaves the loss out).")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
         # A loss that TRL lacks.
         is_own_term = settings.surrogate != "clip" or self.loss_type == "prompt_mean"
         self._has_own_loss = is_own_term or (self.beta != 0.0 and settings.kl_estimator != "k3")
@@ -516,14 +520,13 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _takes_trls_loss(self) -> bool:
         """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
-        missing = {"images": self._is_vlm, "an auxiliary loss of the router": self.aux_loss_enabled}
-        for name in (name for name, applies in missing.items() if applies):
+        if self._is_vlm:
             if self._has_own_loss:
-                reason = f"does not work with {name}, of which TRL computes the loss"
+                reason = "does not work with images, of which TRL computes the loss"
                 remedy = "use clip, with kl_estimator k3 and another loss_type than prompt_mean"
                 raise ConfigError("surrogate", self.settings.surrogate, reason, remedy)
-            logger.warning_once(f"TRL computes the loss, because the model has {name}.")
-        return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
+            logger.warning_once("TRL computes the loss, because the model has images.")
+        return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
@@ -552,10 +555,11 @@ class MathGRPOTrainer(GRPOTrainer):
         keep = rows["completion_ids"].size(1)
         # Without the argument for rows without the number, because a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
-        logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, mask, keep, compute_entropy=True, **group
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, mask, keep, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled, **group
         )
-        return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
+        inputs = self._loss_inputs(rows, logps, cast(Tensor, entropies))
+        return compute_loss(replace(inputs, aux_loss=aux_loss), self._loss_settings())
 
     def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
         mask, advantages = scored(rows), rows["advantages"]
@@ -610,6 +614,7 @@ class MathGRPOTrainer(GRPOTrainer):
             vespo_lambda_neg=self.args.vespo_lambda_neg,
             max_completion_length=self.max_completion_length,
             entropy_coef=coefficient,
+            router_aux_loss_coef=self.router_aux_loss_coef,
         )
 
     def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
@@ -648,10 +653,9 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
-            # replaced TRL's method.
-            if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
-                return self.scorer(plain, *rows, group, **kwargs)
+            # A script may have replaced TRL's method.
+            if self.scorer is not None and not is_foreign(plain):
+                return self.scorer(plain, *rows, group, compute_aux_loss, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
