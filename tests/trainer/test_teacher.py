@@ -1,5 +1,7 @@
 """A reference of another name: a teacher with the same tokenizer."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -9,6 +11,7 @@ from trl import GRPOTrainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.rewards.rules import no_reward
+from grpo_math.trainer.teacher import refuse_teacher
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 CONSTANT = {"lr_scheduler_type": "constant", "logging_steps": 1}
@@ -106,3 +109,10 @@ def test_a_teacher_in_4_bit(teacher, ours):
     trainer.train()
     assert type(trainer.ref_model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
     assert float(trainer.state.log_history[0]["kl"]) > 0.01
+
+
+@pytest.mark.parametrize(("fsdp", "stage", "kind"), [("full_shard", None, "FSDP"), ("", 3, "ZeRO-3")])
+def test_a_teacher_is_refused_where_each_process_has_a_part_of_the_weights(fsdp, stage, kind):
+    args = SimpleNamespace(fsdp=fsdp, deepspeed_plugin=stage and SimpleNamespace(zero_stage=stage))
+    with pytest.raises(ConfigError, match=f"reference_model='x' does not work with {kind}: use ZeRO-2 or DDP"):
+        refuse_teacher("x", "model", args, None)
