@@ -166,6 +166,11 @@ EXPLAINED_BY: dict[str, set[str]] = {
 }
 
 
+# Findings that look at the reward, or at a KL that starts at 0.
+OF_REWARDS = ("flat_reward", "collapse", "reward_stuck", "entropy_collapse", "entropy_rises", "reward_without_heldout")
+OF_OWN_REFERENCE = ("kl_explosion", "kl_not_zero_at_start")
+
+
 def diagnose(
     history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None, checkpoints: Iterable[str] = ()
 ) -> list[Finding]:
@@ -184,7 +189,11 @@ def diagnose(
     'allow longer completions: max_completion_length: 512'
     """
     run = Run(history, config or {}, checkpoints)
-    seen: dict[str, symptoms.Symptom] = {name: symptom for name in CHECKS if (symptom := getattr(symptoms, name)(run))}
+    # On-policy distillation has no rewards, and the KL to a teacher is not 0 at the start.
+    off = {*OF_REWARDS} if run.get("rewards", ["accuracy"]) == [] else set()
+    off |= {*OF_OWN_REFERENCE} if run.get("reference_model", None) else set()
+    names = [name for name in CHECKS if name not in off]
+    seen: dict[str, symptoms.Symptom] = {name: symptom for name in names if (symptom := getattr(symptoms, name)(run))}
     findings = []
     for name, (words, setting) in seen.items():
         if not EXPLAINED_BY.get(name, set()) & seen.keys():

@@ -245,9 +245,12 @@ def _read(
     if settings["router_aux_loss_coef"] is None:
         # TRL's default is that of the model's config.
         settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
+    teacher = settings["reference_model"]
+    if teacher:
+        teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability), settings
+    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability, teacher), settings
 
 
 # Suggested changes

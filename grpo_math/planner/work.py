@@ -23,6 +23,7 @@ class Machine(NamedTuple):
     prompt: int  # tokens of the longest prompt
     accelerate: Settings | None
     capability: float | None = None  # the compute capability of a GPU, if known
+    teacher: Shape | None = None  # of reference_model
 
 
 class Work(NamedTuple):

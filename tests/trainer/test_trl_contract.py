@@ -114,7 +114,7 @@ SOURCES = [
     (add_fused_lm_head, "getattr(self, backbone_attr)(*args, **kwargs)"),
     # TRL scores the adapter that our reference is.
     (GRPOTrainer._generate_and_score_completions, 'adapter_name="ref" if "ref" in model.peft_config else None'),
-    # The epsilon of the deviation is that of `TRL_EQUAL`.
+    # The default of `advantage_eps`.
     (GRPOTrainer._generate_and_score_completions, "advantages / (std_rewards + 1e-4)"),
     (GRPOTrainer.__init__, "vllm_client.get_server_info()"),
     # The columns of the table have room for one rollout: the rows of another replace them.
@@ -194,7 +194,7 @@ def test_every_field_of_trls_config_has_a_reader():
 
 def test_trl_equal_names_every_field_that_moves_a_weight():
     assert set(MathGRPOConfig.__annotations__) == set(TRL_EQUAL)
-    assert TRL_EQUAL["advantage_eps"] == 1e-4
+    assert TRL_EQUAL["advantage_eps"] == MathGRPOConfig.advantage_eps == 1e-4
 
 
 def private(path, owner):
