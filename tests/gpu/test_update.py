@@ -44,8 +44,8 @@ def test_a_gradient_in_bfloat16_is_as_near_to_float32_as_that_of_trl(lora_r, mod
     (exact, _), (trl, ours) = gradients
     errors = {"trl": relative(trl, exact), "ours": relative(ours, exact)}
     figure(lora_r=lora_r, errors=errors)
-    # The two round in another order: a tenth is the margin of that.
-    assert rehearsal or errors["ours"] <= 1.1 * errors["trl"]
+    # The two round in another order, so that either may be a little nearer.
+    assert rehearsal or errors["ours"] <= 1.25 * errors["trl"]
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
