@@ -94,11 +94,16 @@ def methods() -> str:
     """Return the rows of methods.yaml."""
     from grpo_math.settings.recipe import METHODS
 
-    lines = ["| method | name | fields | what it changes in GRPO |", "|---|---|---|---|"]
+    columns = ("title", "name", "fields", "changes", "measured", "verl", "openrlhf", "prime_rl")
+    lines = [
+        "|method|name|fields|what it changes in GRPO|measured by|verl|OpenRLHF|prime-rl|",
+        "|---" * len(columns) + "|",
+    ]
     for name, method in METHODS.items():
         title = f"{method['title']} ({method['paper']})" if "paper" in method else method["title"]
         fields = ", ".join(f"`{field}: {_value(value)}`" for field, value in method["fields"].items())
-        lines.append(f"| {title} | `{name}` | {fields} | {method['changes']} |")
+        row = {**method, "title": title, "name": f"`{name}`", "fields": fields}
+        lines.append(f"|{'|'.join(row.get(column, '-') for column in columns)}|")
     return "\n".join(lines)
 
 

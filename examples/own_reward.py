@@ -53,6 +53,7 @@ def main() -> None:
             num_generations=8,
             max_completion_length=32,
             temperature=1.3,
+            advantage_eps=1e-6,
             learning_rate=2e-4,
             logging_steps=1,
             use_cpu=not gpu,

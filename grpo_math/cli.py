@@ -87,8 +87,8 @@ COMMANDS = {
     "evaluate": Command(
         "report.evaluated",
         "Evaluate a model, adapter or run, or compare two results.",
-        "(--model MODEL | --run RUN_DIR) --data DATA [options]",
-        ("grpo-math evaluate --run runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
+        "(RUN_DIR | --model MODEL) --data DATA [options]",
+        ("grpo-math evaluate runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
     ),
     "grade": Command(
         "grade_command",
@@ -151,6 +151,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0].startswith("-"):
         _list().parse_args(argv or ["--help"])
         return 0

@@ -25,7 +25,7 @@ SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 # Trainers that end with the same weights: what `make` and the fixture `ours` take for each.
 KINDS = {
     "trl": {"trainer_class": GRPOTrainer, "config_class": GRPOConfig},
-    "ours": {"trainer_class": MathGRPOTrainer, "config_class": MathGRPOConfig, "advantage_eps": 1e-4},
+    "ours": {"trainer_class": MathGRPOTrainer, "config_class": MathGRPOConfig},
 }
 
 

@@ -40,6 +40,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.program", "train.resuming"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
     *("trainer.prefetch", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
+    "trainer.teacher",
     "trainer.trainer",
     *(f"algorithm.{path.stem}" for path in (PACKAGE / "algorithm").glob("[a-z]*.py")),
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
@@ -47,7 +48,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.from_recipe", "generation.sync", "generation.canary", "report.verdict"),
     *("train.program", "train.resuming"),
-    *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.trainer"),
+    *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.teacher", "trainer.trainer"),
 }
 
 

@@ -2,9 +2,9 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is one of `BASELINES`, or a user function, which returns the advantages themselves,
-:math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``. docs/algorithms.md
-lists the papers of these choices.
+The baseline :math:`b` is one of `BASELINES`. `pass_at_k` and a user function return the advantages themselves,
+:math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``, and 0 for the scale
+``mean``. docs/algorithms.md lists the papers of these choices.
 
 A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
 advantage is 0: it has no gradient.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from grpo_math.errors import RewardError
 from grpo_math.run.user_functions import is_user_function, tensor_from, tried
 
 
@@ -69,7 +70,47 @@ def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 Choice = Callable[[Tensor], Tensor]
 BASELINES: dict[str, Choice] = {"group_mean": group_mean, "leave_one_out": leave_one_out, "none": torch.zeros_like}
 # The names are those of TRL's `scale_rewards`.
-SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "none": torch.ones_like}
+SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "mean": group_mean, "none": torch.ones_like}
+
+
+def pass_at_k(rewards: Tensor, k: int) -> Tensor:
+    r"""Return the advantages of groups whose reward is pass@k (arXiv 2508.10751, section 2.4).
+
+    ``rewards`` are 1 for a right and 0 for a wrong completion. Of n graded completions m are wrong. The mean reward of
+    all subsets of k completions is :math:`R = 1 - C(m, k) / C(n, k)`, their deviation is
+    :math:`\sigma = \sqrt{R (1 - R)}`. A completion has the mean advantage of the subsets that contain it:
+
+    .. math:: A_{right} = \frac{1 - R}{\sigma}, \quad
+        A_{wrong} = \frac{1 - R - C(m - 1, k - 1) / C(n - 1, k - 1)}{\sigma}
+
+    NaN if the deviation is 0, or with fewer than k graded completions.
+
+    >>> pass_at_k(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]), k=2)  # R = 1 - 3/6; 1 - 0/6
+    tensor([[ 1.0000, -0.3333, -0.3333, -0.3333],
+            [    nan,     nan,     nan,     nan]])
+    """
+    graded = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    numbers = torch.arange(k, dtype=rewards.dtype)
+    # C(m, k) / C(n, k) as the product of (m - j) / (n - j), and without j = 0 for the subsets with a given completion.
+    factors = ((rewards == 0).sum(dim=1, keepdim=True) - numbers).clamp(min=0) / (graded - numbers)
+    all_wrong, others_wrong = factors.prod(dim=1, keepdim=True), factors[:, 1:].prod(dim=1, keepdim=True)
+    values = torch.where(rewards == 1, all_wrong, all_wrong - others_wrong) / (all_wrong * (1 - all_wrong)).sqrt()
+    return values.where((all_wrong > 0) & (all_wrong < 1), torch.nan)
+
+
+def relative_brevity(lengths: Tensor, right: Tensor) -> Tensor:
+    r"""Return the rewards :math:`-p \, n_i / \bar n` (P, G) for lengths (P, G), in any unit (ALP, arXiv 2506.05256).
+
+    p is the share of the group's graded completions that are right, :math:`\bar n` the mean length of the right ones,
+    the normalizer that the paper leaves open. A group without a right completion has the reward 0: a problem that is
+    too hard costs no length. ``right`` is 1, 0, or NaN for an ungraded completion, which has the reward NaN.
+
+    >>> relative_brevity(torch.tensor([[10.0, 30.0, 40.0, 9.0]]), torch.tensor([[1.0, 1.0, 0.0, torch.nan]]))
+    tensor([[-0.3333, -1.0000, -1.3333,     nan]])
+    """
+    pass_rate = right.nanmean(dim=1, keepdim=True)
+    typical = lengths.where(right == 1, torch.nan).nanmean(dim=1, keepdim=True)
+    return (-pass_rate * lengths / typical).where(pass_rate > 0, 0.0).masked_fill(right.isnan(), torch.nan)
 
 
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
@@ -89,7 +130,9 @@ def try_function(name: str, group: int) -> None:
     tried("baseline", name, rewards, rewards)
 
 
-def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
+def advantages(
+    rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-4, k: int = 0
+) -> Tensor:
     """Return the advantages (P, G) of rewards (P, G), computed in float64.
 
     Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (In float32 the mean
@@ -97,16 +140,22 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     ungraded completion (NaN) always has advantage 0. A deviation that is zero or undefined is not divided by: under
     ``baseline="none"`` the advantages of equal rewards are these rewards.
 
+    Raises `RewardError` for a reward below 0 under ``scale="mean"`` (MaxRL, arXiv 2602.02710), and for one that is not
+    0 or 1 under ``baseline="pass_at_k"``.
+
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), baseline="leave_one_out", scale="none")
     tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
+    >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), scale="mean")
+    tensor([[ 3., -1., -1., -1.],
+            [ 0.,  0.,  0.,  0.]])
     >>> advantages(torch.tensor([[1.0, 1.0], [float("nan"), 1.0]]))
     tensor([[0., 0.],
             [0., 0.]])
     >>> advantages(torch.tensor([[1.0, 1.0], [2.0, 0.0]]), baseline="none")
     tensor([[1.0000, 1.0000],
-            [1.4142, 0.0000]])
+            [1.4141, 0.0000]])
     """
     # In float32 the mean of equal rewards can differ from them in the last bit.
     # On the CPU, because not every accelerator has float64. These are few numbers.
@@ -115,6 +164,12 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
         values = tensor_from("baseline", baseline, exact, exact.clone())
         # A missing reward has advantage 0, even if the function returns another number for it.
         return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+    if baseline == "pass_at_k":
+        _refuse(exact[~exact.isnan() & (exact != 0) & (exact != 1)], "baseline", baseline, "a reward of 0 or 1")
+        return pass_at_k(exact, k).masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+    if scale == "mean":
+        _refuse(exact[exact < 0], "scale_rewards", scale, "rewards of 0 or more")
+        eps = 0.0
     values = exact - BASELINES[baseline](exact)
     # TRL always divides by deviation + eps. A deviation of zero is skipped here, because an eps of 1e-6 would multiply
     # rounding errors by a million.
@@ -122,3 +177,8 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
         deviation = SCALES[scale](exact)
         values = torch.where(deviation > 0, values / (deviation + eps), values)
     return values.nan_to_num(nan=0.0).to(rewards)
+
+
+def _refuse(bad: Tensor, field: str, value: str, needed: str) -> None:
+    if len(bad):
+        raise RewardError(f"{field}={value!r} needs {needed}, and a reward is {bad[0]:g}: use other rewards")

@@ -2,7 +2,7 @@ r"""The loss of a micro-batch from log-probs, one pure function per term. `compu
 
 .. math::
 
-    \ell_t = m \, c_t \, s(\rho_t, A) + \beta \, k_t, \qquad L = R(\ell) - \lambda \, \bar H
+    \ell_t = m \, c_t \, s(\rho_t, A) + \beta \, k_t, \qquad L = R(\ell) - \lambda \, \bar H + \alpha \, a
 
 =====================  ==========================================================  ======================
 term                   functions                                                   chosen by
@@ -14,6 +14,7 @@ term                   functions                                                
 :math:`k`, KL          `KL_ESTIMATORS`                                             kl_estimator
 :math:`R`, reduction   `REDUCTIONS`                                                loss_type
 :math:`H`, entropy     `entropy_sums`                                              entropy_coef
+:math:`a`, experts     transformers' loss of the router                            router_aux_loss_coef
 =====================  ==========================================================  ======================
 
 The ratio is :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)`. Shapes: B rows, T completion tokens.
@@ -70,6 +71,8 @@ class LossSettings:
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     delta: float | None = None
+    dppo_high: float = 0.2
+    dppo_low: float = 0.2
     importance_sampling_level: str = "token"
     off_policy_mask_threshold: float | None = None
     sapo_temperature_pos: float = 1.0
@@ -80,6 +83,7 @@ class LossSettings:
     vespo_lambda_neg: float = 2.0
     max_completion_length: int = 256
     entropy_coef: float | None = None
+    router_aux_loss_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,9 @@ class LossInputs:
 
     ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
     (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the
-    tokens whose surrogate counts. ``tokens_per_step`` is one rank's share of an optimizer step's tokens;
-    ``accumulation`` is the number of TRL's micro-batches in it.
+    tokens whose surrogate counts. ``aux_loss`` is that of a mixture of experts. ``tokens_per_step`` is one rank's share
+    of an optimizer step's tokens; ``row_weights`` are `prompt_weights`, divided by this share; ``accumulation`` is the
+    number of TRL's micro-batches in the step.
     """
 
     logps: Tensor  # (B, T), with gradient
@@ -101,7 +106,9 @@ class LossInputs:
     sampling_logps: Tensor | None = None  # (B, T)
     sampler_ratio: Tensor | None = None  # (B, T) or (B, 1)
     entropy_mask: Tensor | None = None  # (B, T)
+    aux_loss: Tensor | None = None
     tokens_per_step: Tensor | float = 1.0
+    row_weights: Tensor | None = None  # (B, 1)
     accumulation: int = 1
 
 
@@ -184,6 +191,31 @@ def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surr
     return Surrogate(-ratio * inputs.advantages, _clipped(nothing, nothing))
 
 
+def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return DPPO's :math:`-\rho A` with :math:`\rho = \pi_\theta / \mu`, without the tokens outside the trust region.
+
+    :math:`\mu` is the sampler, or :math:`\pi_{old}` without the sampler's log-probs. A token is dropped if
+    :math:`A > 0` and :math:`\pi_\theta - \mu` is above ``dppo_high``, or :math:`A < 0` and
+    :math:`\mu - \pi_\theta` is above ``dppo_low``: the binary total variation of arXiv 2602.04879, section 4.
+    Nothing else is clipped.
+
+    >>> logps, sampler = torch.tensor([[0.75, 0.5, 0.01]]).log(), torch.tensor([[0.5, 0.4, 0.001]]).log()
+    >>> inputs = LossInputs(logps, sampler, torch.tensor([[1.0]]), torch.ones(1, 3), logps)
+    >>> values, clipped, _ = dppo(inputs, (logps - sampler).exp(), LossSettings())
+    >>> values, clipped["clip_ratio/high_mean"]
+    (tensor([[ -0.0000,  -1.2500, -10.0000]]), tensor([[ True, False, False]]))
+    """
+    sampler = inputs.old_logps
+    if inputs.sampling_logps is not None:
+        sampler = inputs.sampling_logps.where(~inputs.sampling_logps.isnan(), sampler)
+    rise = inputs.logps.detach().exp() - sampler.exp()
+    low = (-rise > settings.dppo_low) & (inputs.advantages < 0)
+    high = (rise > settings.dppo_high) & (inputs.advantages > 0)
+    # In the exponent, because the gradient of an infinite ratio times 0 would be NaN.
+    ratio = (inputs.logps - sampler).masked_fill(low | high, -torch.inf).exp()
+    return Surrogate(-ratio * inputs.advantages, _clipped(low, high))
+
+
 def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
     r"""Return :math:`-\mathrm{sg}(\min(\rho, \epsilon_{high})) A \log \pi_\theta` (arXiv 2506.13585, eq. 4).
 
@@ -250,7 +282,7 @@ def user_surrogate(inputs: LossInputs, ratio: Tensor, settings: LossSettings) ->
 
 SurrogateFunction = Callable[[LossInputs, Tensor, LossSettings], Surrogate]
 # The values of the field `surrogate`.
-SURROGATES: dict[str, SurrogateFunction] = {"clip": clip, "reinforce": reinforce}
+SURROGATES: dict[str, SurrogateFunction] = {"clip": clip, "reinforce": reinforce, "dppo": dppo}
 # The values of TRL's `loss_type` that name another surrogate than clip.
 LOSS_TYPES: dict[str, SurrogateFunction] = {"cispo": cispo, "sapo": sapo, "vespo": vespo}
 
@@ -336,13 +368,13 @@ def corrected_for_sampler(values: Tensor, inputs: LossInputs, settings: LossSett
     secretly brings you off-policy RL training").
 
     TRL computes the weight at the rollout, in one of four modes: of tokens or completions, truncated or masked. vespo
-    has it in its own weight.
+    and dppo have it in their own weights.
 
     >>> inputs = LossInputs(*[torch.ones(1, 2)] * 5, sampler_ratio=torch.tensor([[0.0, 2.0]]))
     >>> corrected_for_sampler(torch.tensor([[3.0, 3.0]]), inputs, LossSettings())
     tensor([[0., 6.]])
     """
-    if inputs.sampler_ratio is None or settings.loss_type == "vespo":
+    if inputs.sampler_ratio is None or settings.loss_type == "vespo" or settings.surrogate == "dppo":
         return values
     return values * inputs.sampler_ratio
 
@@ -393,6 +425,29 @@ def share_of_step(values: Tensor, inputs: LossInputs, settings: LossSettings) ->
     return (values * inputs.mask).sum() / inputs.tokens_per_step
 
 
+def mean_of_prompts(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+    """Return the mean over prompts of the mean over the tokens of a prompt's completions, by `prompt_weights`.
+
+    The weights are those of a whole rollout, so groups may be split among micro-batches, steps and ranks.
+    """
+    assert inputs.row_weights is not None
+    return (values * inputs.mask * inputs.row_weights).sum()
+
+
+def prompt_weights(tokens: Tensor, group: int) -> Tensor:
+    r"""Return :math:`w = 1 / (P N_g)` of each row (B,), from the number of tokens that count in each row of a rollout.
+
+    Rows come group after group. :math:`N_g` is the number of tokens of the row's group, P the number of groups with
+    :math:`N_g > 0`. A row of a group without tokens has the weight 0.
+
+    >>> prompt_weights(torch.tensor([3, 1, 0, 0, 2, 0]), group=2)
+    tensor([0.1250, 0.1250, 0.0000, 0.0000, 0.2500, 0.2500])
+    """
+    of_groups = tokens.view(-1, group).sum(dim=1)
+    weights = (of_groups * (of_groups > 0).sum()).float().reciprocal()
+    return weights.masked_fill(of_groups == 0, 0.0).repeat_interleave(group)
+
+
 class Reduction(NamedTuple):
     """Turns the loss of tokens (B, T) into a number. It is linear in the loss, and 0 for rows without a token.
 
@@ -403,13 +458,14 @@ class Reduction(NamedTuple):
     over: str
 
 
-# By TRL's `loss_type`.
+# By `loss_type`: TRL's, and prompt_mean.
 REDUCTIONS: dict[str, Reduction] = {
     **dict.fromkeys(("grpo", "sapo"), Reduction(mean_of_completions, "rows")),
     "bnpo": Reduction(mean_of_tokens, "tokens"),
     "dr_grpo": Reduction(mean_over_limit, "rows"),
     "luspo": Reduction(mean_of_sums, "rows"),
     **dict.fromkeys(("dapo", "cispo", "vespo"), Reduction(share_of_step, "step")),
+    "prompt_mean": Reduction(mean_of_prompts, "step"),
 }
 
 
@@ -460,5 +516,9 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     total, tokens = sums = entropy_sums(inputs)
     if settings.entropy_coef is not None:
         loss = loss - settings.entropy_coef * total / tokens.clamp(min=1) / inputs.accumulation
+    if inputs.aux_loss is not None:
+        loss = loss + settings.router_aux_loss_coef * inputs.aux_loss / inputs.accumulation
+        # One value for each completion, so that the mean of a step is that of TRL's micro-batches.
+        logged[metrics.AUX_LOSS] = inputs.aux_loss.expand(len(inputs.mask), 1)
     figures = {name: value.detach() for name, value in logged.items()}
     return Loss(loss, policy_loss.detach(), sums.detach(), clipped, figures)

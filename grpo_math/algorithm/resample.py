@@ -1,4 +1,5 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict groups.
+"""The choice of problems. Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict
+groups. And without solved problems (ScaleRL, arXiv 2510.13786): `Unsolved`.
 
 The completions of a uniform-verdict group are all correct or all wrong. Rewards do not decide: a sum of shaped rewards
 can differ within such a group, although no completion is more correct than another.
@@ -8,8 +9,8 @@ Does not generate: the trainer passes a function that does.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -52,68 +53,160 @@ def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: 
 
 
 class PromptPool:
-    """An endless shuffled stream of the problems, reshuffled after each pass. The position is the whole state.
+    """An endless stream of problems, as row numbers, in a new order in each pass. The position is the whole state.
+
+    ``order`` returns the order of a pass, from 0, by default shuffled by a seed.
 
     >>> rows = [{"prompt": name} for name in "abc"]
-    >>> pool = PromptPool(rows, seed=0)
-    >>> first = pool.take(2, avoid=[])
-    >>> sorted(row["prompt"] for row in first + pool.take(1, avoid=[]))
-    ['a', 'b', 'c']
+    >>> pool = PromptPool(rows, partial(shuffled, 3, 0))
+    >>> first = pool.take(2)
+    >>> sorted(first + pool.take(1))
+    [0, 1, 2]
     >>> pool.position = 0
-    >>> pool.take(2, avoid=[]) == first
+    >>> pool.take(2) == first
     True
-    >>> PromptPool(rows, seed=1).take(1, avoid="ab"), PromptPool(rows[:1], seed=0).take(3, avoid="a")
-    ([{'prompt': 'c'}], [{'prompt': 'a'}, {'prompt': 'a'}, {'prompt': 'a'}])
-    >>> passes = PromptPool([{"prompt": number} for number in range(10)], seed=0).take(20, avoid=[])
+    >>> PromptPool(rows, partial(shuffled, 3, 1)).take(1, avoid="ab")
+    [2]
+    >>> PromptPool(rows[:1], partial(shuffled, 1, 0)).take(3, avoid="a")
+    [0, 0, 0]
+    >>> PromptPool(rows, lambda passed: [0, 1, 2]).take(4, dropped={1})
+    [0, 2, 0, 2]
+    >>> passes = PromptPool([], partial(shuffled, 10, 0)).take(20)
     >>> passes[:10] != passes[10:]
     True
     """
 
-    def __init__(self, rows: Any, seed: int) -> None:
+    def __init__(self, rows: Any, order: Callable[[int], Sequence[int]]) -> None:
         self.rows = rows
-        self.seed = seed
+        self.order = order
         self.position = 0
 
-    def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless a whole pass has nothing else."""
-        taken: list[dict[str, Any]] = []
-        passed = 0
+    def take(self, n: int, avoid: Sequence[Any] = (), dropped: Collection[int] = ()) -> list[int]:
+        """Return the next ``n`` rows. Prompts in ``avoid`` and rows in ``dropped`` are skipped, unless two passes have
+        nothing else."""
+        taken: list[int] = []
+        size = len(self.order(0))
+        skipped = 0
         while len(taken) < n:
-            epoch, index = divmod(self.position, len(self.rows))
+            passed, index = divmod(self.position, size)
             self.position += 1
-            row = self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
-            if row["prompt"] in avoid and passed < len(self.rows):
-                passed += 1
+            row = self.order(passed)[index]
+            if (row in dropped or (avoid and self.rows[row]["prompt"] in avoid)) and skipped < 2 * size:
+                skipped += 1
             else:
                 taken.append(row)
         return taken
 
 
-@lru_cache(maxsize=1)
-def _shuffled(n: int, seed: str) -> list[int]:
+@lru_cache(maxsize=2)
+def shuffled(n: int, seed: int, passed: int) -> list[int]:
+    """Return n rows in the order of a pass, from 0."""
     # A text as seed gives the same order in every process. Python's `hash` of a text would not.
-    return random.Random(seed).sample(range(n), n)
+    return random.Random(f"{seed}/{passed}").sample(range(n), n)
+
+
+def right_or_wrong(verdicts: Sequence[Verdict]) -> list[bool | None]:
+    """Return whether each completion is right; None if it could not be graded."""
+    return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
+
+
+def refuse_ungraded(data: Any, field: str, value: float) -> None:
+    """Raise `ConfigError` for data without gold answers, or of unknown length."""
+    # Without known columns, the first rollout shows if there are verdicts.
+    columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
+    if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
+        reason = f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict"
+        raise ConfigError(field, value, reason, "leave it at 0")
+
+
+def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, Any]]:
+    """Return a copy of each row for every completion of its group."""
+    return [dict(data[row]) for row in rows for _ in range(group)]
+
+
+class Unsolved:
+    """Chooses the problems of each rollout, without those that were solved when they were sampled last.
+
+    This is the no-positive-resampling of ScaleRL (arXiv 2510.13786). A problem is dropped if at least ``drop_solved``
+    of its graded completions were right. All return if fewer than the ``size`` problems of a rollout are left. The
+    problems come in the ``order`` of TRL's sampler.
+
+    All ranks have the same shares, because verdicts are gathered, and so choose the same problems. With ``staleness``
+    the problems of the next rollout are chosen before this one is graded: their sampling starts at once.
+
+    >>> unsolved = Unsolved(6, 2, 0.75, lambda passed: [0, 1, 2, 3, 4, 5])
+    >>> unsolved.take()
+    [0, 1]
+    >>> unsolved.record([0, 1], [True, True, True, False], group=2)
+    >>> [unsolved.take() for _ in range(3)], unsolved.dropped()
+    ([[2, 3], [4, 5], [1, 2]], {0})
+    """
+
+    def __init__(
+        self, rows: int, size: int, share: float, order: Callable[[int], Sequence[int]], staleness: int = 0
+    ) -> None:
+        self.rows, self.size, self.share, self.staleness = rows, size, share, staleness
+        self.pool = PromptPool((), order)
+        self.shares: dict[int, float] = {}  # of right completions, by row
+        self.next: list[int] = []
+
+    def dropped(self) -> set[int]:
+        """Return the rows that are left out."""
+        solved = {row for row, share in self.shares.items() if share >= self.share}
+        return solved if self.rows - len(solved) >= self.size else set()
+
+    def take(self) -> list[int]:
+        """Return the rows of this rollout. All ranks call this."""
+        rows = self.next or self._choose()
+        self.next = self._choose() if self.staleness else []
+        return rows
+
+    def _choose(self) -> list[int]:
+        rows: list[int] = []
+        while len(rows) < self.size:
+            # One at a time, because the end of a pass and the start of the next may have the same row.
+            rows += self.pool.take(1, dropped={*self.dropped(), *rows})
+        return rows
+
+    def record(self, rows: Sequence[int], right: Sequence[bool | None], group: int) -> None:
+        """Note the share of right completions of each row, which has ``group`` completions. All ranks call this."""
+        for number, row in enumerate(rows):
+            graded = [one for one in right[number * group : (number + 1) * group] if one is not None]
+            if graded:
+                self.shares[row] = sum(graded) / len(graded)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.pool.position, "shares": dict(self.shares), "next": list(self.next)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.pool.position, self.shares, self.next = state["position"], dict(state["shares"]), list(state["next"])
 
 
 class Resampler:
     """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    ``data``: the problems to draw from. ``table``: TRL's table of completions.
+    ``data``: the problems to draw from. ``table``: TRL's table of completions. ``unsolved``: which of the problems are
+    left out, if any.
     """
 
     def __init__(
-        self, resample_groups: int, data: Any, seed: int, group_size: int, table: Mapping[str, Any], accelerator: Any
+        self,
+        resample_groups: int,
+        data: Any,
+        seed: int,
+        group_size: int,
+        table: Mapping[str, Any],
+        accelerator: Any,
+        unsolved: Unsolved | None = None,
     ) -> None:
         self.rounds = resample_groups
+        self.data = data
         self.size = group_size
         self.table = table
         self.accelerator = accelerator
-        # Without known columns, the first rollout shows if there are verdicts.
-        columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
-        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
-            reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
-            raise ConfigError("resample_groups", self.rounds, reason, "leave it at 0")
-        self.pool = PromptPool(data, seed)
+        self.unsolved = unsolved
+        refuse_ungraded(data, "resample_groups", self.rounds)
+        self.pool = PromptPool(data, partial(shuffled, len(data), seed))
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.pool.position}
@@ -140,12 +233,15 @@ class Resampler:
             if not uniform:
                 break
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
-            fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, avoid=seen)
-            seen += [row["prompt"] for row in fresh]
+            dropped = self.unsolved.dropped() if self.unsolved else ()
+            fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, seen, dropped)
+            seen += [self.data[row]["prompt"] for row in fresh]
             drawn += len(fresh)
-            rows = [dict(row) for row in fresh for _ in range(self.size)]
+            rows = repeated_rows(self.data, fresh, self.size)
             share = len(rows) // ranks
             more, more_right, more_columns = self._gather_completions(sample(rows[rank * share : (rank + 1) * share]))
+            if self.unsolved:
+                self.unsolved.record(fresh, more_right, self.size)
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
             columns = [[(old + new)[i] for i in index] for old, new in zip(columns, more_columns, strict=True)]
@@ -167,7 +263,7 @@ class Resampler:
         if rollout.verdicts is None:
             reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             raise UserError(f"resample_groups: {reason}")
-        right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
+        right = right_or_wrong(rollout.verdicts)
         rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
         return rows, right, [list(column)[-len(right) :] for column in _columns(self.table)]

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> Answer:
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
     # A judge is a model that may cost money. golds() has reported gold answers that cannot be graded.
-    if "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
+    if setup.settings["rewards"] and "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
         result = attack(setup, IN_DOCTOR)
         message = "; ".join(result["faults"]) or result["best"]
         # rewards() has reported rewards that do not pay a right answer more.

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, one_of
-from grpo_math.generation.models import config_file
+from grpo_math.generation.models import check_reference, config_file
 from grpo_math.generation.request import request_of
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
@@ -109,6 +109,12 @@ def chat_template(setup: Setup) -> None:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
             model = setup.settings["model_name_or_path"]
             raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
+
+
+def reference(setup: Setup) -> None:
+    """The reference model has the tokenizer of the trained model."""
+    if setup.settings["reference_model"]:
+        check_reference(setup.settings["reference_model"], setup.tokenizer)
 
 
 def end_of_turn(setup: Setup) -> Iterator[Finding]:

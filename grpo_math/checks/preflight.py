@@ -84,6 +84,7 @@ AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_l
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": model.chat_template,
+    "reference": model.reference,
     "end_of_turn": model.end_of_turn,
     "prompt_lengths": model.prompt_lengths,
     "memory": machine.memory_plan,

@@ -138,6 +138,33 @@ def check_weights(path: str) -> None:
         raise ConfigError("model_name_or_path", path, min(reasons), "get the model's files again")
 
 
+# Digits, which tokenizers of one family split alike, and words.
+SAMPLE = "Let x = 12 + 345. Then \\boxed{357} is the answer."
+
+
+def check_reference(name: str, tokenizer: Any) -> None:
+    """Raise `ConfigError` unless a reference model has this tokenizer, a weight for each of its tokens, and its files.
+
+    Loads no weights.
+    """
+    from transformers import AutoConfig
+
+    refuse_missing_folder("reference_model", name)
+    path = model_path(name)
+    try:
+        other = load_tokenizer(path)
+        check_weights(path)
+    except ConfigError as error:
+        raise ConfigError("reference_model", name, error.reason, error.remedy) from None
+    tokens = tokenizer.get_vocab()
+    is_same = tokens == other.get_vocab() and tokenizer(SAMPLE)["input_ids"] == other(SAMPLE)["input_ids"]
+    size = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
+    if not is_same or size <= max(tokens.values()):
+        lacks = f"has {size} tokens, fewer than the tokenizer" if is_same else "has another tokenizer than the model"
+        remedy = "give a model of the same family, because the log-probs of the same tokens are compared"
+        raise ConfigError("reference_model", name, lacks, remedy)
+
+
 @contextmanager
 def weights_of(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Turn an exception about weights on the Hub, or about ``init_kwargs``, into one line.

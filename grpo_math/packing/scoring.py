@@ -8,6 +8,7 @@ Does not choose the token budget: `budget.TokenBudget` is shared with the update
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -77,8 +78,8 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def warn_unpacked(model: Any, reason: object, subject: str = "rows") -> None:
-    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; {subject} are scored unpacked.")
+def warn_unpacked(model: Any, reason: object) -> None:
+    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
 
 
 def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
@@ -212,17 +213,21 @@ class PackedScorer:
         batch_size: int | None,
         compute_entropy: bool,
         group: Tensor | None = None,
+        compute_aux_loss: bool = False,
         **kwargs: Any,
     ) -> Scores:
-        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding.
+        """Return log-probs (B, T), and entropies if ``compute_entropy``, 0 at padding; and TRL's auxiliary loss.
 
         ``group`` (B,): the number of each row's group.
         """
-        score: Callable[..., Scores] = partial(self._score, plain, model, logits_to_keep, compute_entropy, **kwargs)
-        # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
+        score: Callable[..., Scores] = partial(
+            self._score, plain, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
+        )
+        # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
+        # mean over all of them.
         batches = (
             []
-            if torch.is_grad_enabled()
+            if torch.is_grad_enabled() or compute_aux_loss
             else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         )
         if len(batches) < 2:
@@ -242,35 +247,44 @@ class PackedScorer:
         model: Any,
         keep: int,
         entropy: bool,
+        aux_loss: bool,
         ids: Tensor,
         mask: Tensor,
         group: Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
         """Score these rows in one forward pass."""
-        row = pack(ids, mask, keep, group)
+        row = pack(ids, mask, keep, group, every_token=aux_loss)
         # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
         # even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
-            logps, entropies, _ = plain(model, ids, mask, keep, compute_entropy=entropy, **kwargs)
-            return logps.float(), entropies, None
+            scores = plain(model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs)
+            return scores[0].float(), *scores[1:]
         calls = LayerCalls()
+        # transformers does not change a mask of four dimensions, and packed attention ignores it.
+        if aux_loss:
+            # TRL weights the tokens of the auxiliary loss by this mask.
+            counts = list(chain.from_iterable(group.multiplicity() for group in row.groups))
+            weights = torch.tensor(counts, dtype=torch.float32)[None, None, None]
+            more = {"output_router_logits": True, "attention_mask": weights.to(ids.device, non_blocking=True)}
+        else:
+            more = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
                 position_ids=row.position_ids,
-                # transformers does not change a mask of four dimensions, and packed attention ignores it.
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
                 # TRL's head would shift ``labels`` by one, across the ends of the segments.
                 shift_labels=row.shift_labels,
                 fused_lm_head=True,
                 packed_groups=row.groups,
                 packed_calls=calls,
                 scored_index=row.scored_index,
+                **more,
             )
         self._count(calls)
         self._log_new_kernels()
-        return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
+        entropies = unpack(outputs.entropy, row) if entropy else None
+        return unpack(outputs.log_probs, row).float(), entropies, outputs.aux_loss if aux_loss else None
 
     def _count(self, calls: LayerCalls) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""

@@ -147,7 +147,7 @@ def optimizer_bytes(trained: int, name: str, element: int) -> int:
 
 
 def kept(
-    shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int
+    shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int, teacher: Shape | None = None
 ) -> tuple[Terms, Terms, Terms]:
     """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
 
@@ -168,8 +168,11 @@ def kept(
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model.
+    # fine-tuning, the reference is a second model. `reference_model` is a model of its own.
     second = total(always) if full and settings["beta"] else 0
+    if teacher:
+        stream = {"float32": 4, None: precise.stream}.get(settings["reference_dtype"], 2)
+        second = weights(teacher, {**settings, "load_in_4bit": settings["reference_in_4bit"]}, stream)
     always["reference"] = second or (always["adapter"] if settings["reference_refresh_steps"] else 0)
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
@@ -194,7 +197,7 @@ def phases(
     ``generates``: transformers, colocate or server.
     """
     shape = machine.shape
-    always, backward, main = kept(shape, settings, zero, precise, batch.processes)
+    always, backward, main = kept(shape, settings, zero, precise, batch.processes, machine.teacher)
     if settings["activation_offloading"]:
         main["activations"] = batch.processes * shape.layers * work.sizes[1] * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}

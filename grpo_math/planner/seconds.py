@@ -77,7 +77,8 @@ def per_step(
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5))
-    >>> machine, card = SimpleNamespace(shape=shape, prompt=50), Card(gb=24, tflops=100, bandwidth=1000, float32=10)
+    >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None)
+    >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10)
     >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0}
     >>> batch, layout = Batch(8, 1, 8, 4, rollout=32), Layout("transformers", 1, 0, 1, "")
     >>> half = Precision(2, 4, True)
@@ -99,7 +100,8 @@ def per_step(
     shape, length, rows = machine.shape, settings["max_completion_length"], batch.rollout
     # A packed update computes each prompt once for its group.
     tokens = rows * length + rows / batch.generations * machine.prompt
-    flops = tokens * shape.active * (6 + 2 * settings["gradient_checkpointing"] + 2 * (settings["beta"] > 0))
+    reference = (machine.teacher or shape).active if settings["beta"] > 0 else 0
+    flops = tokens * (shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
     # Autocast multiplies in 16 bit, and reads the weights in their own format.
     rate = card.tflops if precise.autocast or precise.stream == 2 else card.float32
     update = [flops / (batch.processes * rate * 1e12 * share) for share in reversed(COMPUTE)]

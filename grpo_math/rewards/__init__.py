@@ -21,6 +21,7 @@ from grpo_math.rewards.guard import checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
+    brevity,
     format_soft,
     format_strict,
     gated,
@@ -38,7 +39,7 @@ from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
-    "JUDGE_PROMPT", "REWARDS", "Reward", "accuracy", "checked", "format_soft", "format_strict",
+    "JUDGE_PROMPT", "REWARDS", "Reward", "accuracy", "brevity", "checked", "format_soft", "format_strict",
     "gated", "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition",
     "make_shaped", "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
 ]  # fmt: skip
@@ -47,7 +48,18 @@ __all__ = [
 REWARDS: dict[str, Reward] = {
     name_of(reward): reward
     for reward in (
-        *(accuracy, r1_zero, gsm8k, format_strict, format_soft, xml_count, integer_only, proximity, number_match),
+        *(
+            accuracy,
+            r1_zero,
+            gsm8k,
+            format_strict,
+            format_soft,
+            xml_count,
+            integer_only,
+            proximity,
+            number_match,
+            brevity,
+        ),
         *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge(), make_tool_use()),
         gated(format_soft, on=accuracy, name="gated"),  # TRL logs rewards/<__name__>/mean
     )

@@ -225,6 +225,26 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     return overlong
 
 
+def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return 0 for each completion: the reward of on-policy distillation, ``rewards: []``."""
+    return [0.0] * len(completions)
+
+
+def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return minus the length, as a share of the limit; None if the answer could not be graded.
+
+    Here a completion is seen alone. The trainer then relates its length to the right completions of its group
+    (`algorithm.advantages.relative_brevity`).
+
+    >>> brevity([""] * 2, ["#### 7"] * 2, answer=["7", "7"], completion_ids=[[0] * 256, [0] * 512])
+    [-0.25, -0.5]
+    """
+    limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
+    grades = grades_of("brevity", completions, columns)
+    lengths = lengths_of(completions, columns)
+    return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
+
+
 def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
     """Make a reward ``-penalty * (1 - distinct n-grams / n-grams)`` over the words of a completion.
 

@@ -44,6 +44,7 @@ FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
 PROMPTS_THROWN_AWAY = "resample/thrown_away"
+SOLVED = "resample/solved"
 KL = "kl"
 RATIO = "ratio"
 APPROX_KL = "approx_kl"
@@ -61,6 +62,7 @@ CLIP_LOWEST = "clip_ratio/low_min"
 CLIP_HIGHEST = "clip_ratio/high_max"
 CISPO_CLIPPED = "cispo_clip_ratio"
 VESPO_WEIGHT = "vespo/phi_seq_mean"
+AUX_LOSS = "aux_loss"
 POLICY_LOSS = "policy_loss"
 ENTROPY_COEF = "entropy_coef"
 GRAD_NORM = "grad_norm"
@@ -121,6 +123,7 @@ METRICS: dict[str, Metric] = {
     PROMPTS_DRAWN: Metric("prompts", "prompts for which the step sampled completions", "resample"),
     PROMPTS_KEPT: Metric("prompts", "of which the step trains on: they have correct and wrong completions", "resample"),
     PROMPTS_THROWN_AWAY: Metric("prompts", "of which the step does not train on", "resample"),
+    SOLVED: Metric("prompts", "solved problems that drop_solved leaves out", "drop_solved"),
     KL: Metric(
         "nats", "KL to the reference per token, as kl_estimator gives it, times the ratio if that corrects it", "kl"
     ),

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
 
 # The values of loss_type that clip the ratio as PPO does.
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
+# Rewards that can be negative.
+BELOW_ZERO = ("brevity", "overlong", "repetition")
 LEAVE = "leave it out"
 NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
@@ -102,6 +104,31 @@ UPDATE = [
         lambda s: is_user_function(s["baseline"]),
         "baseline={baseline!r} gives the advantages themselves",
     ),
+    Rule(
+        "scale_rewards",
+        lambda s: s["scale_rewards"] == "mean" and s["baseline"] in ("leave_one_out", "none"),
+        "(MaxRL) divides by the mean of the group, which baseline={baseline!r} does not subtract",
+        "use baseline group_mean",
+    ),
+    unused("advantage_eps", _is("scale_rewards", "mean"), "scale_rewards='mean' adds nothing to the mean"),
+    Rule(
+        "scale_rewards",
+        lambda s: s["baseline"] == "pass_at_k" and changed(s, "scale_rewards"),
+        "does not work with baseline='pass_at_k', which has its own scale",
+    ),
+    Rule(
+        "multi_objective_aggregation",
+        lambda s: s["baseline"] == "pass_at_k" and _NORMALIZES(s),
+        "does not work with baseline='pass_at_k', which takes verdicts alone",
+    ),
+    unused("advantage_eps", _is("baseline", "pass_at_k"), "baseline='pass_at_k' has its own scale"),
+    Rule(
+        "k",
+        lambda s: s["baseline"] == "pass_at_k" and s["k"] > (s["num_generations"] or 0),
+        "is more than num_generations={num_generations}, the completions that baseline='pass_at_k' chooses from",
+        "give 2 to num_generations",
+    ),
+    unused("k", lambda s: s["baseline"] != "pass_at_k", "baseline={baseline!r} is not pass_at_k"),
     unused(
         "max_tokens_per_micro_batch",
         lambda s: changed(s, _ENTROPY),
@@ -109,6 +136,8 @@ UPDATE = [
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
     ),
     unused(_RATIO, _is("surrogate", "reinforce"), "surrogate='reinforce' holds the ratio at 1"),
+    unused("epsilon epsilon_high delta", _is("surrogate", "dppo"), "surrogate='dppo' has dppo_high and dppo_low"),
+    unused("dppo_high dppo_low", lambda s: s["surrogate"] != "dppo", "surrogate={surrogate!r} is not dppo"),
     unused(
         f"{_RATIO} top_entropy_quantile",
         lambda s: is_user_function(s["surrogate"]),
@@ -220,6 +249,35 @@ REFERENCE = [
     ),
 ]
 
+
+REFERENCE += [
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and not s["beta"],
+        "has no KL term to be the reference of (beta=0)",
+        "set beta above 0 (1 for on-policy distillation), or leave it out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and (s["reference_refresh_steps"] or s["sync_ref_model"]),
+        "would be replaced by the policy (reference_refresh_steps={reference_refresh_steps}, "
+        "sync_ref_model={sync_ref_model})",
+        "leave one of them out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and s["cast_lm_head_to_fp32"],
+        "does not work with cast_lm_head_to_fp32",
+        "leave cast_lm_head_to_fp32 out",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: s["reference_model"] and (s["fsdp"] or launched_with("FSDP")),
+        "does not work with FSDP",
+        "use ZeRO-2 or DDP",
+    ),
+    unused("reference_dtype reference_in_4bit", _off("reference_model"), "reference_model is not set"),
+]
 
 # Settings that change the distribution that vLLM samples from, and not the trainer's.
 _BIASING = "top_p top_k min_p repetition_penalty vllm_structured_outputs_regex"
@@ -452,12 +510,40 @@ PROGRAM = [
     ),
     unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
     # Rewards
-    Rule("rewards", _off("rewards"), "is empty", "name a reward function, such as accuracy"),
+    Rule(
+        "rewards",
+        lambda s: not s["rewards"] and not s["reference_model"],
+        "is empty",
+        "name a reward function, such as accuracy, or a reference_model to distil",
+    ),
+    Rule(
+        "resample_groups",
+        lambda s: s["resample_groups"] and not s["rewards"],
+        "needs rewards, and on-policy distillation (rewards=[]) has none",
+        "leave it at 0",
+    ),
     Rule(
         "rewards",
         lambda s: len(set(s["rewards"])) < len(s["rewards"]),
         "names a function twice",
         "name it once, with a weight in reward_weights",
+    ),
+    Rule(
+        "rewards",
+        lambda s: (
+            s["baseline"] == "pass_at_k" and (s["rewards"] != ["accuracy"] or s["reward_weights"] not in (None, [1]))
+        ),
+        "is not the verdict alone, which baseline='pass_at_k' needs",
+        "set rewards: [accuracy], without reward_weights",
+    ),
+    Rule(
+        "rewards",
+        lambda s: (
+            s["scale_rewards"] == "mean"
+            and (set(s["rewards"]) & set(BELOW_ZERO) or any(weight < 0 for weight in s["reward_weights"] or ()))
+        ),
+        "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
+        f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
     ),
     Rule(
         "reward_weights",

@@ -37,6 +37,7 @@ from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
+from grpo_math.rewards.rules import no_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
@@ -186,7 +187,7 @@ class Run:
         warned = ask(setup, CHECKS)
         # A setting that cannot be sampled is refused here.
         _ = [self.sampling(one) for one in setup.problems.during]
-        rewards = [load_reward(name) for name in arguments.rewards]
+        rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)

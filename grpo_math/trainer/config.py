@@ -2,10 +2,10 @@
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", surrogate="ppo")
+>>> MathGRPOConfig("runs/x", surrogate="tanh")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce, module:function
+grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, reinforce, dppo, module:function
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
@@ -35,18 +35,26 @@ from grpo_math.settings.fields import fields as recipe_fields
 class MathGRPOConfig(GRPOConfig):
     baseline: str = setting(
         "group_mean",
-        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which turns "
-        "rewards (P, G) into advantages (P, G).",
-        choices=("group_mean", "leave_one_out", "none", "module:function"),
+        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. pass_at_k: the advantages of "
+        "pass@k, from verdicts alone. Or module:function, which turns rewards (P, G) into advantages (P, G).",
+        choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
     )
+    k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. Or module:function, the "
-        "loss of each token from (logps, old_logps, advantages, mask), all (B, T).",
-        choices=("clip", "reinforce", "module:function"),
+        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. dppo: the ratio to the "
+        "sampler, without tokens whose probability has moved too far. Or module:function, the loss of each token from "
+        "(logps, old_logps, advantages, mask), all (B, T).",
+        choices=("clip", "reinforce", "dppo", "module:function"),
+    )
+    dppo_high: float = setting(
+        0.2, "The most by which dppo lets the probability of a token with A > 0 rise.", gt=0, le=1
+    )
+    dppo_low: float = setting(
+        0.2, "The most by which dppo lets the probability of a token with A < 0 fall.", gt=0, le=1
     )
     advantage_eps: float = setting(
-        1e-6, "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4.", gt=0
+        1e-4, "Added to the standard deviation that an advantage is divided by. Shipped recipes have 1e-6.", gt=0
     )
     reference_refresh_steps: int = setting(
         0,
@@ -60,11 +68,25 @@ class MathGRPOConfig(GRPOConfig):
         "and depend on use_bias_correction_kl.",
         choices=("k3", "k1", "k2"),
     )
+    reference_model: str | None = setting(
+        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
+    )
+    reference_dtype: str | None = setting(
+        None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
+    )
+    reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
     resample_groups: int = setting(
         0,
         "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all correct or all "
         "wrong by verdict are replaced by fresh prompts; 0: none.",
         ge=0,
+    )
+    drop_solved: float = setting(
+        0.0,
+        "Leave out problems that were right in this share of their last completions (ScaleRL: 0.9), while enough for a "
+        "rollout are left; 0: none.",
+        ge=0,
+        le=1,
     )
     pack_updates: bool = setting(
         True,
@@ -148,7 +170,6 @@ class MathGRPOConfig(GRPOConfig):
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains.
 TRL_EQUAL: dict[str, Any] = {
     **{one.name: one.default for one in fields(MathGRPOConfig) if one.name in MathGRPOConfig.__annotations__},
-    "advantage_eps": 1e-4,
     "vllm_sync": "merged",
 }
 

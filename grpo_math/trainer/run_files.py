@@ -48,6 +48,10 @@ class RunFiles(History):
         stale = [checkpoints.FINISHED, "after.json"]
         # A new run in a used folder: the report must not mix the two.
         if state.global_step == 0 and earlier:
+            print(
+                f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
+                file=sys.stderr,
+            )
             stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         for name in stale:

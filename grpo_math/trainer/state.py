@@ -36,14 +36,14 @@ ATTRIBUTES = (
     "entropy_coef",
     "_last_world_entropy",
 )
-COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
+COLLABORATORS = ("meter", "nonfinite", "budget", "resampler", "unsolved")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
 # ``beta``, because a rollout without a KL term has no log-probs of the reference.
 BATCH_SETTINGS = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
-    *("num_generations", "beta"),
+    *("num_generations", "beta", "loss_type"),
 )
 
 
@@ -117,7 +117,9 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
     # Rows of TRL have no micro-batches.
     steps = [TrainingStep.from_state_dict(step) if "micro_batches" in step else step for step in state["rollout"] or ()]
     trainer._buffered_inputs = steps or None
-    if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
+    # An older checkpoint has fewer of them.
+    saved = state["batch_settings"]
+    if saved != [getattr(trainer.args, name) for name in BATCH_SETTINGS[: len(saved)]]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
         trainer._buffered_inputs = None
         trainer._step = position

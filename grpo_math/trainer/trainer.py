@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,12 +30,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math.algorithm import correction
-from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.advantages import advantages, relative_brevity, weighted
 from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss
+from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss, prompt_weights
 from grpo_math.algorithm.reference import Reference, refuse_lost_reference
-from grpo_math.algorithm.resample import Resampler
+from grpo_math.algorithm.resample import Resampler, Unsolved, refuse_ungraded, repeated_rows, right_or_wrong
 from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
@@ -45,9 +45,10 @@ from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
-from grpo_math.rewards import text_of
+from grpo_math.rewards import REWARDS, text_of
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
 from grpo_math.rewards.guard import checked
+from grpo_math.rewards.rules import is_right
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
@@ -58,9 +59,10 @@ from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
-from grpo_math.trainer.prefetch import Prefetch
+from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, conversation_of
 
 logger = get_logger(__name__)
@@ -127,7 +129,12 @@ class MathGRPOTrainer(GRPOTrainer):
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, train_dataset)
         conversation = conversation_of(model, args, processing_class, tools, environment_factory)
-        with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
+        teacher = self.settings.reference_model
+        if teacher:
+            refuse_teacher(teacher, model, args, processing_class)
+        # With beta 0, TRL loads no reference of its own.
+        without = replaced(args, beta=0.0) if teacher else nullcontext()
+        with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar(), without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -144,6 +151,9 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if teacher:
+            self.beta = args.beta
+            self.ref_model = load_teacher(self)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
@@ -155,9 +165,10 @@ class MathGRPOTrainer(GRPOTrainer):
         self.mask_truncated_completions &= not self.endings.masks
         self._set_up_updates()
         self._reference = self._followed_reference()
+        self.unsolved = self._unsolved_problems() if self.settings.drop_solved else None
         rounds, size = self.settings.resample_groups, self.num_generations
         resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self.table, self.accelerator)
-        self.resampler = resampler() if rounds else None
+        self.resampler = resampler(self.unsolved) if rounds else None
         if self.use_vllm:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             sync = self.meter.phase(metrics.SECONDS_SYNC)(self.vllm_generation.sync_weights)
@@ -165,6 +176,16 @@ class MathGRPOTrainer(GRPOTrainer):
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
+
+    def _unsolved_problems(self) -> Unsolved:
+        """Return what chooses the problems of a rollout, in the order of TRL's sampler."""
+        settings, data = self.settings, cast(Any, self.train_dataset)
+        refuse_ungraded(data, "drop_solved", settings.drop_solved)
+        sampler = self._get_train_sampler()
+        # TRL leaves out the end of a pass that does not fill a rollout.
+        whole = len(data) // sampler.batch_size * sampler.batch_size
+        order_of_pass = lru_cache(maxsize=2)(lambda number: order(sampler, number)[:whole])
+        return Unsolved(len(data), sampler.batch_size, settings.drop_solved, order_of_pass, settings.staleness)
 
     def _followed_reference(self) -> Reference | None:
         """Return the reference of the KL term if it moves in training, with the callback that moves it."""
@@ -189,6 +210,10 @@ class MathGRPOTrainer(GRPOTrainer):
                     raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
             accelerator.ddp_handler.find_unused_parameters = unused
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
+        config = models[0].config.get_text_config()
+        if self.aux_loss_enabled and not hasattr(config, "num_experts"):
+            # TRL reads this name in the config of any family, and Granite's has another one.
+            type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
         hindrances = {
             "an image processor": self._is_vlm,
             "continuous batching to generate with, which has no packed attention": (
@@ -196,14 +221,15 @@ class MathGRPOTrainer(GRPOTrainer):
             ),
         }
         packs = settings.pack_updates and scoring.agree_to_register(models, self.args, hindrances)
-        if packs and self.aux_loss_enabled:  # its mean counts a prompt once per completion
-            reason = "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)"
-            scoring.warn_unpacked(models[0], reason, "updates")
+        if packs and self.aux_loss_enabled:
+            reason = "the auxiliary loss of the router is not linear in its rows, so updates keep TRL's micro-batches"
+            logger.warning(f"pack_updates: {reason} (router_aux_loss_coef: 0 leaves the loss out).")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
         # A loss that TRL lacks.
-        self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
+        is_own_term = settings.surrogate != "clip" or self.loss_type == "prompt_mean"
+        self._has_own_loss = is_own_term or (self.beta != 0.0 and settings.kl_estimator != "k3")
         whole = self._takes_trls_loss() or sees_rows(self) or whole
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -271,10 +297,25 @@ class MathGRPOTrainer(GRPOTrainer):
             error = errors[0] if errors else None
             if message := agree_on_first(str(error) if error else None):
                 raise RewardError(message) from error
+            self._gather_brevity(rewards)
             self._log_columns(inputs, self._grades, rewards, completion_ids_list)
             if self.turns:
                 self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
+
+    def _local_rows(self, inputs: list[Any]) -> slice:
+        """Return the place of this rank's rows among those of all ranks."""
+        first = self.accelerator.process_index * len(inputs)
+        return slice(first, first + len(inputs))
+
+    def _gather_brevity(self, rewards: Tensor) -> None:
+        """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
+        if self._grades is None or REWARDS["brevity"] not in self.reward_funcs:
+            return
+        flags = gather_object([is_right(grade) for grade in self._grades])
+        right = torch.tensor([torch.nan if flag is None else flag for flag in flags]).to(rewards)
+        column = rewards[:, self.reward_funcs.index(REWARDS["brevity"])]
+        column[:] = relative_brevity(-column.view(-1, self.group_size), right.view(-1, self.group_size)).flatten()
 
     def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
         """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
@@ -302,7 +343,14 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL adds the tokens of all ranks to this count when it has generated.
             tokens_seen = self.state.num_input_tokens_seen
             self._first_group = 0
+            unsolved = self.unsolved if self.mode == "train" else None
+            chosen = unsolved.take() if unsolved else []
+            if unsolved:
+                inputs = repeated_rows(self.train_dataset, chosen, self.group_size)[self._local_rows(inputs)]
+                self.add_metrics({metrics.SOLVED: len(unsolved.dropped())})
             rollout = self._gather_rollout(inputs)
+            if unsolved:
+                unsolved.record(chosen, right_or_wrong(rollout.verdicts or []), self.group_size)
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
@@ -318,6 +366,9 @@ class MathGRPOTrainer(GRPOTrainer):
                 output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._gather_advantages(output, rollout.rewards)
+            if self.loss_type == "prompt_mean":
+                tokens = self.accelerator.gather(scored(output).sum(dim=1))
+                output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(inputs)]
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
             by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
@@ -365,7 +416,8 @@ class MathGRPOTrainer(GRPOTrainer):
         rewards = weighted(rewards_per_func, weights).view(-1, self.group_size).cpu()
         settings, n = self.settings, len(output["advantages"])
         if self.multi_objective_aggregation == "sum_then_normalize":
-            values = advantages(rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps).flatten()
+            options = (settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k)
+            values = advantages(rewards, *options).flatten()
             first = self.accelerator.process_index * n
             output["advantages"] = values[first : first + n].to(output["advantages"].device)
             table.replace_advantages(self.table["advantages"], values.tolist())
@@ -468,13 +520,13 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _takes_trls_loss(self) -> bool:
         """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
-        missing = {"images": self._is_vlm, "an auxiliary loss of the router": self.aux_loss_enabled}
-        for name in (name for name, applies in missing.items() if applies):
+        if self._is_vlm:
             if self._has_own_loss:
-                reason = f"does not work with {name}, of which TRL computes the loss"
-                raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
-            logger.warning_once(f"TRL computes the loss, because the model has {name}.")
-        return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
+                reason = "does not work with images, of which TRL computes the loss"
+                remedy = "use clip, with kl_estimator k3 and another loss_type than prompt_mean"
+                raise ConfigError("surrogate", self.settings.surrogate, reason, remedy)
+            logger.warning_once("TRL computes the loss, because the model has images.")
+        return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
@@ -503,19 +555,20 @@ class MathGRPOTrainer(GRPOTrainer):
         keep = rows["completion_ids"].size(1)
         # Without the argument for rows without the number, because a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
-        logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, mask, keep, compute_entropy=True, **group
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, mask, keep, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled, **group
         )
-        return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
+        inputs = self._loss_inputs(rows, logps, cast(Tensor, entropies))
+        return compute_loss(replace(inputs, aux_loss=aux_loss), self._loss_settings())
 
     def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
         mask, advantages = scored(rows), rows["advantages"]
-        # num_items_in_batch counts the tokens of the rollout batch on all ranks.
-        per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
+        # This rank's part of an optimizer step, as a share of the rollout on all ranks.
+        share, accumulation = 1 / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
-            per_step = per_step * accumulation / self.args.steps_per_generation
+            share = share * accumulation / self.args.steps_per_generation
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
@@ -530,7 +583,9 @@ class MathGRPOTrainer(GRPOTrainer):
             sampling_logps=rows.get("sampling_per_token_logps"),
             sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
             entropy_mask=entropy_mask,
-            tokens_per_step=per_step,
+            # num_items_in_batch counts the tokens of the rollout.
+            tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
+            row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
             accumulation=accumulation,
         )
 
@@ -547,6 +602,8 @@ class MathGRPOTrainer(GRPOTrainer):
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             delta=self.args.delta,
+            dppo_high=self.settings.dppo_high,
+            dppo_low=self.settings.dppo_low,
             importance_sampling_level=self.importance_sampling_level,
             off_policy_mask_threshold=self.off_policy_mask_threshold,
             sapo_temperature_pos=self.args.sapo_temperature_pos,
@@ -557,6 +614,7 @@ class MathGRPOTrainer(GRPOTrainer):
             vespo_lambda_neg=self.args.vespo_lambda_neg,
             max_completion_length=self.max_completion_length,
             entropy_coef=coefficient,
+            router_aux_loss_coef=self.router_aux_loss_coef,
         )
 
     def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
@@ -595,10 +653,9 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
-            # replaced TRL's method.
-            if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
-                return self.scorer(plain, *rows, group, **kwargs)
+            # A script may have replaced TRL's method.
+            if self.scorer is not None and not is_foreign(plain):
+                return self.scorer(plain, *rows, group, compute_aux_loss, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)

@@ -1,6 +1,7 @@
 """Advantages against numbers worked by hand, and against TRL's own."""
 
 import math
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from small_trainers import make
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.algorithm.advantages import advantages
+from grpo_math.errors import RewardError
 
 NAN = float("nan")
 MEANS = ("group_mean", "leave_one_out")
@@ -42,6 +44,16 @@ BY_HAND = [
         [[1.0, NAN, 0.0, 0.5]],
         [[0.75, 0.0, -0.75, 0.0]],
     ),
+    # mean 1/2 of the graded ones
+    ("MaxRL", {"scale": "mean", "eps": 0.5}, [[1.0, 0.0, NAN], [0.0, 0.0, 0.0]], [[1.0, -1.0, 0.0], [0.0] * 3]),
+    # n = 4, m = 2, k = 2: R = 1 - 1/6, sigma = sqrt(5)/6; right 1/6, wrong 1/6 - 1/3
+    (
+        "pass@k",
+        {"baseline": "pass_at_k", "k": 2},
+        [[1.0, 1.0, 0.0, 0.0, NAN]],
+        [[5**-0.5, 5**-0.5, -(5**-0.5), -(5**-0.5), 0.0]],
+    ),
+    ("pass@k of fewer than k", {"baseline": "pass_at_k", "k": 3}, [[1.0, 0.0, NAN]], [[0.0] * 3]),
     # Without a deviation to divide by: a group that is all right would otherwise have the advantage 1 / eps.
     ("raw, all equal", {"baseline": "none"}, [[1.0] * 4], [[1.0] * 4]),
     ("raw, alone", {"baseline": "none", "scale": "batch"}, [[2.0]], [[2.0]]),
@@ -67,6 +79,54 @@ def test_equal_rewards_give_exactly_no_advantage(baseline, scale, value):
     """In float32 eight rewards of 0.7 have the mean 0.70000005, which a deviation of 1e-6 turns into 0.056."""
     for group in (2, 3, 7, 8, 16):
         assert torch.equal(advantages(torch.full((3, group), value), baseline, scale), torch.zeros(3, group))
+
+
+@pytest.mark.parametrize(
+    ("options", "reward", "line"),
+    [
+        ({"scale": "mean"}, -0.5, r"scale_rewards='mean' needs rewards of 0 or more, and a reward is -0\.5: use other"),
+        (
+            {"baseline": "pass_at_k", "k": 2},
+            0.5,
+            r"baseline='pass_at_k' needs a reward of 0 or 1, and a reward is 0\.5",
+        ),
+    ],
+)
+def test_a_reward_that_a_formula_does_not_cover_is_one_line(options, reward, line):
+    with pytest.raises(RewardError, match=line):
+        advantages(torch.tensor([[1.0, reward, NAN]]), **options)
+
+
+@pytest.mark.parametrize("group", [2, 3, 4])
+def test_the_gradient_of_maxrl_is_that_of_the_log_likelihood_expanded_to_the_order_of_the_group_less_one(group):
+    """log p = -sum (1 - p)^k / k: every group that can be sampled, of four completions of which one is right."""
+    theta = torch.tensor([0.3, -0.5, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
+    logps = theta.log_softmax(0)
+    estimate = torch.zeros(4, dtype=torch.float64)
+    for drawn in product(range(4), repeat=group):
+        rewards = torch.tensor([[float(token == 1) for token in drawn]])
+        values = advantages(rewards, scale="mean")[0].double()
+        score = torch.autograd.grad((values * logps[list(drawn)]).mean(), theta, retain_graph=True)[0]
+        estimate += logps[list(drawn)].sum().exp().detach() * score
+    wrong = 1 - logps[1].exp()
+    objective = -sum(wrong**k / k for k in range(1, group))
+    torch.testing.assert_close(estimate, torch.autograd.grad(objective, theta)[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", range(6))
+def test_pass_at_k_is_the_mean_advantage_of_all_subsets_with_the_completion(wrong):
+    rewards, k = [0.0] * wrong + [1.0] * (5 - wrong), 3
+    subsets = [(one, max(rewards[i] for i in one)) for one in combinations(range(5), k)]
+    values = torch.tensor([reward for _, reward in subsets], dtype=torch.float64)
+    deviation = values.std(correction=0)
+    expected = [
+        (torch.tensor([r for one, r in subsets if i in one]).double().mean() - values.mean()) / deviation
+        if deviation > 0
+        else torch.tensor(0.0)
+        for i in range(5)
+    ]
+    got = advantages(torch.tensor([rewards], dtype=torch.float64), "pass_at_k", k=k)
+    torch.testing.assert_close(got[0], torch.stack(expected).double())
 
 
 # One group to learn from, one with an ungraded completion, one all equal, one with a single grade, one with none.

@@ -5,6 +5,7 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 
 from collections import defaultdict
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from random import Random
@@ -115,6 +116,7 @@ def stand_in(chosen):
         device="cpu",
         sync_gradients=True,
         gather=lambda value: value,
+        gather_for_metrics=lambda value: value,
         reduce=lambda value, reduction: value,
         pad_across_processes=lambda value, **options: value,
     )
@@ -134,7 +136,7 @@ def stand_in(chosen):
     trainer = SimpleNamespace(
         **{name: chosen[name] for name in (*same, "top_entropy_quantile", "mode")},
         args=args,
-        settings=SimpleNamespace(surrogate="clip", kl_estimator="k3"),
+        settings=SimpleNamespace(surrogate="clip", kl_estimator="k3", dppo_high=0.2, dppo_low=0.2),
         accelerator=accelerator,
         model=SimpleNamespace(training=chosen["mode"] == "train"),
         epsilon_low=0.2,
@@ -142,7 +144,8 @@ def stand_in(chosen):
         vllm_importance_sampling_correction=True,
         max_completion_length=9,
         current_gradient_accumulation_steps=3,
-        aux_loss_enabled=False,
+        aux_loss_enabled=True,
+        router_aux_loss_coef=0.3,
         use_adaptive_entropy=kind == "adaptive",
         entropy_coef=0.5,
         _entropy_bonus_enabled=kind != "none",
@@ -195,14 +198,13 @@ def random_rows(chosen, rows=5, width=6):
 
 
 def loss_of_trl(trainer, inputs, logps, entropies):
-    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, None)
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, entropies.mean())
     return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
 def loss_of_ours(trainer, inputs, logps, entropies):
-    loss = compute_loss(
-        MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), MathGRPOTrainer._loss_settings(trainer)
-    )
+    terms = replace(MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), aux_loss=entropies.mean())
+    loss = compute_loss(terms, MathGRPOTrainer._loss_settings(trainer))
     figures = StepFigures()
     figures.add(loss, scored(inputs), len(logps))
     MathGRPOTrainer._reduce_figures(trainer, figures, 1)
@@ -258,6 +260,18 @@ def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_
     assert parts.reduce_means(trainer.accelerator, 1).figures == pytest.approx(expected, rel=1e-5)
 
 
+def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gradient():
+    logps = torch.tensor([[0.5, 0.5, 0.9, 1.0]], dtype=torch.float64).log().requires_grad_()
+    old, sampling = torch.tensor([[0.4, 0.4, 0.1, 0.4]]).log(), torch.tensor([[0.25, torch.nan, 0.8, 0.0]]).log()
+    ones, correction = torch.ones(1, 4), torch.full((1, 4), 7.0)
+    values = [logps, old, torch.tensor([[1.0]]), ones, ones, None, sampling, correction]
+    loss = compute_loss(LossInputs(*values), LossSettings(surrogate="dppo", loss_type="bnpo", dppo_high=0.3)).loss
+    # 0.5 / 0.25; 0.5 / 0.4, whose sampler is not known; 0.9 / 0.8; a rise by 1.0 is dropped.
+    assert loss.item() == pytest.approx(-(2.0 + 1.25 + 1.125) / 4)
+    gradient = torch.autograd.grad(loss, logps)[0]
+    torch.testing.assert_close(gradient, -torch.tensor([[2.0, 1.25, 1.125, 0.0]], dtype=torch.float64) / 4)
+
+
 def test_the_micro_batch_with_the_only_token_has_the_whole_weight():
     assert weight_of_micro_batch("bnpo", torch.ones(1, 1), 8, torch.tensor(1)) == 1.0
 
@@ -266,6 +280,7 @@ AGGREGATED = {
     "grpo": lambda losses: torch.stack([loss.mean() for loss in losses]).mean(),
     "dr_grpo": lambda losses: torch.cat(losses).sum() / (8 * 12),
     **dict.fromkeys(("bnpo", "dapo"), lambda losses: torch.cat(losses).mean()),
+    "prompt_mean": lambda losses: (torch.cat(losses[:4]).mean() + torch.cat(losses[4:]).mean()) / 2,
 }
 
 
@@ -276,6 +291,7 @@ AGGREGATED = {
         ("leave_one_out", "batch", "reinforce", "bnpo", "k2", 2),
         ("group_mean", "none", "clip", "dr_grpo", "k3", 2),
         ("leave_one_out", "group", "clip", "dapo", "k1", 2),
+        ("group_mean", "mean", "dppo", "prompt_mean", "k3", 2),
     ],
 )
 def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
@@ -309,7 +325,12 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
         rewards = torch.tensor(letters(chars.batch_decode(completions, skip_special_tokens=True))).view(2, 4)
         others = (rewards.sum(dim=1, keepdim=True) - rewards) / 3
         means = {"none": 0.0, "group_mean": rewards.mean(dim=1, keepdim=True), "leave_one_out": others}
-        scales = {"none": 1.0, "group": rewards.std(dim=1, keepdim=True), "batch": rewards.std()}
+        scales = {
+            "none": 1.0,
+            "mean": rewards.mean(dim=1, keepdim=True),
+            "group": rewards.std(dim=1, keepdim=True),
+            "batch": rewards.std(),
+        }
         advantages = (rewards - means[baseline]) / scales[scale]
         old, base = ([logps_of(of, *pair).detach() for pair in pairs] for of in (model, reference))
         for _ in range(updates):
@@ -320,6 +341,8 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
                 d = now - ref
                 kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d, None: 0.0 * d}[estimator]
                 clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                moved = (now.exp() - before.exp()).detach() * advantage.sign()
+                clipped = clipped if surrogate != "dppo" else ratio * advantage * (moved <= 0.2)
                 losses.append(0.3 * ratio * kl - clipped)
             AGGREGATED[loss_type](losses).backward()
             optimizer.step()

@@ -98,7 +98,7 @@ def main() -> None:
     trainer = (MathGRPOTrainer if ours else GRPOTrainer)(
         model=path,
         reward_funcs=[load_reward(name) for name in recipe["rewards"]],
-        args=MathGRPOConfig(**settings, advantage_eps=1e-4) if ours else GRPOConfig(**settings),
+        args=MathGRPOConfig(**settings) if ours else GRPOConfig(**settings),
         train_dataset=Dataset.from_list(problems),
         processing_class=tokenizer,
         peft_config=LoraConfig(r=recipe["lora_r"], target_modules=recipe["lora_target_modules"], **adapter),

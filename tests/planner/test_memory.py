@@ -235,6 +235,15 @@ def test_stored_tensors_by_hand(recipe, deepspeed, processes, expected):
     assert {name: size for name, size in terms.items() if size} == expected
 
 
+@pytest.mark.parametrize(("dtype", "in_4bit", "expected"), [(None, False, 20_000), ("float32", False, 40_000)])
+def test_a_teacher_is_a_model_of_its_own_beside_an_adapter(dtype, in_4bit, expected):
+    recipe = {**ADAPTER, "beta": 1.0, "reference_model": "x", "reference_dtype": dtype, "reference_in_4bit": in_4bit}
+    always, _, _ = memory.kept(TINY, *read(recipe, None), 1, TINY)
+    assert always["reference"] == expected
+    quarter, _, _ = memory.kept(TINY, *read({**recipe, "reference_in_4bit": True}, None), 1, TINY)
+    assert quarter["reference"] < 20_000
+
+
 def test_trained_parameters_grow_with_the_rank_except_those_that_do_not_depend_on_it():
     recipes = ({}, ADAPTER, {**ADAPTER, "lora_r": 8})
     assert [memory.trainable(TINY, resolve(recipe)) for recipe in recipes] == [10_000, 100 + 3200, 100 + 3200 / 2]

@@ -164,6 +164,12 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
             },
             [1.0625, 0.0, 0.05, None],
         ),
+        (
+            "brevity",
+            ["#### 7", "#### 8", ""],
+            {"answer": ["7", "7", ""], "completion_ids": [[0] * 50] * 3, MAX_LENGTH: 100},
+            [-0.5, -0.5, None],
+        ),
         ("gated", [GOOD_XML, GOOD_XML, "7"], {"answer": ["7", "8", "7"]}, [1.0, 0.0, 0.0]),
         ("gated", [GOOD_XML], {"answer": [""]}, [None]),
         (  # a broken format is zero even if the answer cannot be graded, but a bad gold answer is None

@@ -18,13 +18,14 @@ from grpo_math.settings.rules import violations
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_change(name):
-    recipe = read(["--method", name, "--output_dir", "run"])
+    teacher = ["--reference_model", "a"] if name == "on_policy_distillation" else []
+    recipe = read(["--method", name, "--output_dir", "run", *teacher])
     fields = METHODS[name]["fields"]
     assert recipe.problems == []
     assert {field: recipe.values[field] for field in fields} == fields
-    assert recipe.given == {*fields, "output_dir"}
+    assert recipe.given - {"reference_model"} == {*fields, "output_dir"}
     assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
-    other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run"])
+    other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run", *teacher])
     assert other.values["loss_type"] == "bnpo"
 
 

@@ -137,8 +137,7 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     apart = "vLLM" in run
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
-    epsilon = {} if extra.keys() & {"baseline", "config_class"} else {"advantage_eps": 1e-4}
-    trainer = ours(rewards, **STEPS, **epsilon, **settings, **extra)
+    trainer = ours(rewards, **STEPS, **settings, **extra)
     if apart:
         sample_apart(trainer)
     passes = []
@@ -154,6 +153,33 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     assert bool(packed) != ("not packed" in run)
     # One completion of 12 tokens with its prompt of 15, whose last token goes with it, stays whole.
     assert max(packed, default=0) <= max(26, extra.get("max_tokens_per_micro_batch", 10_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("surrogate", ["clip", "dppo", "reinforce", "small_trainers:clip"])
+def test_a_mean_over_prompts_is_the_same_however_a_rollout_is_cut(surrogate, ours):
+    base = {**STEPS, "loss_type": "prompt_mean", "surrogate": surrogate, "beta": 0.1, "gradient_accumulation_steps": 2}
+    cuts = {
+        "groups torn over steps": {**SMALL, "gradient_accumulation_steps": 8, "pack_updates": False},
+        "packed": {**SMALL, "gradient_accumulation_steps": 8, "max_tokens_per_micro_batch": 30},
+        "whole": {"pack_updates": False},
+    }
+    ends = []
+    for name, cut in cuts.items():
+        trainer = ours(letters, folder=name, **{**base, **cut})
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert relative(ends[0], ends[2]) < 1e-6
+    assert relative(ends[1], ends[2]) < 1e-6
+
+
+def test_an_evaluation_is_the_mean_over_its_prompts(ours):
+    trainer = ours(letters, loss_type="prompt_mean", eval_dataset=None, num_generations_eval=2)
+    trainer.model.eval()
+    rows = trainer._prepare_inputs([{"prompt": prompt} for prompt in ("3 + 4?", "Hello") for _ in range(2)])
+    tokens, values = rows["completion_mask"], -rows["advantages"][:, None].expand_as(rows["completion_mask"])
+    means = [(values[i : i + 2] * tokens[i : i + 2]).sum() / tokens[i : i + 2].sum() for i in (0, 2)]
+    torch.testing.assert_close(trainer._compute_loss(trainer.model, rows), sum(means) / 2)
 
 
 UNPACKED = {

@@ -47,6 +47,7 @@ SHORT = {"rows": "scripted", "gradient_accumulation_steps": 1, "max_steps": 2}
 SCRIPTED = {
     "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},
     "grpo with reinforce": {"loss_type": "grpo", "surrogate": "reinforce", "baseline": "leave_one_out"},
+    "prompt_mean with dppo": {"loss_type": "prompt_mean", "surrogate": "dppo", "beta": 0.1, "num_iterations": 2},
     "dr_grpo with the batch deviation": {"loss_type": "dr_grpo", "scale_rewards": "batch"},
 }
 
@@ -82,12 +83,15 @@ def left_out_on_both(of_ranks: list[dict[str, Any]], folder: Path) -> None:
 
 def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
-    runs = {**RUNS, "dapo": {"longest_first": True}}
-    only_ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
+    experts = {"family": "mixtral", "router_aux_loss_coef": 0.5, "per_device_train_batch_size": 8}
+    runs = {**RUNS, "dapo": {"longest_first": True}, "experts": experts}
+    only_ours = {"resampled": {"rows": "graded", "resample_groups": 2, "drop_solved": 0.9}, **POISONED}
     seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours)
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
     resampled = seen["resampled"]
     assert resampled[0]["position"] == resampled[1]["position"] > 0
+    assert resampled[0]["unsolved"] == resampled[1]["unsolved"]
+    assert set(resampled[0]["unsolved"]["shares"].values()) == {0.0, 0.5, 1.0}
     counts = resampled[0]["resample"]
     assert counts["resample/drawn"] - counts["resample/thrown_away"] == 4
     assert counts["resample/kept"] > 4 / 3  # as many as chance would give
@@ -115,6 +119,19 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     start = accelerate(name, tmp_path, "--num_processes", "2")
     seen = both(start, tiny("llama"), tmp_path, runs, ("DEEPSPEED", 2, zero), only_ours=POISONED)
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
+
+
+@pytest.mark.full
+def test_a_teacher_is_scored_alike_by_two_processes_of_ddp_and_of_zero_2(tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    distil = {"reference_model": tiny("qwen2"), "beta": 0.5, "kl_estimator": "k1", "rewards": "sparse"}
+    runs = {"teacher": distil, "lora": {**distil, "lora": True}}
+    for name in ("multi_gpu", "zero2_offload"):
+        start = accelerate(name, tmp_path, "--num_processes", "2")
+        launch(start, tiny("llama"), tmp_path / name, ours=runs)
+    for name in runs:
+        ends = [tmp_path / start / f"ours/{name}.pt" for start in ("multi_gpu", "zero2_offload")]
+        assert relative(*ends) < 1e-6, name
 
 
 BEST = {

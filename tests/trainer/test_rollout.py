@@ -8,10 +8,11 @@ from datasets import Dataset, IterableDataset
 from small_trainers import grades, problems, results_of
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.algorithm.resample import Resampler
+from grpo_math.algorithm.resample import Resampler, Unsolved
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
+from grpo_math.settings.recipe import METHODS
 from grpo_math.trainer import run_files
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.reward_funcs import check_gold_answers
@@ -221,3 +222,61 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
             prompts.setdefault(number, set()).add(tuple(prompt[mask > 0].tolist()))
     assert all(len(of_group) == 1 for of_group in prompts.values())
     assert set(prompts) <= set(trainer._logs["extra"]["group"])
+
+
+def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, monkeypatch):
+    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    trainer = ours(["accuracy", "brevity"], problems("mhmu"), max_steps=1, num_generations=4)
+    trainer.train()
+    table = trainer._logs
+    columns = [table["extra"]["tokens"], table["extra"]["verdict"], table["rewards"]["brevity"]]
+    kinds = []
+    for start in (0, 4):
+        tokens, verdicts, values = (list(column)[start : start + 4] for column in columns)
+        right = [n for n, verdict in zip(tokens, verdicts, strict=True) if verdict == "correct"]
+        mean = sum(right) / max(1, len(right))
+        expected = [
+            float("nan") if v == "crash" else -len(right) / 4 * n / max(1, mean)
+            for n, v in zip(tokens, verdicts, strict=True)
+        ]
+        assert values == pytest.approx(expected, nan_ok=True)
+        kinds.append(len(right))
+    assert 2 in kinds
+
+
+def test_without_a_solved_problem_the_order_is_that_of_trls_sampler(ours, monkeypatch):
+    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    prompts = []
+    for share in (0.0, 0.9):
+        trainer = ours(shaped, problems("m" * 5), drop_solved=share, max_steps=7)
+        rollout, seen = trainer._gather_rollout, []
+        trainer._gather_rollout = lambda inputs, rollout=rollout, seen=seen: seen.extend(inputs[::4]) or rollout(inputs)
+        trainer.train()
+        prompts.append(seen)
+    assert prompts[0] == prompts[1] != []
+
+
+def test_solved_problems_return_if_a_rollout_could_not_be_filled(ours):
+    unsolved = Unsolved(4, 2, 0.5, lambda passed: [0, 1, 2, 3])
+    unsolved.record([0, 1, 2], [True, True, True, False, None, None], group=2)
+    assert (unsolved.dropped(), unsolved.take(), unsolved.take()) == ({0, 1}, [2, 3], [2, 3])
+    unsolved.record([2], [True, True], group=2)
+    assert (unsolved.dropped(), unsolved.take()) == (set(), [0, 1])
+    with pytest.raises(ConfigError, match=r"drop_solved=0\.9 needs a train_dataset of known length"):
+        ours(shaped, [{"prompt": "x"}] * 4, drop_solved=0.9)
+
+
+def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(ours):
+    def longer(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    def early(completions, **columns):
+        return [float(sum(map(ord, text)) % 5) for text in completions]
+
+    trainer = ours([longer, early], max_steps=1, **METHODS["gdpo"]["fields"])
+    trainer.train()
+    table = trainer._logs
+    parts = [torch.tensor(list(table["rewards"][name])).view(-1, 4) for name in ("longer", "early")]
+    summed = sum((part - part.mean(1, keepdim=True)) / (part.std(1, keepdim=True) + 1e-4) for part in parts)
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+    torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)

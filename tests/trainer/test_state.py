@@ -1,6 +1,8 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
 import random
+from collections import Counter
+from itertools import chain
 from unittest.mock import Mock
 
 import numpy
@@ -8,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from launching import TORCHRUN, run
-from small_trainers import Evaluated, untimed, weights
+from small_trainers import Evaluated, grades, problems, untimed, weights
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
@@ -67,6 +69,34 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same(staleness, ours, tmp_path):
+    settings = {**RUN, "drop_solved": 0.9, "resample_groups": 1 - staleness, "max_steps": 8, "save_total_limit": None}
+
+    def made(**others):
+        trainer = ours(drawn, problems("em" * 6), **{**settings, **others})
+        trainer._grade = grades
+        # Without a server, only the choice of the problems is one rollout ahead.
+        trainer.unsolved.staleness = staleness
+        return trainer
+
+    whole, sampled = made(), []
+    rollout = whole._gather_rollout
+    whole._gather_rollout = lambda inputs: sampled.append([row["prompt"] for row in inputs[::4]]) or rollout(inputs)
+    whole.train()
+    times = Counter(chain(*sampled))
+    easy = {prompt: n for prompt, n in times.items() if prompt.startswith("e")}
+    # With staleness a problem may be chosen again before its verdicts are there.
+    assert max(easy.values()) <= 1 + staleness <= max(times.values())
+    assert whole.unsolved.shares[0] == 1.0
+    for step in (3, 5):
+        again = made(folder="again")
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        ends_as(again, whole)
+        assert again.unsolved.state_dict() == whole.unsolved.state_dict()
 
 
 def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):

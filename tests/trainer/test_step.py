@@ -17,7 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.run import metrics
 from grpo_math.trainer import gradients
 
-AS_TRL = {**SMALL, **STEPS, "advantage_eps": 1e-4}
+AS_TRL = {**SMALL, **STEPS}
 
 
 def runs_out_backward(model, limit):

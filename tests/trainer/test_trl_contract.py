@@ -114,7 +114,7 @@ SOURCES = [
     (add_fused_lm_head, "getattr(self, backbone_attr)(*args, **kwargs)"),
     # TRL scores the adapter that our reference is.
     (GRPOTrainer._generate_and_score_completions, 'adapter_name="ref" if "ref" in model.peft_config else None'),
-    # The epsilon of the deviation is that of `TRL_EQUAL`.
+    # The default of `advantage_eps`.
     (GRPOTrainer._generate_and_score_completions, "advantages / (std_rewards + 1e-4)"),
     (GRPOTrainer.__init__, "vllm_client.get_server_info()"),
     # The columns of the table have room for one rollout: the rows of another replace them.
@@ -158,10 +158,8 @@ OF_OUR_LOSS = {
     *("sapo_temperature_pos", "sapo_temperature_neg", "use_vllm", "vllm_importance_sampling_correction"),
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
     *("entropy_coef", "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
-    "entropy_target",
+    *("entropy_target", "router_aux_loss_coef"),
 }
-# The loss of TRL, which we call whole for such a model.
-OF_TRLS_LOSS = {"router_aux_loss_coef"}
 # Other code of TRL: its rollout, its constructor, its log.
 OF_TRL = {
     *("cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout", "generation_kwargs"),
@@ -183,12 +181,12 @@ OF_NOTHING = {"use_transformers_paged", "vllm_importance_sampling_cap"}
 
 def test_every_field_of_trls_config_has_a_reader():
     of_transformers = {field.name for field in fields(transformers.TrainingArguments)}
-    lists = (OF_OUR_LOSS, OF_TRLS_LOSS, OF_TRL, OF_NOTHING)
+    lists = (OF_OUR_LOSS, OF_TRL, OF_NOTHING)
     assert {field.name for field in fields(GRPOConfig)} - of_transformers == set().union(*lists) - of_transformers
     assert sum(map(len, lists)) == len(set().union(*lists))
     loss = inspect.getsource(GRPOTrainer._compute_loss)
-    for names, source in ((OF_OUR_LOSS, inspect.getsource(grpo_math.trainer.trainer)), (OF_TRLS_LOSS, loss)):
-        assert {name for name in names if name not in source} == set()
+    source = inspect.getsource(grpo_math.trainer.trainer)
+    assert {name for name in OF_OUR_LOSS if name not in source} == set()
     # A field of our loss alone that our loss does not read would be ignored in silence.
     read = {name for name in OF_TRL if re.search(rf"\b(?:self|args)\.{name}\b", loss)}
     assert read == set()
@@ -196,7 +194,7 @@ def test_every_field_of_trls_config_has_a_reader():
 
 def test_trl_equal_names_every_field_that_moves_a_weight():
     assert set(MathGRPOConfig.__annotations__) == set(TRL_EQUAL)
-    assert TRL_EQUAL["advantage_eps"] == 1e-4
+    assert TRL_EQUAL["advantage_eps"] == MathGRPOConfig.advantage_eps == 1e-4
 
 
 def private(path, owner):

@@ -1,0 +1,48 @@
+"""A reference of another name (``reference_model``): a teacher, whose log-probs the KL term reads.
+
+With k1, bias correction and no rewards, the KL term alone is on-policy distillation (arXiv 2306.13649): its mean
+gradient is that of the reverse KL of each token (`algorithm/losses.py`).
+
+Does not score: TRL does, as it scores any reference.
+"""
+
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.models import check_reference, load_tokenizer, model_path
+
+
+def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
+    """Raise `ConfigError` for a teacher that cannot be scored beside ``model``. Loads no weights.
+
+    ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
+    """
+    plugin = args.deepspeed_plugin
+    if args.fsdp or (plugin is not None and plugin.zero_stage == 3):
+        kind = "FSDP" if args.fsdp else "ZeRO-3"
+        raise ConfigError("reference_model", name, f"does not work with {kind}", "use ZeRO-2 or DDP")
+    if tokenizer is None:
+        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
+    check_reference(name, getattr(tokenizer, "tokenizer", tokenizer))
+
+
+def load_teacher(trainer: Any) -> Any:
+    """Return the reference model of a trainer, as TRL prepares a reference."""
+    settings = trainer.settings
+    dtype = getattr(torch, settings.reference_dtype) if settings.reference_dtype else trainer.model.dtype
+    options: dict[str, Any] = {"device_map": None, "trust_remote_code": False, "dtype": dtype}
+    if settings.reference_in_4bit:
+        options["device_map"] = {"": trainer.accelerator.device}
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    attention = trainer.model.config._attn_implementation
+    path = model_path(settings.reference_model)
+    model = create_model_from_path(path, attn_implementation=attention, **options)
+    model.requires_grad_(False)
+    add_fused_lm_head(model, temperature=trainer.temperature)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)

@@ -1,0 +1,207 @@
+"""Each row of methods.yaml against its paper: the formulas in plain torch, completion by completion, without padding.
+
+Rows are padded, split into micro-batches, and shared by two processes, whose gradients DDP averages.
+"""
+
+import math
+from dataclasses import fields
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from grpo_math.algorithm.advantages import advantages
+from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, prompt_weights, weight_of_micro_batch
+from grpo_math.settings.fields import defaults
+from grpo_math.settings.recipe import METHODS, read
+
+P, G, T, LIMIT = 2, 6, 7, 9
+LENGTHS = torch.tensor([7, 3, 1, 5, 2, 6, 4, 7, 1, 1, 2, 3])
+REWARDS = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
+RENAMED = {"epsilon": "epsilon_low"}  # of a recipe's fields, in `LossSettings`
+
+
+def mean(r):
+    return r.mean(dim=1, keepdim=True)
+
+
+def z_score(r):
+    return (r - mean(r)) / r.std(dim=1, keepdim=True)
+
+
+def over_batch(r):
+    return (r - mean(r)) / r.std()
+
+
+def pass_at_4(r):
+    """Of the 15 subsets of 4 in the first group one is all wrong; in the second none is, which tells nothing apart."""
+    subsets = list(combinations(range(G), 4))
+    values = torch.tensor([float(r[0][list(one)].max()) for one in subsets], dtype=torch.float64)
+    scores = (values - values.mean()) / values.std(correction=0)
+    of_each = [torch.stack([score for one, score in zip(subsets, scores, strict=True) if i in one]) for i in range(G)]
+    return torch.stack([torch.stack([score.mean() for score in of_each]), torch.zeros(G, dtype=torch.float64)])
+
+
+ADVANTAGES = {
+    "dr_grpo": lambda r: r - mean(r),
+    "rloo": lambda r: r - (r.sum(dim=1, keepdim=True) - r) / (G - 1),
+    "no_baseline": lambda r: r,
+    "maxrl": lambda r: (r - mean(r)) / mean(r),
+    "pass_at_k": pass_at_4,
+    **dict.fromkeys(("reinforce_pp_baseline", "lite_ppo", "dler", "scalerl"), over_batch),
+    "on_policy_distillation": torch.zeros_like,
+}
+
+
+def clipped(ratio, a, low=0.2, high=0.2):
+    return -torch.min(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+
+
+def by_sequence(c, a, low=0.2, high=0.2):
+    """GSPO: the geometric mean of the ratios, for each token."""
+    return clipped((c["now"] - c["old"]).mean().exp(), a, low, high).expand_as(c["now"])
+
+
+def cispo(c, a):
+    return -(c["now"] - c["old"]).exp().detach().clamp(max=5.0) * a * c["now"]
+
+
+def sapo(c, a):
+    tau = 1.0 if a > 0 else 1.05
+    return -torch.sigmoid(tau * ((c["now"] - c["old"]).exp() - 1)) * 4 / tau * a
+
+
+def vespo(c, a):
+    w = (c["now"] - c["old"]).sum().exp().detach()
+    k, rate = (2.0, 3.0) if a >= 0 else (3.0, 2.0)
+    return -(w**k) * (rate * (1 - w)).exp() * a * c["now"]
+
+
+def dppo(c, a):
+    moved = (c["now"].exp() - c["old"].exp()).detach() * a.sign()
+    return -(c["now"] - c["old"]).exp() * a * (moved <= 0.2)
+
+
+def two_sided(c, a):
+    return clipped((c["now"] - c["old"]).exp().clamp(max=4.0), a)
+
+
+def off_policy_mask(c, a):
+    far = a < 0 and (c["old"] - c["now"]).mean() > 0.5
+    return clipped((c["now"] - c["old"]).exp(), a) * (not far)
+
+
+def distillation(c, a):
+    return (c["now"] - c["old"]).exp() * (c["now"] - c["ref"])
+
+
+def higher(c, a):
+    return clipped((c["now"] - c["old"]).exp(), a, high=0.28)
+
+
+# The loss of the tokens of one completion. The others have PPO's clip at 0.2.
+LOSSES = {
+    **dict.fromkeys(("dapo", "justrl", "dler"), higher),
+    **dict.fromkeys(("rloo", "no_baseline", "reinforce_with_baseline"), lambda c, a: -a * c["now"]),
+    "gspo": lambda c, a: by_sequence(c, a, 3e-4, 4e-4),
+    **dict.fromkeys(("cispo", "scalerl"), cispo),
+    "sapo": sapo,
+    "vespo": vespo,
+    "luspo": by_sequence,
+    "dppo": dppo,
+    "high_entropy": lambda c, a: higher(c, a) * c["is_high"],
+    "two_sided_clip": two_sided,
+    "off_policy_mask": off_policy_mask,
+    "on_policy_distillation": distillation,
+}
+
+
+def token_mean(losses):
+    return torch.cat(losses).mean()
+
+
+# From the losses of the completions, group after group. The others have a mean over all tokens.
+REDUCED = {
+    **dict.fromkeys(("grpo", "gspo", "sapo"), lambda losses: torch.stack([loss.mean() for loss in losses]).mean()),
+    "dr_grpo": lambda losses: torch.cat(losses).sum() / (len(losses) * LIMIT),
+    "luspo": lambda losses: torch.stack([loss.sum() for loss in losses]).mean(),
+    "prompt_mean": lambda losses: torch.stack([torch.cat(losses[i : i + G]).mean() for i in range(0, P * G, G)]).mean(),
+}
+
+
+def random_rows():
+    generator = torch.Generator().manual_seed(3)
+    old, ref, noise, entropies = (torch.rand(P * G, T, generator=generator, dtype=torch.float64) for _ in range(4))
+    old, ref = (0.05 + 0.9 * old).log(), (0.05 + 0.9 * ref).log()
+    now = (0.05 + 0.9 * (old.exp() + 0.6 * (noise - 0.5)).clamp(0, 1)).log()
+    mask = (torch.arange(T) < LENGTHS[:, None]).long()
+    # What stands in the padding must not count.
+    return now.masked_fill(mask == 0, -50.0).requires_grad_(), old, ref, entropies, mask
+
+
+def of_paper(name):
+    now, old, ref, entropies, _ = random_rows()
+    level = torch.cat([row[:n] for row, n in zip(entropies, LENGTHS, strict=True)]).quantile(0.8)
+    columns = {"now": now, "old": old, "ref": ref, "is_high": entropies >= level}
+    values = ADVANTAGES.get(name, z_score)(REWARDS).flatten()
+    loss_of = LOSSES.get(name, lambda c, a: clipped((c["now"] - c["old"]).exp(), a))
+    completions = [{key: column[i, :n] for key, column in columns.items()} for i, n in enumerate(LENGTHS.tolist())]
+    loss = REDUCED.get(name, token_mean)([loss_of(c, a) for c, a in zip(completions, values, strict=True)])
+    return values, torch.autograd.grad(loss, now)[0]
+
+
+def of_method(name, ranks, cuts):
+    """The gradient of the fragment's loss, of rows that ``ranks`` share and that each cuts into micro-batches."""
+    recipe = read(["--method", name]).values
+    now, old, ref, entropies, mask = random_rows()
+    names = {field.name for field in fields(LossSettings)}
+    chosen = {RENAMED.get(key, key): value for key, value in METHODS[name]["fields"].items()}
+    settings = LossSettings(**{key: chosen[key] for key in chosen if key in names}, max_completion_length=LIMIT)
+    options = (recipe["baseline"], recipe["scale_rewards"], 1e-12, recipe["k"])
+    rewards = REWARDS if recipe["rewards"] else torch.zeros_like(REWARDS)
+    values = advantages(rewards, *options).flatten()
+    weights = prompt_weights(LENGTHS, G)[:, None]
+    high = None
+    if recipe["top_entropy_quantile"] < 1.0:
+        accelerator = SimpleNamespace(gather=lambda x: x, pad_across_processes=lambda x, **options: x)
+        trainer = SimpleNamespace(accelerator=accelerator)
+        high = GRPOTrainer.get_high_entropy_mask(trainer, entropies, mask, 1 - recipe["top_entropy_quantile"])
+    loss, share = torch.zeros(()), P * G // ranks
+    for rank in range(ranks):
+        # Every second row: both ranks have a part of each group.
+        local = list(range(rank, P * G, ranks))
+        tokens = mask[local].sum()
+        for cut in range(cuts):
+            index = local[cut::cuts]
+            inputs = LossInputs(
+                logps=now[index],
+                old_logps=old[index],
+                advantages=values[index][:, None],
+                mask=mask[index],
+                entropies=entropies[index],
+                ref_logps=ref[index],
+                entropy_mask=None if high is None else high[index],
+                tokens_per_step=mask.sum() / ranks,
+                row_weights=weights[index] * ranks,
+            )
+            weight = weight_of_micro_batch(settings.loss_type, mask[index], share, tokens)
+            loss = loss + compute_loss(inputs, settings).loss * weight / ranks
+    return values, torch.autograd.grad(loss, now)[0]
+
+
+# TRL computes the advantages of GDPO, in tests/trainer/test_rollout.py.
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "gdpo"])
+@pytest.mark.parametrize(("ranks", "cuts"), [(1, 1), (1, 3), (2, 2)])
+def test_a_method_is_what_its_paper_says(name, ranks, cuts):
+    values, gradient = of_method(name, ranks, cuts)
+    expected, expected_gradient = of_paper(name)
+    torch.testing.assert_close(values, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-5)
+    assert 0 < gradient.norm() < math.inf
+
+
+def test_the_defaults_that_the_formulas_assume_are_those_of_a_recipe():
+    assumed = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": None, "scale_rewards": "group", "dppo_high": 0.2}
+    assert {name: defaults()[name] for name in assumed} == assumed

@@ -1,0 +1,108 @@
+"""A reference of another name: a teacher with the same tokenizer."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from small_trainers import logps_of, relative, save_small, weights
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOTrainer
+
+from grpo_math.errors import ConfigError
+from grpo_math.rewards.rules import no_reward
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+CONSTANT = {"lr_scheduler_type": "constant", "logging_steps": 1}
+DISTIL = {"beta": 1.0, "kl_estimator": "k1", "loss_type": "bnpo"}
+
+
+@pytest.fixture(scope="module")
+def teacher(small, tmp_path_factory):
+    """Another model than the one that is trained, with more rows in its embedding, as larger models have."""
+    model = AutoModelForCausalLM.from_pretrained(small)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.7)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 8, mean_resizing=False)
+    model.get_output_embeddings().weight.data[size:] = -5.0
+    folder = tmp_path_factory.mktemp("teacher")
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(small).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("peft_config", [None, LORA], ids=["full", "lora"])
+def test_distillation_without_rewards_is_the_reverse_kl_to_the_teacher_and_resumes(
+    peft_config, teacher, ours, small, tmp_path
+):
+    settings = {
+        **DISTIL,
+        "reference_model": teacher,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_steps": 2,
+        **CONSTANT,
+    }
+    trainer = ours(no_reward, **settings, peft_config=peft_config)
+    start, rows = AutoModelForCausalLM.from_pretrained(small), []
+    with torch.random.fork_rng():
+        start = get_peft_model(start, peft_config) if peft_config else start
+    start.load_state_dict(trainer.model.state_dict())
+    compute = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: rows.append(compute(inputs)) or rows[-1]
+    before = weights(start)
+    assert trainer.args.beta == trainer.beta == 1.0
+    trainer.train()
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    start.train()
+    losses, optimizer = [], torch.optim.SGD([p for p in start.parameters() if p.requires_grad], lr=0.05)
+    for prompt, p_mask, completion, c_mask in zip(
+        *(rows[0][name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")), strict=True
+    ):
+        pair = prompt[p_mask.bool()].tolist(), completion[c_mask.bool()].tolist()
+        now = logps_of(start, *pair)
+        losses.append((now - now.detach()).exp() * (now - logps_of(model, *pair).detach()))
+    loss = torch.cat(losses).mean()
+    loss.backward()
+    optimizer.step()
+    saved = ours(no_reward, **{**settings, "max_steps": 1}, peft_config=peft_config, folder="first")
+    saved.train()
+    assert float(saved.state.log_history[0]["loss"]) == pytest.approx(loss.item(), abs=1e-4)
+    assert relative(weights(saved.model), weights(start)) < 1e-6
+    assert relative(weights(saved.model), before) > 1e-6
+    again = ours(no_reward, **settings, peft_config=peft_config, folder="again")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert torch.equal(weights(again.model), weights(trainer.model))
+
+
+def test_a_teacher_of_another_format_is_scored_beside_the_policy(teacher, ours):
+    trainer = ours(**DISTIL, reference_model=teacher, reference_dtype="bfloat16", max_steps=1, **CONSTANT)
+    trainer.train()
+    assert (trainer.ref_model.dtype, trainer.model.dtype) == (torch.bfloat16, torch.float32)
+    assert float(trainer.state.log_history[0]["kl"]) > 0.01
+
+
+def test_another_tokenizer_or_too_few_tokens_is_one_line_before_weights_load(small, ours, tmp_path, monkeypatch):
+    def load(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(GRPOTrainer, "__init__", load)
+    other, few = tmp_path / "other", tmp_path / "few"
+    for folder in (other, few):
+        save_small(folder)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(other)
+    model = AutoModelForCausalLM.from_pretrained(few)
+    model.resize_token_embeddings(50)
+    model.save_pretrained(few)
+    for folder, words in ((other, "has another tokenizer"), (few, "has 50 tokens, fewer"), (tmp_path / "no", "is not")):
+        with pytest.raises(ConfigError, match=f"reference_model='{folder}' {words}"):
+            ours(**DISTIL, reference_model=str(folder))
+
+
+def test_a_teacher_in_4_bit(teacher, ours):
+    pytest.importorskip("bitsandbytes")
+    trainer = ours(**DISTIL, reference_model=teacher, reference_in_4bit=True, max_steps=1, **CONSTANT)
+    trainer.train()
+    assert type(trainer.ref_model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    assert float(trainer.state.log_history[0]["kl"]) > 0.01
