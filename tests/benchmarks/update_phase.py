@@ -275,8 +275,9 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
         batch = rollout(shape, both[0].trainer.model.config.vocab_size)
         for contestant in both:
             contestant.step(batch, gradient=True)
-            contestant.step(batch, peak=True)
         waits_trl, waits_ours = (count_waits(contestant, batch) for contestant in both)
+        for contestant in both:
+            contestant.step(batch, peak=True)
         trl, ours = ((contestant.tokens, contestant.peak[0], contestant.gradient) for contestant in both)
         seconds = []
         for contestant in both * runs:
