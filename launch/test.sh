@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes a virtual environment, .venv-test, and runs the tests in it.
-#   ./launch/test.sh [--fast | --all | --gpu] [any argument of pytest]
+#   ./launch/test.sh [--fast | --all | --gpu [PART ...]] [any argument of pytest]
 # Without an option: each promise of the README once, at most 10 minutes on 2 cores.
-# --fast: the quick tests. --all: everything. --gpu: what only a CUDA device can show.
+# --fast: the quick tests. --all: everything. --gpu: what only a CUDA device can show; PART is update, memory, offload or vllm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

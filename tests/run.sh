@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# Runs the tests in the Python environment that is active: tests/run.sh [--fast | --all | --gpu] [arguments of pytest]
+# Runs the tests in the Python environment that is active: tests/run.sh [--fast | --all | --gpu [PART ...]] [arguments of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # One thread for each process: two OpenMP pools on few cores wait for each other most of the time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# One process has the GPU.
+# One process has the GPU. PART is update, memory, offload or vllm; without one, all of them in this order.
 if [ "${1:-}" = --gpu ]; then
-    exec python -m pytest -m gpu tests/gpu "${@:2}"
+    shift
+    parts=()
+    while [ $# -gt 0 ] && [[ $1 != -* ]]; do
+        parts+=("tests/gpu/test_$1.py")
+        shift
+    done
+    [ ${#parts[@]} -gt 0 ] || parts=(tests/gpu/test_{update,memory,offload,vllm}.py)
+    exec python -m pytest -m gpu "${parts[@]}" "$@"
 fi
 # Two files of tests side by side: most of them wait for one process at a time. -n 0 runs them one by one.
 exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

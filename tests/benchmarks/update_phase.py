@@ -1,15 +1,20 @@
 """The update of stock TRL against ours, on the same recorded rollouts, in one process.
 
     python tests/benchmarks/update_phase.py [--models embedded,qwen2-small] [--shapes gsm8k,short] [--runs 5] [--json]
+    python tests/benchmarks/update_phase.py --against CHECKOUT   # ours of another commit, in place of TRL
 
 A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights, the same settings and one recorded rollout in place
 of generation and scoring. What is left of a step is the update: arranging the rows, forward and backward of every
 micro-batch, and the optimizer. It runs inside each trainer's own ``train()`` and is measured in CPU seconds of the
 process, or on a GPU in seconds, synchronised.
 
-The runs of the two alternate after one untimed step each. That step counts tokens and memory and compares the two
-gradients. If they differ by more than `TOLERANCE`, the speed says nothing. The learning rate moves no weight, so that
-every step sees the same ones.
+The runs of the two alternate after two untimed steps each. The first step compares the two gradients, and the second
+step counts tokens and memory. If the gradients differ by more than `TOLERANCE`, the speed says nothing. The learning
+rate moves no weight, so that every step sees the same weights. Our dry run of the longest rows is off: the dry run
+belongs to no update.
+
+``--against`` starts one process for each checkout and alternates their steps. The ratio is CHECKOUT / this one. On a
+busy machine the fastest steps say more than the median.
 
 Does not measure generation, grading, or several processes.
 """
@@ -19,12 +24,16 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate, product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -39,11 +48,12 @@ from transformers import AutoModelForCausalLM, PrinterCallback, Qwen2Config, Tra
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
+import grpo_math
+from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 QWEN2_SMALL = "qwen2-small"  # a random model of Qwen2.5's shape, 43M parameters
+OURS = partial(MathGRPOConfig, longest_first=False)
 GROUP = 8  # completions of a prompt, and rows of a micro-batch
 SIGMA = 0.6  # of the logarithm of a completion's length
 # Relative difference of the two gradients. In bfloat16 TRL's own gradient is off float32's by some per cent.
@@ -151,8 +161,8 @@ def _peak() -> Iterator[list[int]]:
 
 
 class Contestant(TrainerCallback):
-    """A trainer whose rollouts are given. ``seconds`` of its last step, and, if that was ``deep``, ``tokens``, ``peak``
-    bytes and ``gradient``."""
+    """A trainer with recorded rollouts. Measures the ``seconds`` and ``tokens`` of its last step, and the ``peak``
+    bytes or the ``gradient`` if the step was started with them: copies of gradients would raise the peak."""
 
     tokens = 0
 
@@ -191,9 +201,9 @@ class Contestant(TrainerCallback):
             if "lora_B" in name:  # zeros, by which nothing would reach the gradient of lora_A
                 torch.nn.init.normal_(parameter, std=0.01)
 
-    def step(self, batch: dict[str, Tensor], deep: bool = False) -> None:
-        """One optimizer step on ``batch``."""
-        device, self.deep = self.trainer.accelerator.device, deep
+    def step(self, batch: dict[str, Tensor], *, peak: bool = False, gradient: bool = False) -> None:
+        """Run one optimizer step on ``batch``."""
+        device, self._wants_peak, self._wants_gradient = self.trainer.accelerator.device, peak, gradient
         self.trainer._generate_and_score_completions = lambda inputs: {k: v.to(device) for k, v in batch.items()}
         torch.manual_seed(0)  # TRL shuffles the rows: alike for both
         self.trainer.train()
@@ -202,12 +212,12 @@ class Contestant(TrainerCallback):
         self.tokens += (args[0] if args else kwargs["input_ids"]).numel()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.tokens, self._block = 0, _peak() if self.deep else nullcontext()
+        self.tokens, self._block = 0, _peak() if self._wants_peak else nullcontext()
         self.peak = self._block.__enter__()
         self._started = _now()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.deep:
+        if self._wants_gradient:
             parts = [p.grad.detach().flatten().float() for p in kwargs["model"].parameters() if p.grad is not None]
             self.gradient = torch.cat(parts).cpu()
 
@@ -225,6 +235,28 @@ def _load(name: str, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_path(name), dtype=dtype, trust_remote_code=False)
 
 
+def contestants(model: str, shape: Shape, dtype: torch.dtype, lora_r: int, folder: str) -> list[Contestant]:
+    """Make TRL's trainer and ours, with the same weights."""
+    kinds = ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, OURS))
+    return [Contestant(kind, config, shape, _load(model, dtype), lora_r, folder) for kind, config in kinds]
+
+
+def count_waits(contestant: Contestant, batch: dict[str, Tensor]) -> int:
+    """Run one step, and count how often the CPU waits for the GPU. 0 without CUDA."""
+    # The pretended GPU runs on a build without CUDA.
+    cuda = torch.version.cuda is not None and torch.cuda.is_available()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if cuda:
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            contestant.step(batch)
+        finally:
+            if cuda:
+                torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
 def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto", lora_r: int = 16) -> dict[str, Any]:
     """What the update of a shape takes, stock TRL and ours; ``ratio`` is TRL / ours, the median of paired runs.
 
@@ -232,16 +264,20 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
     on, as in TRL's own defaults. Bytes are the peak of what the update allocates, beyond what is held before it.
     """
     precision = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
+    # In the function: another checkout may have this module elsewhere.
+    from grpo_math.packing import attention
+
     disable_progress_bar()  # of loading weights, many times over
     warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+    attention.kernels_used.clear()
     with tempfile.TemporaryDirectory() as folder:
-        both = [
-            Contestant(kind, config, shape, _load(model, precision), lora_r, folder)
-            for kind, config in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig))
-        ]
+        both = contestants(model, shape, precision, lora_r, folder)
         batch = rollout(shape, both[0].trainer.model.config.vocab_size)
         for contestant in both:
-            contestant.step(batch, deep=True)
+            contestant.step(batch, gradient=True)
+        waits_trl, waits_ours = (count_waits(contestant, batch) for contestant in both)
+        for contestant in both:
+            contestant.step(batch, peak=True)
         trl, ours = ((contestant.tokens, contestant.peak[0], contestant.gradient) for contestant in both)
         seconds = []
         for contestant in both * runs:
@@ -264,6 +300,9 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
         "seconds_ours": statistics.median(seconds[1::2]),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "kernels": sorted(attention.kernels_used),
+        "waits_trl": waits_trl,
+        "waits_ours": waits_ours,
         "peak_bytes_trl": trl[1],
         "peak_bytes_ours": ours[1],
         "difference": difference,
@@ -271,9 +310,61 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
     }
 
 
+def serve_steps(model: str, shape: Shape) -> None:
+    """Run a step of ours for each line of stdin, and print its seconds."""
+    warnings.simplefilter("ignore", FutureWarning)
+    with tempfile.TemporaryDirectory() as folder:
+        contestant = Contestant(MathGRPOTrainer, OURS, shape, _load(model, getattr(torch, fast_dtype())), 16, folder)
+        batch = rollout(shape, contestant.trainer.model.config.vocab_size)
+        contestant.step(batch)
+        for _ in sys.stdin:
+            contestant.step(batch)
+            print(SECONDS, contestant.seconds, flush=True)
+
+
+SECONDS = "seconds of a step:"
+
+
+def compare_checkouts(model: str, name: str, before: Path, runs: int) -> dict[str, Any]:
+    """Compare our update in the checkout ``before`` with this one. ``ratio`` is before / after."""
+    after = Path(grpo_math.__file__).parents[1]
+    command = [sys.executable, __file__, "--models", model, "--shapes", name, "--steps-on-request"]
+    processes = []
+    for checkout in (before, after):
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, env=environment, **pipes))
+    seconds = []
+    for process in processes * runs:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        line = next((line for line in process.stdout if line.startswith(SECONDS)), None)
+        if line is None:
+            sys.exit(f"{process.args}: ended without an answer")
+        seconds.append(float(line.removeprefix(SECONDS)))
+    for process in processes:
+        process.communicate()
+    ratios = [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
+    return {
+        "model": model,
+        "name": name,
+        "before": str(before),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "ratio_of_fastest": min(seconds[::2]) / min(seconds[1::2]),
+        "seconds_before": statistics.median(seconds[::2]),
+        "seconds_after": statistics.median(seconds[1::2]),
+    }
+
+
 LINE = (  # of a terminal: TRL's figure before ours
     "{model} {dtype} {name}: {ratio:.2f}x as fast ({seconds_trl:.2f} / {seconds_ours:.2f} s), tokens {tokens_trl:,} / "
     "{tokens_ours:,}, peak {peak_bytes_trl:,} / {peak_bytes_ours:,} bytes, gradients off by {difference:.1e}"
+)
+
+COMPARED = (
+    "{model} {name}: {ratio:.3f}x as fast as before ({seconds_before:.2f} / {seconds_after:.2f} s), "
+    "by the fastest steps {ratio_of_fastest:.3f}x"
 )
 
 
@@ -283,9 +374,18 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object a model and shape")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with ours of another commit")
+    parser.add_argument("--steps-on-request", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.steps_on_request:
+        serve_steps(options.models, SHAPES[options.shapes])
+        return
     for model, name in product(options.models.split(","), options.shapes.split(",")):
         # One at a time: an aborted run has printed something.
+        if options.against:
+            results = compare_checkouts(model, name, options.against.resolve(), options.runs)
+            print(json.dumps(results) if options.json else COMPARED.format(**results), flush=True)
+            continue
         results = {"name": name, **bench_update(model, SHAPES[name], runs=options.runs)}
         print(json.dumps(results) if options.json else LINE.format(**results), flush=True)
         assert results["same"], "the gradients differ: the ratio says nothing"

@@ -1,14 +1,27 @@
-"""The GPU tier, ``./launch/test.sh --gpu``: what only a CUDA device can show. Each test gives one line of JSON to send.
+"""The GPU tier, ``./launch/test.sh --gpu [PART ...]``: what only a CUDA device can show.
 
-Does not run without a CUDA device. Some of it can be rehearsed on the pretended one (tests/gpu_like/), with tiny
-models; its figures then say nothing.
+Each test prints one line of JSON and appends the line to $GRPO_MATH_FIGURES (runs/figures.jsonl). No test starts after
+$GRPO_MATH_GPU_SECONDS: the rest fails as not measured. Without a CUDA device every test fails. Some tests can be
+rehearsed on the pretended device (tests/gpu_like/), with tiny models. Their figures then say nothing.
 """
 
 import json
+import os
+import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+LIMIT = 240  # seconds of a test
+STARTED = time.monotonic()
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.timeout(LIMIT))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,8 +30,16 @@ def device() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device is here")
+        pytest.fail("no CUDA device is here: nothing was measured", pytrace=False)
     return torch.cuda.get_device_name()
+
+
+@pytest.fixture(autouse=True)
+def budget() -> None:
+    """Fail a test that would start after the end of the budget."""
+    seconds = float(os.environ.get("GRPO_MATH_GPU_SECONDS", "inf"))
+    if time.monotonic() - STARTED > seconds:
+        pytest.fail(f"not measured: the {seconds:.0f} seconds of GRPO_MATH_GPU_SECONDS are over", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +55,16 @@ def model(rehearsal, request) -> str:
 
 @pytest.fixture
 def figure(device, request, capfd) -> Any:
-    """``figure(a=1)``: print the line of this test."""
+    """``figure(a=1)``: print the line of this test, and append the line to the file of figures."""
+    file = Path(os.environ.get("GRPO_MATH_FIGURES", "runs/figures.jsonl"))
 
     def say(**values: Any) -> None:
         versions = {package: version(package) for package in ("torch", "transformers", "trl")}
+        line = json.dumps({"figure": request.node.name, **values, "device": device, **versions})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as figures:
+            figures.write(line + "\n")
         with capfd.disabled():
-            print(json.dumps({"figure": request.node.name, **values, "device": device, **versions}))
+            print(line, flush=True)
 
     return say

@@ -1,13 +1,16 @@
 """On a real GPU: a run samples from vLLM, in its own process and from a server, with the adapter that it has."""
 
+import gc
 import importlib.util
 import shutil
 
 import pytest
+import torch
 from peft import LoraConfig
-from small_trainers import make
+from small_trainers import make, relative
 from vllm_process import VLLM, serving
 
+from grpo_math.generation.shared import storage_address, storage_addresses
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -44,6 +47,38 @@ def told(trainer, figure):
 def test_a_run_with_vllm_in_its_own_process(sleeps, model, tokenizer, tmp_path, figure):
     vllm = {"vllm_gpu_memory_utilization": SHARE, "vllm_max_model_length": 512, "vllm_enable_sleep_mode": sleeps}
     told(trained(model, tokenizer, tmp_path, vllm_mode="colocate", **vllm), figure)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed beside torch")
+def test_one_copy_of_the_base_trains_the_same_adapter_in_less_memory(model, tokenizer, tmp_path, figure):
+    """With sleep, and with CUDA graphs, which are captured on the tensors that are trained."""
+    settings = {"vllm_mode": "colocate", "vllm_max_model_length": 512, "vllm_enable_sleep_mode": True}
+    settings |= {"vllm_gpu_memory_utilization": SHARE, "temperature": 1e-3}
+    adapters, used = [], []
+    for shares in (False, True):
+        free_before, _ = torch.cuda.mem_get_info()
+        trainer = trained(model, tokenizer, tmp_path / str(shares), vllm_share_weights=shares, **settings)
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        assert not trainer.vllm_generation.llm.llm_engine.model_config.enforce_eager
+        told(trainer, figure)
+        adapters.append(torch.cat([p.detach().flatten() for n, p in policy.named_parameters() if "lora_" in n]))
+        base = [p for n, p in policy.named_parameters() if "lora_" not in n]
+        size = sum(p.numel() * p.element_size() for p in base)
+        gc.collect()
+        torch.cuda.empty_cache()
+        # vLLM takes the same share of the GPU in both runs.
+        free_after, _ = torch.cuda.mem_get_info()
+        used.append(free_before - free_after)
+        inside = storage_addresses(
+            trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner.model
+        )
+        assert all((storage_address(p) in inside) == shares for p in base)
+        del trainer, policy, base
+        gc.collect()
+        torch.cuda.empty_cache()
+    figure(base_bytes=size, used_bytes=used, difference=relative(adapters[1], adapters[0]))
+    assert used[0] - used[1] > 0.8 * size
+    assert relative(adapters[1], adapters[0]) < 1e-2
 
 
 def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, figure):

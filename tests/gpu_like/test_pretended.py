@@ -13,7 +13,8 @@ from gpu_like import device
 
 ROOT = Path(__file__).parents[2]
 REHEARSED = [
-    "tests/gpu/test_update.py::test_the_gradient_is_that_of_trl[16-float32]",
+    "tests/gpu/test_update.py::test_the_gradient_is_that_of_trl[float32-16-gsm8k]",
+    "tests/gpu/test_update.py::test_a_gradient_in_bfloat16_is_as_near_to_float32_as_that_of_trl[16]",
     "tests/gpu/test_update.py::test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped[lora]",
     "tests/gpu/test_memory.py::test_the_peak_of_a_run_is_within_its_plan[lora]",
 ]

@@ -59,15 +59,15 @@ def of_this_run(original, communicator):
     return f"{os.environ['MASTER_PORT']}-{original(communicator).strip('/')}"
 
 
-def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) -> dict:
-    trainer = MathGRPOTrainer(
+def make_trainer(model: str, folder: Path, adapter: LoraConfig | None, **settings) -> MathGRPOTrainer:
+    """Return a trainer that samples from an engine in this process. one_copy.py uses it, too."""
+    return MathGRPOTrainer(
         model=model,
         reward_funcs=vowels,
         args=MathGRPOConfig(
             str(folder),
             use_cpu=True,
             bf16=False,
-            gradient_checkpointing=False,
             per_device_train_batch_size=4,
             report_to="none",
             save_strategy="no",
@@ -76,7 +76,6 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
             max_steps=2,
             num_generations=4,
             max_completion_length=6,
-            lr_scheduler_type="constant",
             model_init_kwargs={"dtype": "float32"},
             vllm_mode="colocate",
             vllm_max_model_length=256,
@@ -87,6 +86,11 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         peft_config=adapter,
     )
+
+
+def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) -> dict:
+    settings |= {"gradient_checkpointing": False, "lr_scheduler_type": "constant"}
+    trainer = make_trainer(model, folder, adapter, **settings)
     generation, policy, rollouts = trainer.vllm_generation, trainer.accelerator.unwrap_model(trainer.model), []
     generate, untrained = generation.generate, AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 

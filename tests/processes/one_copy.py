@@ -14,10 +14,8 @@ import tempfile
 from pathlib import Path
 
 import vllm
-from colocated import PROMPTS, unpacked, vowels
-from datasets import Dataset
+from colocated import PROMPTS, make_trainer, unpacked
 from peft import LoraConfig
-from transformers import AutoTokenizer
 from trl.generation import vllm_generation
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers import utils as linear_layers
@@ -26,7 +24,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
+from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.shared import storage_address, storage_addresses
 
@@ -54,33 +52,9 @@ def trained(model: str, **settings) -> dict:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     before = anonymous_bytes()
-    trainer = MathGRPOTrainer(
-        model=model,
-        reward_funcs=vowels,
-        args=MathGRPOConfig(
-            tempfile.mkdtemp(),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=True,
-            per_device_train_batch_size=4,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_vllm=True,
-            max_steps=2,
-            num_generations=4,
-            max_completion_length=6,
-            learning_rate=5e-3,
-            model_init_kwargs={"dtype": "float32"},
-            vllm_mode="colocate",
-            vllm_max_model_length=256,
-            vllm_enable_sleep_mode=True,
-            **settings,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
-        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
-    )
+    settings |= {"gradient_checkpointing": True, "learning_rate": 5e-3, "vllm_enable_sleep_mode": True}
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+    trainer = make_trainer(model, Path(tempfile.mkdtemp()), lora, **settings)
     taken = anonymous_bytes() - before
     generation, completions = trainer.vllm_generation, []
     generate = generation.generate
