@@ -87,8 +87,8 @@ COMMANDS = {
     "evaluate": Command(
         "report.evaluated",
         "Evaluate a model, adapter or run, or compare two results.",
-        "(--model MODEL | --run RUN_DIR) --data DATA [options]",
-        ("grpo-math evaluate --run runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
+        "(RUN_DIR | --model MODEL) --data DATA [options]",
+        ("grpo-math evaluate runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
     ),
     "grade": Command(
         "grade_command",
@@ -107,6 +107,12 @@ COMMANDS = {
         "Ask a model, or a run's base and trained model side by side.",
         "TARGET [QUESTION] [options]",
         ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
+    ),
+    "select": Command(
+        "report.selected",
+        "Write a run's completions as data for TRL's SFTTrainer.",
+        "RUN_DIR --to FILE [--right]",
+        ("grpo-math select runs/demo --right --to sft.jsonl", "grpo-math select runs/demo --to all.jsonl"),
     ),
     "export": Command(
         "report.merged",
@@ -145,6 +151,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if not argv or argv[0].startswith("-"):
         _list().parse_args(argv or ["--help"])
         return 0
@@ -160,7 +168,8 @@ def _run(argv: list[str]) -> int:
     parser = parser_of(name)
     args, fields = parser.parse_known_args(words)
     if command.fields:
-        args.fields, args.after_dashes = fields, after_dashes
+        args.fields = fields
+        args.after_dashes = after_dashes
     elif unknown := fields + after_dashes:
         raise _unknown(parser, unknown[0])
     try:

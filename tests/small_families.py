@@ -6,7 +6,6 @@ import torch
 from small_trainers import CHARACTERS, padded_batch, relative
 from trl import GRPOTrainer
 
-from grpo_math.packing import scoring
 from grpo_math.trainer import longest
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -141,7 +140,7 @@ def scored(kind, trainer, prompts=(7, 3, 12), group=4, lengths=(5, 3, 9, 1), und
 
 def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
-    scoring.verify_packing(trainer, trainer._scores)
+    trainer._agree_to_pack()
     if trainer._dry_run_due:
         longest.dry_run(trainer, lambda *rows: trainer._loss_of(*rows).loss, trainer.model)
 

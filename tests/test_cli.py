@@ -42,6 +42,16 @@ def test_without_a_command_the_commands_are_listed(arguments, capsys):
     assert all(f"\n  {command} " in text for command in COMMANDS)
 
 
+def test_help_is_a_command_and_a_run_needs_no_option(capsys):
+    for words in (["help"], ["help", "report"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    assert "usage: grpo-math report RUN_DIR" in capsys.readouterr().out
+    parser = parser_of("evaluate")
+    runs = [parser.parse_args(words).run for words in (["runs/a", "--data", "d"], ["--run", "runs/a"], ["--n", "5"])]
+    assert runs == ["runs/a", "runs/a", None]
+
+
 def test_the_help_of_train_has_the_twenty_most_used_fields():
     text = parser_of("train").format_help()
     names = {name for meanings in TABLES["most_used"].values() for name in meanings}

@@ -17,6 +17,16 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
 
 
 @pytest.mark.full
+def test_supervised_fine_tuning_leaves_a_whole_model(tiny, tmp_path):
+    row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "completion": [{"role": "assistant", "content": "2"}]}
+    (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
+    options = ["--model", tiny(), "--data", str(tmp_path / "sft.jsonl"), "--output_dir", str(tmp_path / "sft")]
+    run([sys.executable, "examples/sft_warm_start.py", *options, "--max_steps", "1"], CUDA_VISIBLE_DEVICES="")
+    assert (tmp_path / "sft/model.safetensors").exists()
+    assert not (tmp_path / "sft/adapter_config.json").exists()
+
+
+@pytest.mark.full
 def test_the_notebook_runs_from_the_first_cell_to_the_last(tiny, tmp_path):
     program = tmp_path / "notebook.py"
     program.write_text(NOTEBOOK)

@@ -135,3 +135,21 @@ def test_the_public_names_are_there():
         "from grpo_math.checks import Finding\n"
         "assert all(map(callable, (evaluate, plan, report, make_overlong)))"
     )
+
+
+COLLECTIVES = {"gather_object", "broadcast_object_list", "all_reduce", "barrier", "batch_isend_irecv"}
+# Methods whose names TRL gives.
+OF_TRL = {"_init_vllm", "generate"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_name_of_a_function_says_that_all_ranks_must_call_it(path):
+    prefixes = ("gather_", "reduce_", "agree_", "broadcast_")
+    for function in parsed(path):
+        if isinstance(function, ast.FunctionDef) and function.name not in OF_TRL:
+            calls = {
+                getattr(n.func, "attr", getattr(n.func, "id", ""))
+                for n in ast.walk(function)
+                if isinstance(n, ast.Call)
+            }
+            assert not calls & COLLECTIVES or function.name.lstrip("_").startswith(prefixes), function.name

@@ -30,7 +30,7 @@ from grpo_math.settings import recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour", "finished runs", "a checkout"}
+NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour", "finished runs", "a checkout", "llama.cpp"}
 # The words of a command -> what is appended. The first pattern that matches counts.
 LESS = "--max_steps 1 --heldout_every 0 --model_name_or_path TINY"
 SHORTER = [

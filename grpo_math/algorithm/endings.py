@@ -6,7 +6,7 @@ under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks 
 Does not stop a completion: vLLM does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,22 +16,22 @@ from grpo_math.run import metrics
 
 
 class Endings:
-    """Decides whether a completion of this trainer is truncated.
+    """Decides whether a completion is truncated.
+
+    ``options``: the recipe's generation_kwargs. ``limit``: max_completion_length. ``ends``: the token ids that end or
+    pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a completion, else by
+    TRL.
 
     vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
     limit is complete, with any last token.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        options = trainer.args.generation_kwargs or {}
+    def __init__(self, options: Mapping[str, Any], limit: int, ends: Iterable[int], masks: bool) -> None:
         tokens = options.get("stop_token_ids") or []
         self.stops = bool(options.get("stop") or tokens)
-        self.masks = self.stops and trainer.mask_truncated_completions
-        self._limit = trainer.max_completion_length
-        self._ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id, *tokens}
-        # TRL would mask every completion that does not end with EOS.
-        if self.masks:
-            trainer.mask_truncated_completions = False
+        self.masks = self.stops and masks
+        self._limit = limit
+        self._ends = {*ends, *tokens}
 
     def is_truncated(self, ids: Sequence[int]) -> bool:
         """Return True if the limit has ended a completion."""

@@ -2,7 +2,7 @@ r"""The loss of a micro-batch from log-probs, one pure function per term. `compu
 
 .. math::
 
-    \ell_t = m \, c_t \, s(\rho_t, A) + \beta \, k_t, \qquad L = R(\ell) - \lambda \, \bar H
+    \ell_t = m \, c_t \, s(\rho_t, A) + \beta \, k_t, \qquad L = R(\ell) - \lambda \, \bar H + \alpha \, a
 
 =====================  ==========================================================  ======================
 term                   functions                                                   chosen by
@@ -14,6 +14,7 @@ term                   functions                                                
 :math:`k`, KL          `KL_ESTIMATORS`                                             kl_estimator
 :math:`R`, reduction   `REDUCTIONS`                                                loss_type
 :math:`H`, entropy     `entropy_sums`                                              entropy_coef
+:math:`a`, experts     transformers' loss of the router                            router_aux_loss_coef
 =====================  ==========================================================  ======================
 
 The ratio is :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)`. Shapes: B rows, T completion tokens.
@@ -80,6 +81,7 @@ class LossSettings:
     vespo_lambda_neg: float = 2.0
     max_completion_length: int = 256
     entropy_coef: float | None = None
+    router_aux_loss_coef: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class LossInputs:
 
     ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
     (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the
-    tokens whose surrogate counts. ``tokens_per_step`` is one rank's share of an optimizer step's tokens;
-    ``accumulation`` is the number of TRL's micro-batches in it.
+    tokens whose surrogate counts. ``aux_loss`` is that of a mixture of experts. ``tokens_per_step`` is one rank's share
+    of an optimizer step's tokens; ``accumulation`` is the number of TRL's micro-batches in it.
     """
 
     logps: Tensor  # (B, T), with gradient
@@ -101,6 +103,7 @@ class LossInputs:
     sampling_logps: Tensor | None = None  # (B, T)
     sampler_ratio: Tensor | None = None  # (B, T) or (B, 1)
     entropy_mask: Tensor | None = None  # (B, T)
+    aux_loss: Tensor | None = None
     tokens_per_step: Tensor | float = 1.0
     accumulation: int = 1
 
@@ -460,5 +463,9 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     total, tokens = sums = entropy_sums(inputs)
     if settings.entropy_coef is not None:
         loss = loss - settings.entropy_coef * total / tokens.clamp(min=1) / inputs.accumulation
+    if inputs.aux_loss is not None:
+        loss = loss + settings.router_aux_loss_coef * inputs.aux_loss / inputs.accumulation
+        # One value for each completion, so that the mean of a step is that of TRL's micro-batches.
+        logged[metrics.AUX_LOSS] = inputs.aux_loss.expand(len(inputs.mask), 1)
     figures = {name: value.detach() for name, value in logged.items()}
     return Loss(loss, policy_loss.detach(), sums.detach(), clipped, figures)

@@ -34,9 +34,10 @@ FILE = "reference/weights.safetensors"
 class Reference(TrainerCallback):
     """Copies a policy to its reference after every ``steps`` optimizer steps.
 
-    ``policy`` is not wrapped by DDP or DeepSpeed. ``model`` is the reference model, or None if ``policy`` is a
-    `PeftModel`, which then gets the adapter ``ref``, a copy of its current adapter. With ``steps`` 0 nothing is copied:
-    TRL's ``sync_ref_model`` moves the reference, and this saves and loads the reference.
+    ``policy`` is not wrapped by DDP, DeepSpeed or torch.compile, which changes the names that pairs are found by.
+    ``model`` is the reference model, or None if ``policy`` is a `PeftModel`, which then gets the adapter ``ref``, a
+    copy of its current adapter. With ``steps`` 0 nothing is copied: TRL's ``sync_ref_model`` moves the reference, which
+    is saved and loaded here.
 
     >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> Reference(policy, model, steps=100).refresh()
@@ -48,14 +49,16 @@ class Reference(TrainerCallback):
     """
 
     def __init__(self, policy: nn.Module, model: nn.Module | None, steps: int) -> None:
-        self.policy, self.model, self.steps = policy, model, steps
+        self.policy = policy
+        self.model = model
+        self.steps = steps
         if model is None:
             add_reference_adapter(policy, steps)
             # If TRL has copied an existing adapter, the copy lacks trained embeddings.
             self.refresh()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.steps == 0:
+        if self.steps and state.global_step % self.steps == 0:
             self.refresh()
 
     @torch.no_grad()
@@ -101,17 +104,6 @@ class Reference(TrainerCallback):
             return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
         return ((name, source, targets[name]) for name, source in self.policy.named_parameters())
-
-
-def follow(trainer: Any, steps: int) -> Reference:
-    """Return the reference of a trainer. Add the callback that refreshes the reference every ``steps``, unless 0."""
-    bare = trainer.accelerator.unwrap_model
-    # A compiled module puts ``_orig_mod`` into the names of its parameters, and pairs are found by name.
-    model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
-    reference = Reference(bare(trainer.model, keep_torch_compile=False), model, steps)
-    if steps:
-        trainer.add_callback(reference)
-    return reference
 
 
 def refuse_lost_reference(folder: Path) -> None:

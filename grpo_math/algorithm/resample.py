@@ -8,7 +8,7 @@ Does not generate: the trainer passes a function that does.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -70,7 +70,9 @@ class PromptPool:
     """
 
     def __init__(self, rows: Any, seed: int) -> None:
-        self.rows, self.seed, self.position = rows, seed, 0
+        self.rows = rows
+        self.seed = seed
+        self.position = 0
 
     def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless a whole pass has nothing else."""
@@ -94,17 +96,24 @@ def _shuffled(n: int, seed: str) -> list[int]:
 
 
 class Resampler:
-    """Samples fresh groups until no group of the trainer's is uniform, for ``resample_groups`` rounds at most."""
+    """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    def __init__(self, trainer: Any) -> None:
-        data, self.rounds = trainer.train_dataset, trainer.settings.resample_groups
+    ``data``: the problems to draw from. ``table``: TRL's table of completions.
+    """
+
+    def __init__(
+        self, resample_groups: int, data: Any, seed: int, group_size: int, table: Mapping[str, Any], accelerator: Any
+    ) -> None:
+        self.rounds = resample_groups
+        self.size = group_size
+        self.table = table
+        self.accelerator = accelerator
         # Without known columns, the first rollout shows if there are verdicts.
         columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
         if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
             raise ConfigError("resample_groups", self.rounds, reason, "leave it at 0")
-        self.pool, self.size = PromptPool(data, trainer.args.seed), trainer.num_generations
-        self.table, self.accelerator = trainer._logs, trainer.accelerator
+        self.pool = PromptPool(data, seed)
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.pool.position}
@@ -112,10 +121,10 @@ class Resampler:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.pool.position = state["position"]
 
-    def __call__(
+    def gather_replaced(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
     ) -> tuple[Rollout, dict[str, float]]:
-        """Return the rollout to train on, and the metrics of the resampling.
+        """Return the rollout to train on, and the metrics of the resampling. All ranks call this.
 
         ``first`` is the rollout of this rank's ``inputs``; ``sample`` samples and grades a completion of each row.
         Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.

@@ -39,19 +39,23 @@ NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is comp
 PROSE = 5  # words
 SHOWN = 80  # characters of an example
 
+WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
 PROOF = re.compile(
-    r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown)\b|\\(?:blacksquare|qed)", re.I
+    r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown|(?:is|have) shown)\b"
+    r"|\\(?:blacksquare|square|Box|qed)",
+    re.IGNORECASE,
 )
 NOT_FOUND = re.compile(
-    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|n/?a|null|nan|unknown|tbd|todo|error|see .*"
-    r"|\\text\{not found\})?[\s\-.?_]*",
+    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n/?a|none|null|nan"
+    r"|un(?:known|answered|solved)|tbd|todo|error|see .*)?[\s\-.?_]*",
     re.IGNORECASE,
 )
 SEVERAL = re.compile(
-    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\\text\s*\{\s*or\s*\}", re.DOTALL
+    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
 )
-EQUATIONS = re.compile(r"([A-Za-z])\s*=[^=]+\b(?:and|,)\s*\$?([A-Za-z])\s*=")
-LETTER = re.compile(r"\\(?:text|mathrm|textbf)\s*\{\s*\(?[A-H]\)?\s*\}|\(?[A-H]\)?[.:]?")
+EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
+LETTER = re.compile(r"(?i:(?:option|choice|answer)\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*")
+DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
@@ -185,14 +189,17 @@ def of_gold(row: Row) -> Iterator[Fault]:
     ['gold answers that are a unit only', 'gold answers with several answers']
     """
     gold = row["answer"]
+    plain = WRAPPED.sub(r"\1", gold).strip()
     # A LaTeX command is not a word of prose.
     words = WORD.findall(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
+    # One letter may be a variable.
+    unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
     kinds = {
         "gold answers that are proofs": PROOF.search(gold),
-        "no gold answer": NOT_FOUND.fullmatch(gold),
-        "multiple-choice letters": LETTER.fullmatch(gold.strip("$ ")),
-        "gold answers that are a unit only": measure(gold.strip("$ ")) or gold.strip() in ("%", "\\%", "$"),
-        "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(gold),
+        "no gold answer": NOT_FOUND.fullmatch(plain),
+        "multiple-choice letters": LETTER.fullmatch(plain),
+        "gold answers that are a unit only": unit or DEGREES.fullmatch(plain),
+        "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
         "gold answers in prose, which nobody can match": len(words) >= PROSE,
     }
     for kind in [kind for kind, found in kinds.items() if found][:1]:

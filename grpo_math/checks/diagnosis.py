@@ -10,16 +10,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from grpo_math.checks import LEVELS, Finding, symptoms
-from grpo_math.checks.series import Run
+from grpo_math.checks.series import TREND, WINDOW, Run
 
 
 class Check(NamedTuple):
-    """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``."""
+    """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``.
+
+    ``lines``: the lines of the history that the check needs.
+    """
 
     symptom: str
     cause: str
     remedy: str
     level: str = "warning"
+    lines: int = 1
 
 
 # The key is the name of the function in symptoms.py.
@@ -28,12 +32,14 @@ CHECKS: dict[str, Check] = {
         "the reward does not rise",
         "the updates are too small, or the groups hold too little signal",
         "raise the learning rate",
+        lines=TREND,
     ),
     "collapse": Check(
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
         "go back to the best checkpoint with a lower learning rate",
         "error",
+        lines=WINDOW,
     ),
     "reward_stuck": Check(
         "all rewards are the same value",
@@ -41,17 +47,20 @@ CHECKS: dict[str, Check] = {
         "or the rewards do not depend on the answer",
         "give it problems that it sometimes solves, and reward correct answers",
         "error",
+        lines=WINDOW,
     ),
     "format_without_accuracy": Check(
         "the format is learned and the answers are not",
         "the format is rewarded without a correct answer",
         "reward the format only with a correct answer",
+        lines=symptoms.LONG_TREND,
     ),
     "kl_explosion": Check(
         "the KL to the reference exploded",
         "the policy writes what the reference holds for all but impossible",
         "lower the learning rate, or raise beta",
         "error",
+        lines=WINDOW,
     ),
     "kl_not_zero_at_start": Check(
         "the KL is not zero at the first step",
@@ -62,58 +71,73 @@ CHECKS: dict[str, Check] = {
         "the entropy collapsed without a gain",
         "the policy became certain before it became correct, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
+        lines=TREND,
     ),
     "entropy_rises": Check(
         "the entropy rises without a gain",
         "the policy becomes more random: the updates push wrong completions away more than they teach correct ones",
         "lower the learning rate, or remove the entropy bonus",
+        lines=TREND,
     ),
     "length_without_accuracy": Check(
         "the completions grow and the accuracy does not",
         "something other than a correct answer is rewarded, or long completions keep too little of a penalty",
         "penalize length, and run grpo-math attack on the rewards",
+        lines=TREND,
     ),
     "reward_without_heldout": Check(
         "the reward rises and held-out accuracy does not",
         "the rewards pay something that does not help to solve other problems",
         "run grpo-math attack on the rewards, and read the completions",
+        lines=TREND,
     ),
     "truncation": Check(
         "too many completions are cut at the length limit",
         "an answer that is cut off is graded wrong",
         "allow longer completions",
     ),
+    "none_correct": Check(
+        "no completion is correct so far",
+        "nothing is learned from answers that are all wrong",
+        "read them with grpo-math report, or take easier problems",
+    ),
     "eos_mismatch": Check(
         "no completion ends by itself",
         "the token with which the model ends its turn is not among the EOS tokens of tokenizer and generation_config",
         "name that token in the model's folder",
         "error",
+        lines=WINDOW,
     ),
     "uniform_groups": Check(
         "most groups teach nothing, because their rewards are equal",
         "the problems are too easy or too hard for this model, and a group of equal rewards has no gradient",
         "train on problems that it sometimes solves, or set resample_groups",
+        lines=symptoms.FEW,
     ),
     "adapter_not_moving": Check(
         "the weights do not move",
         "nothing that is trainable gets a gradient, or the optimizer does not take a step",
         "check which modules are trained, and the learning rate",
         "error",
+        lines=WINDOW,
     ),
     "uncheckable_answers": Check(
         "the grader cannot check some answers",
         "they are too large or take too long to compute, and are rewarded like wrong answers",
         "read them in the tables of completions; if they are correct, give the grader more time",
+        lines=symptoms.FEW,
     ),
     "sampler_apart": Check(
         "trainer and sampler disagree on log-probs",
         "vLLM runs older weights (staleness), another precision or another sampling setting (top_p) than the trainer",
         "sample from the whole distribution, score in higher precision, and check that the weight sync works",
+        lines=WINDOW,
     ),
     "long_completions_fade": Check(
         "long completions lose their gradient",
         "vLLM's log-probs differ from the trainer's, and TRL weights a completion by the product over its tokens",
         "weight each token by its own ratio",
+        lines=WINDOW,
     ),
     "heldout_worse": Check(
         "held-out accuracy is below the base model's",
@@ -122,7 +146,10 @@ CHECKS: dict[str, Check] = {
         "error",
     ),
     "learning_rate_too_high": Check(
-        "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
+        "the learning rate is too high",
+        "each step changes the policy by more than its rollout can justify",
+        "lower it",
+        lines=symptoms.FEW,
     ),
 }
 
@@ -135,6 +162,7 @@ EXPLAINED_BY: dict[str, set[str]] = {
     "reward_without_heldout": {"heldout_worse", "format_without_accuracy"},
     "length_without_accuracy": {"eos_mismatch", "collapse"},
     "truncation": {"eos_mismatch", "collapse"},
+    "none_correct": {"eos_mismatch", "collapse", "reward_stuck", "truncation"},
 }
 
 

@@ -18,7 +18,7 @@ from grpo_math.checks import Finding, attack, audit, machine, model, rewards, se
 from grpo_math.checks.setup import Setup, finding_of
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.settings import rules
 from grpo_math.settings.recipe import Recipe
 
@@ -35,7 +35,7 @@ def ask(setup: Setup, checks: Collection[str]) -> list[str]:
     ...
     grpo_math.errors.UserError: model_name_or_path=None is missing: give a folder, a Hub id, or 'embedded'
     """
-    return on_main(lambda: warning_lines(setup, checks))
+    return broadcast_from_main(lambda: warning_lines(setup, checks))
 
 
 def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:

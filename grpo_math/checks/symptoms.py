@@ -24,6 +24,7 @@ ENTROPY_SHARE = 0.2  # of the entropy at the start; in a healthy run the entropy
 ENTROPY_ROSE = 1.4  # times the entropy at the start, with a reward that does not rise; in a healthy run it falls
 LONGER = 1.3  # times the length at the start, with an accuracy that does not rise
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
+MOST_CUT = 0.5  # of the completions, in a run that has only begun
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
@@ -213,10 +214,17 @@ def reward_without_heldout(run: Run) -> Symptom | None:
 
 
 def truncation(run: Run) -> Symptom | None:
-    """The median truncated share of the newest lines is above `TRUNCATED_SHARE`, from line `FEW` on."""
+    """The median truncated share of the newest lines is above `TRUNCATED_SHARE`, before line `FEW` above `MOST_CUT`."""
     cut = run.series(metrics.TRUNCATED)
     seen = Symptom(f"{percent(cut.level)} in {cut.last().span}", _longer(run))
-    return seen if len(cut) >= FEW and cut.level > TRUNCATED_SHARE else None
+    return seen if cut.level > (TRUNCATED_SHARE if len(cut) >= FEW else MOST_CUT) else None
+
+
+def none_correct(run: Run) -> Symptom | None:
+    """No completion is correct in any line, although the rewards depend on verdicts."""
+    right = run.series(metrics.ACCURACY)
+    own = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
+    return None if own or not right.values or max(right.values) else Symptom(f"0% in {right.span}", "dataset: another")
 
 
 def _longer(run: Run) -> str:

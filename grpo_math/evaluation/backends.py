@@ -156,7 +156,7 @@ class Model:
         self._stack.callback(shutil.rmtree, log.parent)
         return process.url
 
-    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
+    def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         """Return what ``call`` returns for the rows of each rank, and the number of this share of the rows. Every rank
         calls this, and gets the whole list."""
         state = PartialState()

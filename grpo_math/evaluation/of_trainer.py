@@ -30,7 +30,8 @@ from grpo_math.generation.server import Server
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 from grpo_math.run.http import ServerError
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
+from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 
 Row = Mapping[str, Any]
@@ -118,7 +119,7 @@ def over_ranks(
             drawn = replace(sampling, seed=seed)
             return results.evaluate(model, local_rows, drawn, output, request, tools=tools, grade_timeout=grade_timeout)
 
-        parts = model.on_ranks(rows, evaluated)
+        parts = model.gather_from_ranks(rows, evaluated)
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # evaluate the first row: each counts once.
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
@@ -163,17 +164,17 @@ class Engine(Model):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
 
-    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
+    def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":
             try:
-                return [on_main(lambda: call(rows, 0))]
+                return [broadcast_from_main(lambda: call(rows, 0))]
             except ServerError as error:
                 from grpo_math.generation.sync import ServerUnavailable
 
                 # As in a rollout: the trainer saves the step, and the run ends.
                 raise ServerUnavailable(str(error)) from None
         self.together = self.generation.tensor_parallel_size
-        return super().on_ranks(rows, call)
+        return super().gather_from_ranks(rows, call)
 
     def generator(self, request: Request) -> Generate:
         stops = request.end_tokens(stop_ids(self.tokenizer, self.weights.generation_config))
@@ -226,23 +227,22 @@ def engine_of(trainer: Any, tools: Any = None) -> Iterator[Model]:
         yield Model(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         return
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
-    of_training, step = trainer._metrics, trainer.state.global_step
+    step = trainer.state.global_step
     # The sync below logs its time to the trainer, but is not a part of a training step.
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-    try:
-        # TRL syncs once a step, which may be before or after this. Level 2 of sleep discards the weights, so after it
-        # vLLM has none until a sync, even at the same step.
-        if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
-            vllm.sync_weights()
-            trainer._last_loaded_step = step
-        if sleeps:
-            vllm.llm.wake_up(tags=["kv_cache"])
-        # vLLM's tensor-parallel group may hang if it starts during a collective of training (huggingface/trl#3671).
-        trainer.accelerator.wait_for_everyone()
-        yield Engine(trainer)
-    finally:
-        trainer._metrics = of_training
-        if sleeps:
-            # As TRL does after each rollout: the optimizer's step needs this memory.
-            vllm.llm.sleep(level=2)
-            vllm._llm_weights_sleeping = True
+    with replaced(trainer, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}):
+        try:
+            # TRL syncs once a step, which may be before or after this. Level 2 of sleep discards the weights, so after
+            # it vLLM has none until a sync, even at the same step.
+            if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
+                vllm.sync_weights()
+                trainer._last_loaded_step = step
+            if sleeps:
+                vllm.llm.wake_up(tags=["kv_cache"])
+            # vLLM's tensor-parallel group may hang if it starts during a collective of training (huggingface/trl#3671).
+            trainer.accelerator.wait_for_everyone()
+            yield Engine(trainer)
+        finally:
+            if sleeps:
+                # As TRL does after each rollout: the optimizer's step needs this memory.
+                vllm.llm.sleep(level=2)
+                vllm._llm_weights_sleeping = True

@@ -76,7 +76,8 @@ class GrowingLayer(DynamicLayer):
         self._hold(keys.size(0), keys.size(2))
 
     def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        self.rows, self.length = rows, length
+        self.rows = rows
+        self.length = length
         self.keys, self.values = (buffer[:rows, :, :length] for buffer in self.buffers)
         return self.keys, self.values
 

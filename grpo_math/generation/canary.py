@@ -20,7 +20,7 @@ from peft.helpers import rescale_adapter_scale
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps
 from grpo_math.generation.completion import Completion
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
@@ -67,7 +67,7 @@ class Canary:
     def check(self, prompts: list[list[int]], sync: int) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's."""
         self.due = False
-        self.prompt = self.prompt or on_main(partial(self._prompt, prompts))
+        self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
             self._compare(1.0, sync)
             self.agreed = 1
@@ -112,9 +112,9 @@ class Canary:
         # The prompt is its own continuation here, so vLLM is not asked. A power of 2 is exact both in lora_alpha, which
         # vLLM reads, and in peft's scaling.
         prompt, continuation = self.prompt[:1], self.prompt[1:]
-        base, scale = self._trainers(0.0, prompt, continuation), 1.0
+        base, scale = self._broadcast_logps(0.0, prompt, continuation), 1.0
         while scale <= LARGEST_SCALE:
-            moved = (self._trainers(scale, prompt, continuation) - base).abs().mean().item()
+            moved = (self._broadcast_logps(scale, prompt, continuation) - base).abs().mean().item()
             if moved >= 5 * self.tolerance:
                 return scale
             # A linear effect would reach 6 tolerances with this factor. An adapter's effect is not linear, so the
@@ -126,8 +126,8 @@ class Canary:
         """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them."""
         moved = math.inf
         for completion in self.ask(self.prompt):
-            ours = self._trainers(scale, self.prompt, completion.tokens)
-            base = self._trainers(0.0, self.prompt, completion.tokens)
+            ours = self._broadcast_logps(scale, self.prompt, completion.tokens)
+            base = self._broadcast_logps(0.0, self.prompt, completion.tokens)
             from_base = (ours - base).abs().mean().item()
             of_vllm = torch.tensor([math.nan if logp is None else logp for logp in completion.logps or ()])
             apart = (ours - of_vllm).abs().mean().item()
@@ -142,7 +142,7 @@ class Canary:
             moved = min(moved, from_base)
         return moved
 
-    def _trainers(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    def _broadcast_logps(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:
         """Return the main process's log-probs on every process, so that all decide the same.
 
         Every process computes log-probs, because the others may need its share of the parameters.

@@ -66,7 +66,8 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     tokenizer.parse_response = partial(_parsed, tokenizer)
     # WITH_CALLS, if a tokenizer is prepared for the second time.
     if tokenizer.chat_template in (OF_SMOLLM2, WITH_CALLS) and names == ["python"]:
-        tokenizer.chat_template, tokenizer.response_template = WITH_CALLS, RESPONSE
+        tokenizer.chat_template = WITH_CALLS
+        tokenizer.response_template = RESPONSE
     if not supports_tool_calling(tokenizer):
         reason = "cannot be called: the chat template of this model renders no calls"
         raise ConfigError("tools", names, reason, "use a model that calls tools, such as Qwen2.5-1.5B-Instruct")

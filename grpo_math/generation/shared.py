@@ -71,7 +71,8 @@ class SharedBase:
         model = type(skeleton).from_pretrained(
             None, config=skeleton.config, state_dict=state, dtype=skeleton.dtype, device_map=None
         )
-        model.generation_config, model.config._name_or_path = skeleton.generation_config, path
+        model.generation_config = skeleton.generation_config
+        model.config._name_or_path = path
         model.name_or_path = path
         # transformers' Trainer does not move a model with a device map. Moving would give each parameter its full size.
         model.hf_device_map = {"": "cpu"}

@@ -53,7 +53,7 @@ from grpo_math.generation.request import request_of
 from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 
@@ -158,7 +158,7 @@ class AdapterGeneration(VLLMGeneration):
             raise cannot_share(f"{kind} splits each weight over the GPUs")
         float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
-            float32, self.context = on_main(self._connect)
+            float32, self.context = broadcast_from_main(self._connect)
         else:
             self._load_colocated()
             self.context = self.max_model_length or self.context
@@ -173,7 +173,7 @@ class AdapterGeneration(VLLMGeneration):
             self.root = self.output_dir.resolve() / f"{name}{self.run}"
             # `finalize` also runs when the interpreter exits, which `__del__` need not.
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self.context)
+        self.canary = Canary(self.model, self.accelerator, float32, self._gather_answers, self._send, self.context)
         # As TRL after it loads vLLM: if processes are out of step, DeepSpeed may hang while it initializes.
         self.accelerator.wait_for_everyone()
 
@@ -200,7 +200,9 @@ class AdapterGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
         with profiler or nullcontext():
-            completions = on_main(partial(self._completions, all_prompts[::num_generations], num_generations))
+            completions = broadcast_from_main(
+                partial(self._completions, all_prompts[::num_generations], num_generations)
+            )
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
         of_rank = completions[first : first + len(prompts)]
@@ -353,11 +355,11 @@ class AdapterGeneration(VLLMGeneration):
 
     def _send(self, scale: float = 1.0) -> None:
         """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed."""
-        # Outside of `on_main`: every process takes part in gathering sharded tensors.
+        # Outside of `broadcast_from_main`: every process takes part in gathering sharded tensors.
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1
         if self.mode == "server":
-            on_main(partial(self._publish, tensors, scale))
+            broadcast_from_main(partial(self._publish, tensors, scale))
         else:
             self._publish(tensors, scale)
 
@@ -413,10 +415,10 @@ class AdapterGeneration(VLLMGeneration):
 
     # For the canary
 
-    def _ask(self, prompt: list[int]) -> list[Completion]:
+    def _gather_answers(self, prompt: list[int]) -> list[Completion]:
         """Return a greedy continuation, with log-probs, of each replica of the server, or of each process's engine."""
         if self.mode == "server":
-            return on_main(partial(self._ask_server, prompt))
+            return broadcast_from_main(partial(self._ask_server, prompt))
         from vllm import SamplingParams
 
         if self.enable_sleep_mode:

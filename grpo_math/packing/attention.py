@@ -28,7 +28,7 @@ ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
 STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 # Arguments that layers pass, and that do not change attention scores.
-UNUSED = {"position_ids", "use_cache", "scored_index"}
+UNUSED = {"position_ids", "use_cache", "scored_index", "output_router_logits"}
 
 # transformers' functions whose names packed attention has taken.
 original_attention: dict[str, Any] = {}
@@ -64,8 +64,8 @@ def packed_attention(
         packed_calls.attention += 1
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
-    # `PackedScorer` passes a mask of one element.
-    if attention_mask is not None and attention_mask.numel() > 1:
+    # `PackedScorer` passes a mask with one row. The mask of a model has a row for each query.
+    if attention_mask is not None and attention_mask.numel() > attention_mask.size(-1):
         raise Unpackable("its own mask")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     # A window longer than every sequence has no effect, and more kernels work without a window.

@@ -23,7 +23,9 @@ class TokenBudget:
     """
 
     def __init__(self, setting: int, splits: bool, is_single_process: bool) -> None:
-        self.setting, self.splits, self.is_single_process = setting, splits, is_single_process
+        self.setting = setting
+        self.splits = splits
+        self.is_single_process = is_single_process
         self.halved_to: int | None = None
 
     @property

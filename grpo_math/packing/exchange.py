@@ -11,7 +11,7 @@ from torch import distributed
 from grpo_math.algorithm.rows import Rows, is_per_row, join, padded, select
 
 
-def exchange_rows(
+def gather_needed_rows(
     rows: Rows, needed: Sequence[Sequence[int]], columns: dict[str, int], accelerator: Any
 ) -> tuple[Rows, dict[int, int]]:
     """Send this rank's rows to the ranks that need them, and receive the rows that it needs. All ranks call this.

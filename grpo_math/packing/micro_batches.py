@@ -19,7 +19,7 @@ from torch import Tensor
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import REDUCTIONS, weight_of_micro_batch
 from grpo_math.algorithm.rows import Rows, join, largest_widths, masked_row, scored, select, shortest, widths
-from grpo_math.packing.exchange import exchange_rows
+from grpo_math.packing.exchange import gather_needed_rows
 from grpo_math.packing.pack import layout
 from grpo_math.packing.plan import arrange, over_steps
 
@@ -93,7 +93,7 @@ class Splitter:
     only_signal: bool
     deepspeed: bool
 
-    def split(self, of_trl: list[Rows], budget: int) -> list[TrainingStep]:
+    def gather_steps(self, of_trl: list[Rows], budget: int) -> list[TrainingStep]:
         """Return the training steps of a part of an optimizer step. ``of_trl``: TRL's rows, of one training step each.
 
         All ranks call this.
@@ -106,7 +106,7 @@ class Splitter:
         layouts = [self._scored_layout(rows, has) for rows, has in zip(of_trl, signal, strict=True)]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
         by_step = REDUCTIONS[self.loss_type].over == "tokens"
-        split = self._split_by_step if by_step else self._exchange_and_split
+        split = self._agree_on_split_by_step if by_step else self._gather_and_split
         micro_batches = split(of_trl, layouts, budget)
         # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(micro_batches):
@@ -137,7 +137,7 @@ class Splitter:
             lengths = [n if has else 0 for n, has in zip(lengths, signal, strict=True)]
         return prompts, prompt_tokens, lengths
 
-    def _split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+    def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of its own rows; equally many on all ranks."""
         plans = [
             arrange(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
@@ -152,7 +152,7 @@ class Splitter:
             for rows, plan, count in zip(of_trl, plans, counts, strict=True)
         ]
 
-    def _exchange_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+    def _gather_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
         columns = [list(chain(*column)) for column in zip(*layouts, strict=True)]
@@ -164,7 +164,7 @@ class Splitter:
         budget = budget or _padded_tokens(wide, n_rows)
         plans = arrange(prompts, prompt_tokens, lengths, budget, len(of_ranks))
         needed = [list(chain(*plan)) for plan in plans]
-        rows, positions = exchange_rows(local, needed, wide, self.accelerator)
+        rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
         plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
         # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
         plan += [[]] * (max(map(len, plans)) - len(plan))

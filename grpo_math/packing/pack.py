@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Range = tuple[int, int]  # first, length
+
 
 class Unpackable(Exception):
     """The model does not support packed rows."""
@@ -33,6 +35,14 @@ class GroupLayout:
     start: int
     prompt: int
     lengths: tuple[int, ...]
+
+    def multiplicity(self) -> list[int]:
+        """Return how many of TRL's rows contain each token: a prompt is in the row of each completion.
+
+        >>> GroupLayout(start=0, prompt=2, lengths=(1, 3)).multiplicity()
+        [2, 2, 1, 1, 1, 1]
+        """
+        return [len(self.lengths)] * self.prompt + [1] * sum(self.lengths)
 
 
 @dataclass
@@ -90,12 +100,17 @@ def layout(
 
 
 def pack(
-    input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    completion_length: int,
+    group: Tensor | None = None,
+    every_token: bool = False,
 ) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
     Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped; without any
-    token the result is None.
+    token the result is None. With ``every_token`` these rows are included, and the last token of each completion is:
+    an auxiliary loss of a router counts tokens that predict nothing, too.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -103,6 +118,8 @@ def pack(
     (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[7, 8, 9]]))
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
+    >>> pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]), 2, every_token=True).groups
+    (GroupLayout(start=0, prompt=1, lengths=(3, 1)),)
     >>> pack(ids, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]), 2) is None
     True
     """
@@ -110,30 +127,14 @@ def pack(
     prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length, group)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        if lengths[row]:
+        if lengths[row] or every_token:
             rows_of.setdefault(prompt, []).append(row)
-    if not rows_of:
+    if not any(lengths):
         return None
-    # Ranges (first, length) of indices, which go to the GPU as one tensor.
-    taken, positions, scored, padded, groups = [], [], [], [], []
-    start = 0
-    for rows in rows_of.values():
-        prompt = prompt_lengths[rows[0]] - 1
-        # A prompt is padded on the left, so its last token is the one before its completion.
-        first = (rows[0] + 1) * width - completion_length - prompt - 1
-        taken.append((first, prompt))
-        positions.append((0, prompt))
-        offset = start + prompt
-        for row in rows:
-            length = lengths[row]
-            # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
-            taken.append(((row + 1) * width - completion_length - 1, length))
-            positions.append((prompt, length))
-            scored.append((offset, length))
-            padded.append((row * completion_length, length))
-            offset += length
-        groups.append(GroupLayout(start, prompt, tuple(lengths[row] for row in rows)))
-        start = offset
+    sizes = (width, completion_length, int(every_token))
+    taken, positions, scored, padded, groups = _ranges(list(rows_of.values()), prompt_lengths, lengths, *sizes)
+    start = sum(n for _, n in taken)
+    # One transfer of all indices to the GPU.
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
     n = sum(length for _, length in scored)
@@ -149,6 +150,39 @@ def pack(
         padded_index=padded_index,
         shape=(batch, completion_length),
     )
+
+
+def _ranges(
+    rows_of: list[list[int]],
+    prompt_lengths: list[int],
+    lengths: list[int],
+    width: int,
+    completion_length: int,
+    unscored: int,
+) -> tuple[list[Range], list[Range], list[Range], list[Range], list[GroupLayout]]:
+    """Return ranges of indices: of the tokens in the flattened rows, of their positions, of the scored tokens in the
+    packed row and in the flattened (B, T); and the groups. A segment ends with ``unscored`` tokens that are not scored.
+    """
+    taken, positions, scored, padded, groups = [], [], [], [], []
+    start = 0
+    for rows in rows_of:
+        prompt = prompt_lengths[rows[0]] - 1
+        # A prompt is padded on the left, so its last token is the one before its completion.
+        first = (rows[0] + 1) * width - completion_length - prompt - 1
+        taken.append((first, prompt))
+        positions.append((0, prompt))
+        offset = start + prompt
+        for row in rows:
+            length = lengths[row]
+            # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
+            taken.append(((row + 1) * width - completion_length - 1, length + unscored))
+            positions.append((prompt, length + unscored))
+            scored.append((offset, length))
+            padded.append((row * completion_length, length))
+            offset += length + unscored
+        groups.append(GroupLayout(start, prompt, tuple(lengths[row] + unscored for row in rows)))
+        start = offset
+    return taken, positions, scored, padded, groups
 
 
 def unpack(values: Tensor, row: PackedRow) -> Tensor:

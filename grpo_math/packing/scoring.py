@@ -5,13 +5,15 @@ Input and output are padded (`pack.py`). In between, each prompt is computed onc
 Does not choose the token budget: `budget.TokenBudget` is shared with the update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from accelerate.logging import get_logger
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -19,6 +21,7 @@ from grpo_math.packing import attention, positions, recurrent
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import arrange
+from grpo_math.run.ranks import agree_on_first
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 from grpo_math.settings.rules import steps_in_backward
@@ -41,37 +44,36 @@ WORDS = "one two three four five six seven eight nine ten"
 Scores = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def set_up(trainer: Any, models: list[Any]) -> bool:
-    """Switch the policy and the reference model to packed attention. Return False if a model does not support it."""
-    batching = trainer.use_transformers_continuous_batching
+def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, bool]) -> bool:
+    """Switch the policy and the reference model to packed attention. Return False if a model does not support it.
+
+    ``hindrances``: reasons against packing, and whether each applies. All ranks call this, and agree.
+    """
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     device_maps = [getattr(_bare(model), "hf_device_map", None) or {} for model in models]
     hindrances = {
+        **hindrances,
         "layers on several devices (device_map)": any(len(set(devices.values())) > 1 for devices in device_maps),
-        "an image processor": trainer._is_vlm,
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
-        "continuous batching to generate with, which has no packed attention": batching,
-        "torch_compile, which would compile again for every packed row": trainer.args.torch_compile,
-        "neftune_noise_alpha, whose noise depends on the length of a row": trainer.args.neftune_noise_alpha,
-        "an optimizer that steps in each backward pass": steps_in_backward(trainer.args.optim),
+        "torch_compile, which would compile again for every packed row": args.torch_compile,
+        "neftune_noise_alpha, whose noise depends on the length of a row": args.neftune_noise_alpha,
+        "an optimizer that steps in each backward pass": steps_in_backward(args.optim),
     }
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]
     reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
     if reason := agree_on_first(next(iter(reasons), None)):
-        _warn_unpacked(models[0], reason)
+        warn_unpacked(models[0], reason)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         # transformers only warns if a model has its own attention classes.
         if model.config._attn_implementation != name:
-            _warn_unpacked(model, "its own attention, which transformers cannot replace")
+            warn_unpacked(model, "its own attention, which transformers cannot replace")
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
-    if trainer.aux_loss_enabled:  # its mean counts a prompt once per completion
-        _warn_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
     return True
 
 
@@ -79,65 +81,38 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _warn_unpacked(model: Any, reason: object, subject: str = "rows") -> None:
-    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; {subject} are scored unpacked.")
+def warn_unpacked(model: Any, reason: object) -> None:
+    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
 
 
-def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
-    """Compare the packed scores of two short rows of words with TRL's, once, before an update is split for packing.
-
-    A model that cannot be packed, or computes its own positions, shows it here. If it does on one rank, no rank packs.
-    ``score`` is the trainer's scoring method.
-    """
-    scorer, model = trainer.scorer, trainer.model
-    if scorer is None or scorer.verified:
-        return
-    # Without a scorer, the trainer scores as TRL does.
-    trainer.scorer, scorer.verified, training = None, True, model.training
-    # Dropout would make the two scores differ.
-    model.eval()
-    # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks agree.
-    with torch.no_grad(), closing(_differences(trainer, scorer, score)) as differences:
-        reason = next(filter(None, map(agree_on_first, differences)), None)
-    model.train(training)
-    if reason:
-        scorer.disable_packing(reason)
-    else:
-        trainer.scorer = scorer
-
-
-def _differences(trainer: Any, scorer: "PackedScorer", score: Callable[..., Scores]) -> Any:
+def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
-    model, accelerator = trainer.model, trainer.accelerator
-    config = _bare(model).config
-    # Flash attention takes no float32. FSDP casts weights without autocast.
-    exact = model.dtype == torch.float32 and not trainer.args.tf32 and not split_by(accelerator)
-    exact = exact and "flash" not in config._attn_implementation
+    config, device = _bare(model).config, scorer.accelerator.device
     length = 4 if exact else 32
-    ids = _rows_of_words(trainer._tokenizer, length).to(accelerator.device) % config.get_text_config().vocab_size
+    ids = _rows_of_words(tokenizer, length).to(device) % config.get_text_config().vocab_size
     rows = (ids, torch.ones_like(ids))
     # `_original_forward` is the method that accelerate has wrapped in autocast.
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
-    with replaced(model, **bare), replaced(accelerator, **({"autocast": nullcontext} if exact else {})):
+    with replaced(model, **bare), replaced(scorer.accelerator, **({"autocast": nullcontext} if exact else {})):
         try:
             with positions.recorded_calls(model) as calls:
-                packed = scorer(score, model, *rows, length, None, False)[0]
+                packed = scorer(plain, model, *rows, length, None, False)[0]
             reads_length = positions.reads_length(calls)
             yield (
                 "positions that depend on the longest row of a pass (such as a dynamic RoPE)" if reads_length else None
             )
         except Unpackable as error:
             yield str(error)
-        plain = score(model, *rows, length)[0]
-        rounding = torch.zeros_like(plain) if exact else plain - _rounded_otherwise(score, model, *rows, length)
-        change = _change(packed - plain, rounding, exact)
+        unpacked = plain(model, *rows, length)[0]
+        rounding = torch.zeros_like(unpacked) if exact else unpacked - _rounded_otherwise(plain, model, *rows, length)
+        change = _change(packed - unpacked, rounding, exact)
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # Positions beyond the model's own may be beyond a table, too.
         if last := getattr(config.get_text_config(), "max_position_embeddings", None):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
-            near = scorer(score, *short)[0]
+            near = scorer(plain, *short)[0]
             with positions.last_position_moved(model, last - 1):
-                far = scorer(score, *short)[0]
+                far = scorer(plain, *short)[0]
             # Without the last column, which the moved token predicts.
             change = _change((far - near)[:, :-1], rounding, exact)
             yield None if change is None else f"log-probs that change by {change:.2g} with the longest row of a pass"
@@ -184,19 +159,16 @@ def _median(values: Tensor) -> Tensor:
     return values.float().median(dim=1).values.max()
 
 
-def agree_on_first(reason: str | None) -> str | None:
-    """Return the first rank's reason on all ranks, which all call this: if one decided alone, the others would wait."""
-    return next(filter(None, gather_object([reason])), None)
-
-
 class PackedScorer:
     """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
 
-    Raises `Unpackable` if the model did not run packed. `verify_packing` finds out before an update is split.
+    Raises `Unpackable` if the model did not run packed. `agree_to_pack` finds out before an update is split.
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
-        self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
+        self.accelerator = accelerator
+        self.budget = budget
+        self.models = [_bare(model) for model in models]
         self.verified = False
         self.logged: set[str] = set()  # the attention kernels that the log names already
         config = self.models[0].config.get_text_config()
@@ -205,13 +177,34 @@ class PackedScorer:
         self.attending = sum(kind in attention.ATTENDING for kind in kinds)
         self.stateful = sum(kind in attention.STATEFUL for kind in kinds)
 
-    def disable_packing(self, reason: object) -> None:
-        """Give the models their own attention again, and stop splitting updates."""
-        self.budget.splits = False
-        for model in self.models:
-            # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
-            model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
-        _warn_unpacked(self.models[0], reason)
+    def agree_to_pack(self, plain: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool) -> bool:
+        """Compare the scores of two short rows of words with those of ``plain``, TRL's method, once.
+
+        Return False if they differ: the model cannot be packed, or computes its own positions. The models then have
+        their own attention again, and updates are not split. If it is so on one rank, no rank packs. All ranks call
+        this, before an update is split for packing.
+        """
+        if self.verified:
+            return True
+        self.verified = True
+        training = model.training
+        # Flash attention takes no float32. FSDP casts weights without autocast.
+        exact = model.dtype == torch.float32 and not tf32 and not split_by(self.accelerator)
+        exact = exact and "flash" not in _bare(model).config._attn_implementation
+        # Dropout would make the two scores differ.
+        model.eval()
+        # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks
+        # agree.
+        with torch.no_grad(), closing(_differences(self, plain, model, tokenizer, exact)) as differences:
+            reason = next(filter(None, map(agree_on_first, differences)), None)
+        model.train(training)
+        if reason:
+            self.budget.splits = False
+            for one in self.models:
+                # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
+                one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
+            warn_unpacked(self.models[0], reason)
+        return reason is None
 
     def __call__(
         self,
@@ -223,20 +216,21 @@ class PackedScorer:
         batch_size: int | None,
         compute_entropy: bool,
         group: Tensor | None = None,
+        compute_aux_loss: bool = False,
         **kwargs: Any,
     ) -> Scores:
-        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding.
+        """Return log-probs (B, T), and entropies if ``compute_entropy``, 0 at padding; and TRL's auxiliary loss.
 
         ``group`` (B,): the number of each row's group.
         """
-
-        def score(ids: Tensor, mask: Tensor, group: Tensor | None = None) -> Scores:
-            return self._score(plain, model, logits_to_keep, compute_entropy, ids, mask, group, **kwargs)
-
-        # The rows of an update are one micro-batch already. Other rows may fit one batch, too.
+        score: Callable[..., Scores] = partial(
+            self._score, plain, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
+        )
+        # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
+        # mean over all of them.
         batches = (
             []
-            if torch.is_grad_enabled()
+            if torch.is_grad_enabled() or compute_aux_loss
             else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         )
         if len(batches) < 2:
@@ -256,35 +250,44 @@ class PackedScorer:
         model: Any,
         keep: int,
         entropy: bool,
+        aux_loss: bool,
         ids: Tensor,
         mask: Tensor,
-        group: Tensor | None,
+        group: Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
         """Score these rows in one forward pass."""
-        row = pack(ids, mask, keep, group)
+        row = pack(ids, mask, keep, group, every_token=aux_loss)
         # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
         # even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
-            logps, entropies, _ = plain(model, ids, mask, keep, compute_entropy=entropy, **kwargs)
-            return logps.float(), entropies, None
+            scores = plain(model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs)
+            return scores[0].float(), *scores[1:]
         calls = LayerCalls()
+        # transformers does not change a mask of four dimensions, and packed attention ignores it.
+        if aux_loss:
+            # TRL weights the tokens of the auxiliary loss by this mask.
+            counts = list(chain.from_iterable(group.multiplicity() for group in row.groups))
+            weights = torch.tensor(counts, dtype=torch.float32)[None, None, None]
+            more = {"output_router_logits": True, "attention_mask": weights.to(ids.device, non_blocking=True)}
+        else:
+            more = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
                 position_ids=row.position_ids,
-                # transformers does not change a mask of four dimensions, and packed attention ignores it.
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
                 # TRL's head would shift ``labels`` by one, across the ends of the segments.
                 shift_labels=row.shift_labels,
                 fused_lm_head=True,
                 packed_groups=row.groups,
                 packed_calls=calls,
                 scored_index=row.scored_index,
+                **more,
             )
         self._count(calls)
         self._log_new_kernels()
-        return unpack(outputs.log_probs, row).float(), unpack(outputs.entropy, row) if entropy else None, None
+        entropies = unpack(outputs.entropy, row) if entropy else None
+        return unpack(outputs.log_probs, row).float(), entropies, outputs.aux_loss if aux_loss else None
 
     def _count(self, calls: LayerCalls) -> None:
         """Raise `Unpackable` if a layer was not told that its row is packed."""

@@ -267,7 +267,8 @@ def shape(config: Any) -> Json:
 def main() -> None:
     """Answer each line of standard input."""
     # Standard output carries the answers only: what else is printed goes to standard error.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    answers = sys.stdout
+    sys.stdout = sys.stderr
     for line in sys.stdin:
         fields, how = json.loads(line)
         fake.set_up(gpu=not (how and how["cpu"]))

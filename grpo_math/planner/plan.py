@@ -240,7 +240,11 @@ def _read(
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
-    shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
+    config = read_config(name, settings["model_revision"], offline)
+    shape = shape_of(str(name), config, measures=not offline)
+    if settings["router_aux_loss_coef"] is None:
+        # TRL's default is that of the model's config.
+        settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability), settings
@@ -263,16 +267,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     """
     s, batch, sequence = counted.settings, counted.batch, counted.sequence
     lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
-    # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
-    factor = 2 if counted.machine.shape.linear else 4
-    whole = s["max_tokens_per_micro_batch"] or batch.rows * sequence
-    # A completion stays whole, so a budget below one sequence saves nothing.
-    budgets = [{"max_tokens_per_micro_batch": max(whole // factor**k, sequence)} for k in range(1, 8)]
-    if counted.given & WHOLE:
-        budgets = [
-            {"per_device_train_batch_size": batch.rows // n, "gradient_accumulation_steps": batch.steps * n}
-            for n in divisors(batch.rows)[1:]
-        ]
+    whole_steps = counted.given & WHOLE or s["router_aux_loss_coef"]
     prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
@@ -284,7 +279,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "dtype": [half] if half and s["use_peft"] and s["dtype"] != "bfloat16" else [],
         "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
-        "micro_batch": budgets,
+        "micro_batch": [*_micro_batches(counted, whole=bool(whole_steps))],
         "checkpointing": [{"gradient_checkpointing": True}],
         "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
@@ -303,7 +298,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "completions": [
             {
                 "max_completion_length": length,
-                **({} if counted.given & WHOLE else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
+                **({} if whole_steps else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
                 **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
             }
             for length in lengths
@@ -315,6 +310,23 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     if s["use_cpu"]:
         return {n: [c for c in values if not OF_A_GPU & c.keys()] for n, values in choices.items()}
     return choices
+
+
+def _micro_batches(counted: Counted, whole: bool) -> Iterator[Json]:
+    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them ``whole``."""
+    batch, tokens = counted.batch, counted.settings["max_tokens_per_micro_batch"]
+    if whole:
+        for n in divisors(batch.rows)[1:]:
+            # With prompts_per_step the number of steps is solved.
+            steps = {} if counted.settings["prompts_per_step"] else {"gradient_accumulation_steps": batch.steps * n}
+            yield {"per_device_train_batch_size": batch.rows // n, **steps}
+        return
+    # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
+    factor = 2 if counted.machine.shape.linear else 4
+    for k in range(1, 8):
+        # A completion stays whole, so a budget below one sequence saves nothing.
+        budget = (tokens or batch.rows * counted.sequence) // factor**k
+        yield {"max_tokens_per_micro_batch": max(budget, counted.sequence)}
 
 
 def tuned(counted: Counted, changes: Changes) -> tuple[Changes, Counted] | None:

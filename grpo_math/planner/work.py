@@ -66,7 +66,7 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
 
     >>> from types import SimpleNamespace
     >>> machine, batch = SimpleNamespace(shape=SimpleNamespace(tiled=True), prompt=100), Batch(8, 1, 8, 4, 32)
-    >>> settings = {"max_completion_length": 100, "num_generations": 8}
+    >>> settings = {"max_completion_length": 100, "num_generations": 8, "router_aux_loss_coef": None}
     >>> settings |= {"use_dora": False, "gradient_checkpointing": True}
     >>> for budget in (0, 500, 50, 10**6):
     ...     work = largest(machine, {**settings, "max_tokens_per_micro_batch": budget}, batch, zero_stage=0)
@@ -76,13 +76,21 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     ([(99, 1, 100)], 199, 1)
     ([(99, 8, 100), (99, 8, 100), (99, 8, 100), (99, 8, 100)], 3596, 3)
 
+    A mixture of experts with an auxiliary loss is not split by the budget:
+
+    >>> experts = {**settings, "max_tokens_per_micro_batch": 500, "router_aux_loss_coef": 0.001}
+    >>> largest(machine, experts, batch, zero_stage=0).sizes[1]
+    1600
+
     Under ZeRO-3 an MLP is not tiled:
 
     >>> largest(machine, {**settings, "max_tokens_per_micro_batch": 10**6}, batch, zero_stage=3).tiles
     1
     """
     length, group, prompt = settings["max_completion_length"], settings["num_generations"], machine.prompt
-    budget = settings["max_tokens_per_micro_batch"] or batch.rows * (prompt + length)
+    # The auxiliary loss of a mixture of experts keeps TRL's micro-batches.
+    splits = not settings["router_aux_loss_coef"]
+    budget = (splits and settings["max_tokens_per_micro_batch"]) or batch.rows * (prompt + length)
     full, last = fill(budget, prompt, length, group, batch.rows * batch.steps)
     lengths = [*[length] * full, *[last] * bool(last)]
     groups = [(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)]

@@ -36,7 +36,7 @@ from grpo_math.errors import ConfigError, DataError, UserError, first_line, one_
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated
 from grpo_math.problems.problem import Problem
-from grpo_math.problems.prompts import Template, as_template
+from grpo_math.problems.prompts import PROBLEM, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, place_of, source_of
 from grpo_math.reading import home, is_table, read_table
@@ -53,7 +53,9 @@ def load_problems(
     dataset: str,
     split: str = "train",
     *,
-    template: str | Template = "gsm8k",
+    template: str | Template | None = None,
+    system_prompt: str | None = None,
+    answer_format: str | None = None,
     limit: int | None = None,
     seed: int = 0,
     skip_bad_rows: bool = False,
@@ -61,7 +63,8 @@ def load_problems(
 ) -> list[Problem]:
     """Return the rows of a data set (see the table above). A split may be cut: ``train[200:]``, ``train[:10%]``.
 
-    ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md).
+    ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md); ``gsm8k`` by default, and
+    the problem alone with a ``system_prompt``. Without ``answer_format`` the prompt decides which format is requested.
     ``columns`` names columns without a common name: ``problem=query,answer=meta.gold``, or a mapping.
 
     ``test`` and ``heldout`` mean the same. A file has one split, under any name. ``seed`` draws ``limit`` rows, which
@@ -75,7 +78,7 @@ def load_problems(
     """
     if limit is not None and limit < 1:
         raise ConfigError("limit", limit, "is not a number of rows", "give 1 or more, or leave it out for all rows")
-    template = as_template(template)
+    template = as_template(template or (PROBLEM if system_prompt else "gsm8k"), system_prompt, answer_format)
     errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":

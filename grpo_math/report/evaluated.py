@@ -5,7 +5,7 @@ Does not generate, grade or compare: evaluation/ does.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,8 @@ Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and train
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
+    # The default of an absent word must not replace --run.
+    add("run", nargs="?", default=SUPPRESS, help=SUPPRESS)
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
     add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
     add("--model", help="a folder, a Hub id, or 'embedded'")

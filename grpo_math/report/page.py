@@ -110,7 +110,7 @@ def report(run_dir: str | Path) -> ReportFiles:
         title=f"Run {run.name}",
         run=run,
         findings=findings,
-        checks=len(CHECKS),
+        checks=list(CHECKS.values()),
         figures=[svg(plot, lines) for plot, lines in drawn],
         first=FIRST,
         progress=progress(run),

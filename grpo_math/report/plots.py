@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Sequence
 from itertools import cycle
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
@@ -62,6 +63,7 @@ STYLE: Any = {
 }
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
 MOST_TITLES = 200  # points of a curve that show their step and value to the pointer
+LEGEND = 48  # letters of a legend's line
 SMOOTHED = 20  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
 HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
@@ -171,10 +173,17 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
             axes.plot(line.steps, line.values, color=colour, linewidth=0.8, alpha=0.35)
             axes.set_xlabel("optimizer step; thick: moving average")
         drawn = smoothed(line.values) if smooth else line.values
-        axes.plot(line.steps, drawn, color=colour, marker="o" if few and not smooth else "", label=line.label)
-    # The legend is between title and plot, where it covers nothing.
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
-    rows = -(-len(lines) // 3)
+        # A line joins points of the same number of problems: those of another set are not comparable.
+        sizes = line.n or [0.0] * len(drawn)
+        for i, size in enumerate(dict.fromkeys(sizes)):
+            points = [(step, value) for step, value, n in zip(line.steps, drawn, sizes, strict=True) if n == size]
+            label = fill(line.label, LEGEND) if i == 0 else None
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o" if few and not smooth else "", label=label)
+    # The legend is between title and plot, where it covers nothing. Long names get columns of their own.
+    longest = max(len(line.label) for line in lines)
+    columns = max(1, min(3, 64 // (min(longest, LEGEND) + 8)))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
+    rows = sum(-(-len(line.label) // LEGEND) for line in lines) if columns == 1 else -(-len(lines) // columns)
     axes.set_title(plot.title, pad=10 + 16 * rows)
     axes.set_ylabel(plot.unit)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

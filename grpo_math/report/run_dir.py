@@ -112,7 +112,8 @@ def read_run(run_dir: str | Path) -> Run:
         run.config = read_yaml(folder / "config.yaml")
     if (folder / "history.jsonl").exists():
         run.history = _history(folder / "history.jsonl")
-    run.before, run.after = _evaluation(folder, BEFORE), _evaluation(folder, AFTER)
+    run.before = _evaluation(folder, BEFORE)
+    run.after = _evaluation(folder, AFTER)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"
@@ -134,10 +135,15 @@ def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
     return read_results(paths[0]) if paths else None
 
 
+def completion_files(run_dir: Path) -> list[Path]:
+    """Return TRL's files of logged completions, in order of steps."""
+    # TRL pads the step in the name to five digits: from step 100,000 the names are longer.
+    return sorted(run_dir.glob("completions/*.parquet"), key=lambda path: (len(path.name), path.name))
+
+
 def _read_completions(run: Run) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
-    # TRL pads the step in the name to five digits: from step 100,000 the names are longer.
-    files = sorted(run.directory.glob("completions/*.parquet"), key=lambda path: (len(path.name), path.name))
+    files = completion_files(run.directory)
     stride = -(-len(files) // MOST_COMPLETION_FILES) or 1
     if stride > 1:
         run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")

@@ -5,14 +5,16 @@ Does not read files or write HTML: page.html does.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from grpo_math.report.run_dir import Run
+from grpo_math.report.step_loss import Panel, panels
 from grpo_math.rewards.columns import text_of
+from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
@@ -39,9 +41,7 @@ class Source(NamedTuple):
 def sources(run: Run) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
     heldout = Source("Held-out problems", _heldout(run), CATEGORIES)
-    # groupby joins neighbours only. A group's completions are neighbours, because TRL's sampler repeats each prompt.
-    groups = groupby(run.completions, key=itemgetter("step", "group"))
-    training = Source("Training completions", [_training(list(rows)) for _, rows in groups], {})
+    training = Source("Training completions", [row for rows in _steps(run) for row in rows], {})
     shown = []
     for source in filter(attrgetter("rows"), (heldout, training)):
         size = sum(len(text) for row in source.rows for one in row["completions"] for _, text in one["turns"])
@@ -78,7 +78,17 @@ def _heldout(run: Run) -> list[dict[str, Any]]:
     return items
 
 
-def _training(rows: list[Row]) -> dict[str, Any]:
+def _steps(run: Run) -> Iterator[Iterator[dict[str, Any]]]:
+    """Yield the rows of each step, a row for each group."""
+    lines = {line[metrics.STEP]: line for line in run.history}
+    for step, completions in groupby(run.completions, key=itemgetter("step")):
+        rows: list[Row] = list(completions)
+        # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
+        groups = [list(group) for _, group in groupby(rows, key=itemgetter("group"))]
+        yield map(_training, groups, panels(groups, run.config, lines.get(step, {})))
+
+
+def _training(rows: list[Row], panel: Panel) -> dict[str, Any]:
     """Return the row of a group: a problem's completions in one step."""
     first, prompt = rows[0], rows[0]["prompt"]
     badges = [row["verdict"] or "" for row in rows]
@@ -101,6 +111,7 @@ def _training(rows: list[Row]) -> dict[str, Any]:
         "question": text_of(prompt, "user"),
         "prompt": whole,
         "completions": completions,
+        "panel": panel,
         "fields": {"step": [str(first["step"])], "verdict": badges, "note": notes},
         "keys": keys,
     }

@@ -193,15 +193,15 @@ class StopOnSignal(TrainerCallback):
         self.stop.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._agreed(args):
+        if self._agree_to_stop(args):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run now if a signal came while the checkpoint was written, without a further step."""
-        if self._agreed(args):
+        if self._agree_to_stop(args):
             control.should_training_stop = True
 
-    def _agreed(self, args: Any) -> bool:
+    def _agree_to_stop(self, args: Any) -> bool:
         code = self.stop.code
         # A signal may reach one rank just before this line and another rank just after. A rank that stopped alone
         # would leave the others in a collective. The largest code is Ctrl-C's.
@@ -210,7 +210,8 @@ class StopOnSignal(TrainerCallback):
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
             code = int(largest)
         if code:
-            self.stop.code, self.stop.heeded = code, True
+            self.stop.code = code
+            self.stop.heeded = True
         return bool(code)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

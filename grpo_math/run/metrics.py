@@ -61,6 +61,7 @@ CLIP_LOWEST = "clip_ratio/low_min"
 CLIP_HIGHEST = "clip_ratio/high_max"
 CISPO_CLIPPED = "cispo_clip_ratio"
 VESPO_WEIGHT = "vespo/phi_seq_mean"
+AUX_LOSS = "aux_loss"
 POLICY_LOSS = "policy_loss"
 ENTROPY_COEF = "entropy_coef"
 GRAD_NORM = "grad_norm"
@@ -109,7 +110,7 @@ METRICS: dict[str, Metric] = {
     ACCURACY_IN_FORMAT: Metric(
         "share", "completions that are correct and in the format that the prompt asks for", "graded"
     ),
-    FORMAT_KEPT: Metric("share", "completions in the format, correct or wrong", "graded"),
+    FORMAT_KEPT: Metric("share", "completions in the format that their rows name, correct or wrong", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered correctly, in any form; greedy", "heldout"),
     HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered correctly and in the format; greedy", "heldout"),
     HELDOUT_N: Metric("problems", "number of these held-out problems", "heldout"),

@@ -107,7 +107,8 @@ class TrainArguments:
     def __post_init__(self) -> None:
         template = prompts.template_of(vars(self))
         # config.yaml states the template and the format that the run used, not None.
-        self.prompt_template, self.answer_format = template.name, template.answer_format
+        self.prompt_template = template.name
+        self.answer_format = template.answer_format
         prompts.refuse_without_call(template.name, self.tools)
 
 

@@ -41,7 +41,7 @@ from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
@@ -190,13 +190,15 @@ class Run:
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
-        on_main(lambda: check_weights(path))
+        broadcast_from_main(lambda: check_weights(path))
         # Only now: a run that is refused prints one line.
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
         # Only now: a run that is refused leaves no files.
-        on_main(lambda: lock.hold(self.run_dir))
-        config.resume_from_checkpoint, finished = on_main(lambda: choose_checkpoint(setup, config, self.run_dir))
+        broadcast_from_main(lambda: lock.hold(self.run_dir))
+        config.resume_from_checkpoint, finished = broadcast_from_main(
+            lambda: choose_checkpoint(setup, config, self.run_dir)
+        )
         if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
@@ -219,7 +221,8 @@ class Run:
         # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
         for replaced in (PrinterCallback, ProgressCallback, RunFiles):
             trainer.remove_callback(replaced)
-        history, self.progress = History(run_dir), Progress()
+        history = History(run_dir)
+        self.progress = Progress()
         # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
         # line of the step would not be logged.
         findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
@@ -255,7 +258,7 @@ class Run:
         if not self.setup.problems.eval_n:
             return
         # The weights of a checkpoint are no longer those before training.
-        if name == "before" and self.config.resume_from_checkpoint and on_main(file.exists):
+        if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()

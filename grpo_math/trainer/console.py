@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from textwrap import TextWrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from tqdm import tqdm
@@ -22,6 +22,9 @@ from grpo_math.errors import escaped
 from grpo_math.rewards import text_of
 from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 COLUMNS = 80
 MEAN_OF_ONE = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
@@ -93,7 +96,7 @@ class FiguresAndBar(ProgressCallback):
             self.training_bar = Bar(total=state.max_steps, desc="training", unit="step")
 
 
-def replace_printers(trainer: Any) -> None:
+def replace_printers(trainer: "MathGRPOTrainer") -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
     for theirs, ours in ((PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)):
         for callback in list(trainer.callback_handler.callbacks):

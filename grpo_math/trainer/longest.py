@@ -9,7 +9,7 @@ Does not count memory: planner/ does.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from grpo_math.packing.plan import fill
 from grpo_math.rewards.columns import column_names
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
@@ -69,7 +72,10 @@ TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_s
 
 
 def dry_run(
-    trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, step_rows: Sequence[dict[str, Any]] = ()
+    trainer: "MathGRPOTrainer",
+    loss_of: Callable[[Any, Rows], Tensor],
+    model: Any,
+    step_rows: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
@@ -92,7 +98,9 @@ def _is_state(buffer: Tensor | None) -> bool:
     return buffer is not None and buffer.is_floating_point()
 
 
-def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any, prompt: list[int]) -> None:
+def _try_longest(
+    trainer: "MathGRPOTrainer", loss_of: Callable[[Any, Rows], Tensor], model: Any, prompt: list[int]
+) -> None:
     args, splits = trainer.settings, trainer.budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
@@ -128,7 +136,7 @@ def _try_longest(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: An
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
+def longest_prompt(trainer: "MathGRPOTrainer", step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
     A stream, and the function of ``with_transform``, may be read only once: then the prompt is one of ``step_rows``.
@@ -142,4 +150,4 @@ def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> li
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
     environments = [columns["environment"][row] if trainer._multi_environment else None]
     with replaced(trainer, _batch_environments=environments):
-        return trainer._tokenize_prompts([prompts[row]])[0][0]
+        return trainer.prompt_tokens([prompts[row]])[0]

@@ -30,16 +30,17 @@ class StepMeter:
     """
 
     def __init__(self, log: Callable[[], dict[str, list[float]]], rollouts_per_step: float) -> None:
-        self.log, self.rollouts_per_step = log, rollouts_per_step
+        self.log = log
+        self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
-        self.marked: dict[str, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
+        self.rollout_tokens = state["rollout_tokens"]
+        self.tokens_per_step = state["tokens_per_step"]
 
     def report_first(self, completions: int, by_verdict: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.
@@ -65,21 +66,11 @@ class StepMeter:
     @contextmanager
     def only_seconds(self) -> Iterator[None]:
         """Log only seconds and tokens inside this context."""
-        self.mark()
-        try:
-            yield
-        finally:  # also if memory runs out: the rows of a dry run are invented
-            self.undo()
-
-    def mark(self) -> None:
-        """Remember what is logged now, for `undo`."""
-        self.marked = {name: len(values) for name, values in self.log().items()}
-
-    def undo(self) -> None:
-        """Drop what was logged since `mark`, except seconds and tokens."""
+        before = {name: len(values) for name, values in self.log().items()}
+        yield
         for name, values in self.log().items():
             if name not in (*metrics.PHASES, metrics.TOKENS):
-                del values[self.marked.get(name, 0) :]
+                del values[before.get(name, 0) :]
 
     def write(self, vllm: bool, cuda: bool) -> None:
         """Log the metrics of whole steps: mean seconds by phase, tokens per second, memory."""
@@ -105,22 +96,27 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
+def shares(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
     """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
+
+    ``in_format`` is None for a completion whose row names no format: then no share of them is logged.
 
     >>> log = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
-    >>> log["accuracy_in_format"]
-    0.25
+    >>> log["accuracy_in_format"], "accuracy_in_format" in shares(["correct", "wrong"], [None, None], 2)
+    (0.25, False)
     """
     right = [verdict == Verdict.CORRECT for verdict in verdicts]
     groups = [right[start : start + size] for start in range(0, len(right), size)]
+    log = {}
+    if None not in in_format:
+        log[metrics.FORMAT_KEPT] = in_format.count(True) / len(right)
+        log[metrics.ACCURACY_IN_FORMAT] = [*zip(right, in_format, strict=True)].count((True, True)) / len(right)
     return {
+        **log,
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
         metrics.ACCURACY: sum(right) / len(right),
-        metrics.FORMAT_KEPT: sum(in_format) / len(in_format),
-        metrics.ACCURACY_IN_FORMAT: sum(a and b for a, b in zip(right, in_format, strict=True)) / len(right),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }

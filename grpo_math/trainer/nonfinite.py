@@ -18,7 +18,8 @@ class NonFiniteSteps:
     """Counts the skipped steps; ``limit`` of them in a row end the run."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.in_a_row = limit, 0
+        self.limit = limit
+        self.in_a_row = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"in_a_row": self.in_a_row}

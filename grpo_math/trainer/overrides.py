@@ -4,9 +4,12 @@ Does not override a method of TRL: `trainer.py` does.
 """
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.logging import get_logger
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 logger = get_logger(__name__)
 
@@ -32,7 +35,7 @@ def is_foreign(function: Any) -> bool:
     return any(name.partition(".")[0] not in PACKAGES for name in modules)
 
 
-def sees_rows(trainer: Any) -> bool:
+def sees_rows(trainer: "MathGRPOTrainer") -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A

@@ -14,7 +14,7 @@ Does not sample: generation/sync.py does.
 
 import math
 from collections.abc import Sized
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trl.trainer.utils import RepeatSampler
 
@@ -22,11 +22,14 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
 
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
+
 
 class Prefetch:
     """Chooses what the trainer's `AdapterGeneration` requests in advance."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: "MathGRPOTrainer") -> None:
         asks = {
             "tools": trainer.tools,
             "rollout_func": trainer.rollout_func,
@@ -38,24 +41,25 @@ class Prefetch:
             raise ConfigError("staleness", 1, reason, "leave it at 0")
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
-        self.trainer, self.generation = trainer, trainer.vllm_generation
+        self.trainer = trainer
+        self.generation = trainer.vllm_generation
         self._taken_at = -1  # the training step at which the last batch was taken
         self.generation.look = self
 
     @property
     def is_rollout(self) -> bool:
         """Return True if the current samples are a training batch, and not an evaluation or additional groups."""
-        return self.trainer.model.training and self.trainer._step != self._taken_at
+        return self.trainer.model.training and self.trainer.training_steps != self._taken_at
 
     @property
     def step(self) -> int:
         """The optimizer step at which the servers' adapter was sent."""
-        return self.trainer._last_loaded_step
+        return self.trainer.synced_step
 
     def take(self, asked: PrefetchedRollout, waited: float) -> None:
         """Log the age of the next training batch, and the seconds of its sampling that training did not wait for."""
         trainer = self.trainer
-        self._taken_at = trainer._step
+        self._taken_at = trainer.training_steps
         values = {metrics.STALENESS: trainer.state.global_step - asked.step, metrics.SECONDS_SAMPLING: asked.seconds}
         trainer.add_metrics({**values, metrics.SECONDS_OVERLAP: max(0.0, asked.seconds - waited)})
 
@@ -73,7 +77,7 @@ class Prefetch:
         batches = sampler.num_samples // sampler.batch_size  # per epoch
         # Training steps, not optimizer steps.
         steps_per_batch = args.steps_per_generation * trainer.num_iterations
-        batch, epoch = trainer._step // steps_per_batch % batches, int(trainer.state.epoch or 0)
+        batch, epoch = trainer.training_steps // steps_per_batch % batches, int(trainer.state.epoch or 0)
         is_last = batch + 1 == batches
         # A batch need not begin and end with an optimizer step. At the end of an epoch, transformers takes an optimizer
         # step even if fewer training steps are left than it accumulates: the last batch rounds up.
@@ -84,7 +88,7 @@ class Prefetch:
             return []
         epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
         rows = order(sampler, epoch)[batch * sampler.batch_size : (batch + 1) * sampler.batch_size]
-        return trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0]
+        return trainer.prompt_tokens([trainer.train_dataset[row]["prompt"] for row in rows])
 
 
 def order(sampler: RepeatSampler, epoch: int) -> list[int]:

@@ -10,7 +10,7 @@ Does not evaluate: ``evaluate(trainer, problems)`` before and after writes befor
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 from pyarrow import parquet
@@ -22,6 +22,9 @@ from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 from grpo_math.trainer import table
 
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
+
 DATA_OF_SCRIPT = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
@@ -30,8 +33,9 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 class RunFiles(History):
     """The files of a run, written by its main process; an adapter by all processes together."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.run_dir, self.trainer = Path(str(trainer.args.output_dir)), trainer
+    def __init__(self, trainer: "MathGRPOTrainer") -> None:
+        self.run_dir = Path(str(trainer.args.output_dir))
+        self.trainer = trainer
         self.evaluated = set[str]()  # before.json and after.json, if this process has written them
         super().__init__(self.run_dir)
 
@@ -44,6 +48,10 @@ class RunFiles(History):
         stale = [checkpoints.FINISHED, "after.json"]
         # A new run in a used folder: the report must not mix the two.
         if state.global_step == 0 and earlier:
+            print(
+                f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
+                file=sys.stderr,
+            )
             stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         for name in stale:
@@ -73,7 +81,7 @@ class RunFiles(History):
 
     def _write_completions(self, step: int) -> None:
         """Write the completions of the last rollout to the file that TRL's ``log_completions`` writes."""
-        logs = self.trainer._logs
+        logs = self.trainer.table
         rows = len(logs["prompt"])
         columns = {"prompt": logs["prompt"], "completion": logs["completion"], **logs["rewards"], **logs["extra"]}
         columns = {metrics.STEP: [step] * rows, **columns, "advantage": logs["advantages"]}
@@ -100,7 +108,7 @@ class RunFiles(History):
             print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
 
-def settings_of(trainer: Any) -> dict[str, Any]:
+def settings_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -21,8 +21,11 @@ from accelerate.utils import gather_object
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.trainer.table import plain, storable
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = (
@@ -44,11 +47,9 @@ BATCH_SETTINGS = (
 )
 
 
-def state_of(trainer: Any) -> dict[str, Any]:
-    """Return what `restore` needs; after `to_keep`, in plain types and tensors."""
-    args, logs = trainer.args, trainer._logs
-    # Between two rollouts there is nothing to save: the next step samples.
-    in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
+def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+    """Return what `restore` needs; after `agree_on_saved_state`, in plain types and tensors."""
+    args, logs = trainer.args, trainer.table
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
     table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
@@ -56,17 +57,18 @@ def state_of(trainer: Any) -> dict[str, Any]:
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
-        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if in_rollout else None,
+        # Between two rollouts there is nothing to save: the next step samples.
+        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if trainer.in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
         "evaluates": trainer.control.should_evaluate,
-        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        "metrics": {name: list(values) for name, values in trainer.step_metrics.items()},
         "table": json.dumps(table, default=plain) if trainer.log_completions else None,
     }
 
 
-def _collaborators(trainer: Any) -> dict[str, Any]:
+def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
 
 
@@ -74,17 +76,17 @@ def _plain_step(step: Any) -> Any:
     return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
-def to_keep(trainer: Any) -> dict[str, Any]:
+def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return `state_of` for a checkpoint. Every process waits for the completions that servers are still sampling."""
     # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
     held = state_of(trainer)
     if trainer.settings.staleness:
-        on_main(lambda: held["asked"] and held["asked"].wait())
+        broadcast_from_main(lambda: held["asked"] and held["asked"].wait())
         held["asked"] = held["asked"] and held["asked"].state_dict()
     return held
 
 
-def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
+def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     """Read a `state_of` from a checkpoint; None if a rank has none.
 
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
@@ -100,7 +102,7 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     return state if all(gather_object([state is not None])) else None
 
 
-def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
+def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int = 0) -> None:
     """Put `state_of` back into a trainer.
 
     ``position``: the training steps of this epoch that are done, which is the position of the data loader.
@@ -117,17 +119,18 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     trainer._buffered_inputs = steps or None
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
-        trainer._buffered_inputs, trainer._step = None, position
+        trainer._buffered_inputs = None
+        trainer._step = position
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
         # The object itself, if this is the state of a moment and not of a checkpoint.
         asked = state["asked"]
         trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
     trainer.control.should_evaluate = state.get("evaluates", False)
-    trainer._metrics["train"].clear()
-    trainer._metrics["train"].update(state["metrics"])
+    trainer.step_metrics.clear()
+    trainer.step_metrics.update(state["metrics"])
     if state["table"]:
-        table, logs = json.loads(state["table"]), trainer._logs
+        table, logs = json.loads(state["table"]), trainer.table
         for name in LISTS:
             # Into TRL's own columns, which keep only the rows of the last rollout.
             logs[name].extend(table[name])
@@ -137,8 +140,8 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
                 logs[name][key].extend(values)
 
 
-def snapshot(trainer: Any) -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere, for `save_last_step` if the next step fails."""
+def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+    """Return `state_of` and what transformers saves elsewhere, for `agree_to_save_last_step` if the next step fails."""
     return {
         **state_of(trainer),
         "step": trainer.state.global_step,
@@ -150,7 +153,7 @@ def snapshot(trainer: Any) -> dict[str, Any]:
     }
 
 
-def remember_step(trainer: Any) -> None:
+def remember_step(trainer: "MathGRPOTrainer") -> None:
     """Take the snapshot of a step that has just been completed, unless the step has a snapshot or a checkpoint."""
     step = trainer.state.global_step
     # Never a second one: the next step may be under way.
@@ -158,7 +161,7 @@ def remember_step(trainer: Any) -> None:
         trainer.last_step = snapshot(trainer)
 
 
-def save_last_step(trainer: Any) -> str:
+def agree_to_save_last_step(trainer: "MathGRPOTrainer") -> str:
     """Save the checkpoint that the last complete step would have given. Return the end of an error's line: its name."""
     step, then = trainer.state.global_step, trainer.last_step
     # A script that saves nothing gets no checkpoint of the step before a failed one. A step whose evaluation has failed

@@ -11,23 +11,25 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 from accelerate.logging import get_logger
 from pyarrow import parquet
 from torch import Tensor
 
-from grpo_math.algorithm.advantages import weighted
 from grpo_math.errors import first_line
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of, text_of
 from grpo_math.run.replaced import replaced
 
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
+
 logger = get_logger(__name__)
 
 
-def columns_of(
+def completion_columns(
     rows: Sequence[dict[str, Any]],
     groups: Iterable[int],
     grades: Sequence[Grade] | None,
@@ -44,7 +46,7 @@ def columns_of(
     >>> from grpo_math.grading import Verdict
     >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")] * 2
     >>> rows, ids = [{"id": "a", "answer": "7"}] * 2, [[5, 6, 2], [5, 6]]
-    >>> columns = columns_of(rows, [4, 4], grades, Tensor([0.0, 1.0]), ids, lambda ids: ids[-1] != 2)
+    >>> columns = completion_columns(rows, [4, 4], grades, Tensor([0.0, 1.0]), ids, lambda ids: ids[-1] != 2)
     >>> for name, values in columns.items(): print(name, values)
     group [4, 4]
     problem_id ['a', 'a']
@@ -79,29 +81,6 @@ def name_of(row: dict[str, Any]) -> str:
     if row.get("id") is not None:
         return str(row["id"])
     return shorten(text_of(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
-
-
-def add_columns(
-    trainer: Any,
-    rows: list[dict[str, Any]],
-    grades: Sequence[Grade] | None,
-    rewards_per_func: Tensor,
-    ids: list[list[int]],
-    first_group: int,
-) -> None:
-    """Add the columns of this rank to TRL's table, unless a reward function logs a column of that name.
-
-    ``first_group`` is the number of the rollout's first group: a resampled rollout continues the count.
-    """
-    # TRL has gathered the rewards of all ranks. It gathers the columns itself, later.
-    first = trainer.accelerator.process_index * len(rows)
-    of_rank = rewards_per_func[first : first + len(rows)]
-    rewards = weighted(of_rank, trainer.reward_weights.to(of_rank.device))
-    groups = (first_group + (first + row) // trainer.group_size for row in range(len(rows)))
-    columns = columns_of(rows, groups, grades, rewards, ids, trainer.endings.is_truncated)
-    for name, values in columns.items():
-        if name not in (*trainer._pending_extra_logs, *trainer.reward_func_names):
-            trainer._log_completion_extra(name, values)
 
 
 def replace_advantages(column: Any, values: Sequence[float]) -> None:
@@ -154,9 +133,9 @@ def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def storable_table(trainer: Any) -> Iterator[None]:
+def storable_table(trainer: "MathGRPOTrainer") -> Iterator[None]:
     """Let TRL's `log` write its table from columns that Parquet can hold. An error of the table ends no run."""
-    handler, logs = trainer.callback_handler, trainer._logs
+    handler, logs = trainer.callback_handler, trainer.table
     call_callbacks = handler.on_log
 
     def on_log(*arguments: Any) -> Any:
@@ -171,7 +150,7 @@ def storable_table(trainer: Any) -> Iterator[None]:
             yield
         except Exception as error:
             # An error of a callback is the script's.
-            if trainer._logs is logs:
+            if trainer.table is logs:
                 raise
             warn_about(error)
 

@@ -79,7 +79,8 @@ class TiledMLP:
     """
 
     def __init__(self, layer: Any) -> None:
-        self.layer, self.mlp = layer, layer.mlp.forward
+        self.layer = layer
+        self.mlp = layer.mlp.forward
         self.norm: Any = None
         # The MLP's input, if its norm is computed in the tiles.
         self.not_normed: Tensor | None = None
@@ -103,7 +104,8 @@ class TiledMLP:
         return states
 
     def forward(self, states: Tensor) -> Tensor:
-        not_normed, self.not_normed = self.not_normed, None
+        not_normed = self.not_normed
+        self.not_normed = None
         if not_normed is not None:
             if not_normed is not states:
                 raise RuntimeError(f"the norm of {type(self.layer).__name__} does not feed its MLP")
@@ -155,7 +157,8 @@ class _Input:
         self.saved: Any = rows.grad_fn
         self.rows: Tensor | None = rows
         # ``remaining``: the tiles of the current pass that were not taken yet.
-        self.n, self.remaining = n, n
+        self.n = n
+        self.remaining = n
 
     def tile(self, number: int) -> Tensor:
         # Checkpointing returns a saved tensor once per backward pass, so all tiles share it.
@@ -165,5 +168,6 @@ class _Input:
         tile: Tensor = self.rows.tensor_split(self.n)[number]
         self.remaining -= 1
         if not self.remaining:
-            self.rows, self.remaining = None, self.n
+            self.rows = None
+            self.remaining = self.n
         return tile

@@ -1,13 +1,13 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides private methods of TRL; ``__init__.py`` lists the stages. It does not copy TRL's
-loss. Differences from TRL:
+This is the only file that overrides private methods of TRL. docs/design.md ("One training step") has the data flow.
+Differences from TRL:
 
-- advantages, surrogates and KL estimators that TRL lacks. With these, TRL's ``policy_loss`` lacks that term, and
-  ``clip_ratio/*`` is 0;
+- the loss is algorithm/losses.py, which has more surrogates and KL estimators. A test compares it with TRL's;
+- advantages that TRL lacks;
 - with ``pack_updates`` the rows of an optimizer step are grouped by prompt, shared among ranks and scored packed.
   Completions without advantage are skipped if no other term of the loss needs them. Gradients are TRL's to rounding;
-  entropy and clip fractions are means over trained rows;
+  logged figures are means over the tokens of the step;
 - a resumed run ends as if it had not stopped; a step that runs out of memory is split.
 """
 
@@ -23,6 +23,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
@@ -33,14 +34,14 @@ from grpo_math.algorithm.advantages import advantages, weighted
 from grpo_math.algorithm.endings import Endings
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import Loss, LossInputs, LossSettings, compute_loss
-from grpo_math.algorithm.reference import follow, refuse_lost_reference
+from grpo_math.algorithm.reference import Reference, refuse_lost_reference
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
-from grpo_math.grading import grade_batch
+from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
@@ -49,7 +50,7 @@ from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
 from grpo_math.rewards.guard import checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
@@ -72,6 +73,13 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
+    # Never None in a trainer, unlike in TRL's annotations.
+    args: Any
+    model: Any
+    train_dataset: Any
+    num_generations: Any
+    max_completion_length: Any
+    vllm_generation: Any
     # TRL's tests call `_generate` on a trainer without `__init__`, and `_generate` reads these two.
     turns: Turns | None = None
     endings: Any = None
@@ -83,7 +91,21 @@ class MathGRPOTrainer(GRPOTrainer):
     keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, *arguments: Any, **kwargs: Any
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: Any = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
     ) -> None:
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -92,7 +114,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.settings = settings_of(args)
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
-        self._grades: list[Any] | None = None
+        self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         # The state in the checkpoint that this run resumes from.
@@ -103,33 +125,62 @@ class MathGRPOTrainer(GRPOTrainer):
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
         # whose template supports tool calls.
-        warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
-        conversation = conversation_of(model, args, arguments, kwargs)
+        warning = check_gold_answers(reward_funcs, train_dataset)
+        conversation = conversation_of(model, args, processing_class, tools, environment_factory)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs), args, *arguments, **kwargs)
+            super().__init__(
+                model,
+                resolved(reward_funcs),
+                args,
+                train_dataset,
+                eval_dataset,
+                conversation.tokenizer if conversation else processing_class,
+                reward_processing_classes,
+                callbacks,
+                optimizers,
+                quantization_config,
+                peft_config,
+                tools,
+                rollout_func,
+                environment_factory,
+            )
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
-        self.endings = Endings(self)
+        options, ends = self.args.generation_kwargs or {}, (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        self.endings = Endings(options, self.max_completion_length, ends, self.mask_truncated_completions)
+        # TRL would mask every completion that does not end with EOS.
+        self.mask_truncated_completions &= not self.endings.masks
         self._set_up_updates()
-        steps = self.settings.reference_refresh_steps
-        self._reference = follow(self, steps) if steps or args.sync_ref_model else None
-        self.resampler = Resampler(self) if self.settings.resample_groups else None
+        self._reference = self._followed_reference()
+        rounds, size = self.settings.resample_groups, self.num_generations
+        resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self.table, self.accelerator)
+        self.resampler = resampler() if rounds else None
         if self.use_vllm:
-            generation: Any = self.vllm_generation
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
-            generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
+            sync = self.meter.phase(metrics.SECONDS_SYNC)(self.vllm_generation.sync_weights)
+            self.vllm_generation.sync_weights = sync
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
+
+    def _followed_reference(self) -> Reference | None:
+        """Return the reference of the KL term if it moves in training, with the callback that moves it."""
+        steps = self.settings.reference_refresh_steps
+        if not steps and not self.args.sync_ref_model:
+            return None
+        bare = partial(self.accelerator.unwrap_model, keep_torch_compile=False)
+        reference = Reference(bare(self.model), self.ref_model and bare(self.ref_model), steps)
+        self.add_callback(reference)
+        return reference
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
         # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            model, kwargs = cast(Any, self.model), cast(Any, self.args.gradient_checkpointing_kwargs or {})
+            model, kwargs = self.model, self.args.gradient_checkpointing_kwargs or {}
             unused = bool(set(model.config.sub_configs) - {"text_config"})
             if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
                 unused = False
@@ -138,10 +189,23 @@ class MathGRPOTrainer(GRPOTrainer):
                     raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
             accelerator.ddp_handler.find_unused_parameters = unused
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        packs = settings.pack_updates and scoring.set_up(self, models)
+        config = models[0].config.get_text_config()
+        if self.aux_loss_enabled and not hasattr(config, "num_experts"):
+            # TRL reads this name in the config of any family, and Granite's has another one.
+            type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
+        hindrances = {
+            "an image processor": self._is_vlm,
+            "continuous batching to generate with, which has no packed attention": (
+                self.use_transformers_continuous_batching
+            ),
+        }
+        packs = settings.pack_updates and scoring.agree_to_register(models, self.args, hindrances)
+        if packs and self.aux_loss_enabled:
+            reason = "the auxiliary loss of the router is not linear in its rows, so updates keep TRL's micro-batches"
+            logger.warning(f"pack_updates: {reason} (router_aux_loss_coef: 0 leaves the loss out).")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
         # A loss that TRL lacks.
         self._has_own_loss = settings.surrogate != "clip" or (self.beta != 0.0 and settings.kl_estimator != "k3")
         whole = self._takes_trls_loss() or sees_rows(self) or whole
@@ -158,7 +222,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
-            self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
+            self._offload = get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)
         self._dry_run_due = longest.dry_run_enabled(settings, accelerator)
 
     # Generation
@@ -174,7 +238,10 @@ class MathGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
-        return self.turns.play(*arguments) if self.turns else super()._tool_call_loop(prompts, *arguments)
+        if self.turns is None:
+            return super()._tool_call_loop(prompts, *arguments)
+        functions = [a | b for a, b in zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)]
+        return self.turns.play(self._generate_single_turn, functions, *arguments)
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
@@ -188,7 +255,9 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
-            self._grades = self._grade(inputs, completions)
+            # All ranks decide the same, because `_gather_rollout` gathers the verdicts.
+            has_golds = not agree_on_all(all(gold_of(row) is None for row in inputs))
+            self._grades = self._grade(inputs, completions) if has_golds else None
             limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
             added = limits if self._grades is None else {**limits, GRADE: self._grades}
             errors: list[UserError] = []
@@ -202,41 +271,48 @@ class MathGRPOTrainer(GRPOTrainer):
                 rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             finally:
                 self.reward_funcs = functions
-            self._raise_reward_errors(errors)
-            # TRL gathers such columns from all ranks when this method has returned.
-            table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
+            # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
+            error = errors[0] if errors else None
+            if message := agree_on_first(str(error) if error else None):
+                raise RewardError(message) from error
+            self._log_columns(inputs, self._grades, rewards, completion_ids_list)
             if self.turns:
                 self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
-    def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
-        """Grade this rank's completions; None if no row of any rank has a gold answer."""
-        answers = [gold_of(row) for row in inputs]
-        # All ranks decide the same, because `_rollout` gathers the verdicts.
-        if not any(gather_object([any(gold is not None for gold in answers)])):
-            return None
-        gold_texts, texts = [gold or "" for gold in answers], [text_of(completion) for completion in completions]
-        formats = [row.get("answer_format") for row in inputs]
-        return grade_batch(gold_texts, texts, answer_format=formats, timeout=self.settings.grade_timeout)
+    def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
+        """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
+        # TRL has gathered the rewards of all ranks. It gathers the columns when `_calculate_rewards` has returned.
+        first = self.accelerator.process_index * len(inputs)
+        sums = weighted(rewards[first : first + len(inputs)], self.reward_weights.to(rewards.device))
+        # A resampled rollout continues the numbers of the groups.
+        groups = (self._first_group + (first + row) // self.group_size for row in range(len(inputs)))
+        columns = table.completion_columns(inputs, groups, grades, sums, ids, self.endings.is_truncated)
+        for name, values in columns.items():
+            if name not in (*self._pending_extra_logs, *self.reward_func_names):
+                self._log_completion_extra(name, values)
 
-    def _raise_reward_errors(self, errors: list[UserError]) -> None:
-        # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
-        error = errors[0] if errors else None
-        if message := scoring.agree_on_first(str(error) if error else None):
-            raise RewardError(message) from error
+    def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Grade]:
+        """Grade this rank's completions."""
+        gold_answers = [gold_of(row) or "" for row in inputs]
+        texts = [text_of(completion) for completion in completions]
+        formats = [row.get("answer_format") for row in inputs]
+        return grade_batch(gold_answers, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        # Not in the constructor, because the model is not on its device yet. An evaluation may come before training.
-        scoring.verify_packing(self, self._scores)
+        # An evaluation may come before training.
+        self._agree_to_pack()
         with self.meter.phase(metrics.SECONDS_SCORE):
             # TRL adds the tokens of all ranks to this count when it has generated.
-            tokens_seen, self._first_group = self.state.num_input_tokens_seen, 0
-            rollout = self._rollout(inputs)
+            tokens_seen = self.state.num_input_tokens_seen
+            self._first_group = 0
+            rollout = self._gather_rollout(inputs)
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
                     # Metrics stay those of the first draw, because the replacements are selected.
-                    rollout, counts = self.resampler(rollout, inputs, self.meter.only_seconds()(self._rollout))
+                    sample = self.meter.only_seconds()(self._gather_rollout)
+                    rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
                     self.add_metrics(counts)
                     if self.prefetch is not None:
                         self.prefetch.send(resampled=True)
@@ -245,14 +321,14 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.add_metrics(correction.gather_figures(output, self.accelerator))
                 output = self.endings.gather_masked(output, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
-            self._set_advantages(output, rollout.rewards)
+            self._gather_advantages(output, rollout.rewards)
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
             by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
             self.meter.report_first(len(inputs) * self.accelerator.num_processes, by_verdict)
         return output
 
-    def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
+    def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
         first, n = self._first_group, len(inputs)
         calculate, results = self._calculate_rewards, list[Tensor]()
 
@@ -271,7 +347,12 @@ class MathGRPOTrainer(GRPOTrainer):
         rows["group"] = first + numbers // self.group_size
         if self._grades is None:
             return Rollout(rows, rewards, None)
-        of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
+        # A row that names no format, as in most scripts, asks for none.
+        local = [
+            (grade.verdict, grade.in_format if row.get("answer_format") else None)
+            for grade, row in zip(self._grades, inputs, strict=True)
+        ]
+        of_all_ranks = gather_object(local)
         verdicts, in_format = zip(*of_all_ranks, strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
         return Rollout(rows, rewards, verdicts)
@@ -280,7 +361,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def group_size(self) -> int:
         return cast(int, self.num_generations if self.mode == "train" else self.num_generations_eval)
 
-    def _set_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
+    def _gather_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
         """Set this rank's advantages from the rewards of all; TRL's, if each reward function is normalized."""
         weights = self.reward_weights.to(rewards_per_func.device)
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
@@ -291,7 +372,7 @@ class MathGRPOTrainer(GRPOTrainer):
             values = advantages(rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps).flatten()
             first = self.accelerator.process_index * n
             output["advantages"] = values[first : first + n].to(output["advantages"].device)
-            table.replace_advantages(self._logs["advantages"], values.tolist())
+            table.replace_advantages(self.table["advantages"], values.tolist())
         else:
             values = self.accelerator.gather(output["advantages"]).cpu()
         self.add_metrics(spread(rewards, values))
@@ -300,21 +381,20 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Call TRL's. If memory runs out in the update, repeat this optimizer step with smaller micro-batches."""
-        scoring.verify_packing(self, self._scores)
+        self._agree_to_pack()
         # Not in the constructor, because `train` prepares the model.
         if self._dry_run_due:
             self._dry_run_due = False
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
-        args: Any = self.args
         loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
         while failure is not None:
             # The rows of later optimizer steps would not fit either.
             self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
-            step = self._buffered_inputs[self._step % args.steps_per_generation]
+            step = self._buffered_inputs[self._step % self.args.steps_per_generation]
             training_step = partial(super().training_step, model, step, num_items_in_batch)
             loss, failure = self._attempt(partial(self._repeat, model, training_step))
         if self._is_split:
-            self._finish_training_step(self._buffered_inputs[(self._step - 1) % args.steps_per_generation])
+            self._finish_training_step(self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation])
         return loss
 
     def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
@@ -364,7 +444,7 @@ class MathGRPOTrainer(GRPOTrainer):
             model.zero_grad()
         if error := self.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
-            state.save_last_step(self)
+            state.agree_to_save_last_step(self)
             raise error
         return norm
 
@@ -372,9 +452,8 @@ class MathGRPOTrainer(GRPOTrainer):
         # Memory ran out: the same rows, in smaller micro-batches.
         if isinstance(generation_batch, TrainingStep):
             return generation_batch
-        args: Any = self.args
-        steps_per_rollout = args.steps_per_generation
-        if self.mode == "train" and self._step % (steps_per_rollout * self.num_iterations) == 0:
+        steps_per_rollout = self.args.steps_per_generation
+        if self.mode == "train" and not self.in_rollout:
             # TRL samples, and a failure before it has must not repeat a step of the last rollout.
             self._buffered_inputs = None
         is_new = self.mode == "train" and self._buffered_inputs is None
@@ -385,20 +464,20 @@ class MathGRPOTrainer(GRPOTrainer):
         splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
         window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
-        of_trl, self._buffered_inputs = self._buffered_inputs, []
+        of_trl = self._buffered_inputs
+        self._buffered_inputs = []
         for start in range(0, steps_per_rollout, window):
-            self._buffered_inputs += splitter.split(of_trl[start : start + window], self.budget.tokens)
+            self._buffered_inputs += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
         return self._buffered_inputs[self._step % steps_per_rollout]
 
     def _takes_trls_loss(self) -> bool:
         """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
-        missing = {"images": self._is_vlm, "an auxiliary loss of the router": self.aux_loss_enabled}
-        for name in (name for name, applies in missing.items() if applies):
+        if self._is_vlm:
             if self._has_own_loss:
-                reason = f"does not work with {name}, of which TRL computes the loss"
+                reason = "does not work with images, of which TRL computes the loss"
                 raise ConfigError("surrogate", self.settings.surrogate, reason, "use clip, with kl_estimator k3")
-            logger.warning_once(f"TRL computes the loss, because the model has {name}.")
-        return any(missing.values()) or (sees_rows(self) and not self._has_own_loss)
+            logger.warning_once("TRL computes the loss, because the model has images.")
+        return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         self._gradients.allocate()
@@ -427,20 +506,20 @@ class MathGRPOTrainer(GRPOTrainer):
         keep = rows["completion_ids"].size(1)
         # Without the argument for rows without the number, because a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
-        logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, mask, keep, compute_entropy=True, **group
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, ids, mask, keep, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled, **group
         )
-        return compute_loss(self._loss_inputs(rows, logps, cast(Tensor, entropies)), self._loss_settings())
+        inputs = self._loss_inputs(rows, logps, cast(Tensor, entropies))
+        return compute_loss(replace(inputs, aux_loss=aux_loss), self._loss_settings())
 
     def _loss_inputs(self, rows: Rows, logps: Tensor, entropies: Tensor) -> LossInputs:
-        args: Any = self.args
         mask, advantages = scored(rows), rows["advantages"]
         # num_items_in_batch counts the tokens of the rollout batch on all ranks.
         per_step, accumulation = rows["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self.mode == "train":
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
-            per_step = per_step * accumulation / args.steps_per_generation
+            per_step = per_step * accumulation / self.args.steps_per_generation
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
@@ -460,29 +539,29 @@ class MathGRPOTrainer(GRPOTrainer):
         )
 
     def _loss_settings(self) -> LossSettings:
-        args: Any = self.args
         coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
-        if self.use_adaptive_entropy and self._last_world_entropy > args.entropy_target:
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
             coefficient = 0.0
         return LossSettings(
             surrogate=self.settings.surrogate,
             loss_type=self.loss_type,
             kl_estimator=self.settings.kl_estimator,
             beta=self.beta,
-            use_bias_correction_kl=args.use_bias_correction_kl,
+            use_bias_correction_kl=self.args.use_bias_correction_kl,
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
-            delta=args.delta,
+            delta=self.args.delta,
             importance_sampling_level=self.importance_sampling_level,
             off_policy_mask_threshold=self.off_policy_mask_threshold,
-            sapo_temperature_pos=args.sapo_temperature_pos,
-            sapo_temperature_neg=args.sapo_temperature_neg,
-            vespo_k_pos=args.vespo_k_pos,
-            vespo_lambda_pos=args.vespo_lambda_pos,
-            vespo_k_neg=args.vespo_k_neg,
-            vespo_lambda_neg=args.vespo_lambda_neg,
-            max_completion_length=cast(int, self.max_completion_length),
+            sapo_temperature_pos=self.args.sapo_temperature_pos,
+            sapo_temperature_neg=self.args.sapo_temperature_neg,
+            vespo_k_pos=self.args.vespo_k_pos,
+            vespo_lambda_pos=self.args.vespo_lambda_pos,
+            vespo_k_neg=self.args.vespo_k_neg,
+            vespo_lambda_neg=self.args.vespo_lambda_neg,
+            max_completion_length=self.max_completion_length,
             entropy_coef=coefficient,
+            router_aux_loss_coef=self.router_aux_loss_coef,
         )
 
     def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
@@ -494,14 +573,13 @@ class MathGRPOTrainer(GRPOTrainer):
         self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
         if self.mode == "eval":
             return
-        args: Any = self.args
         if self.use_adaptive_entropy:
             # As in TRL: above the target the coefficient falls, and the bonus is left out.
-            rises = means.entropy <= args.entropy_target
-            change = args.entropy_coef_delta if rises else -args.entropy_coef_delta
+            rises = means.entropy <= self.args.entropy_target
+            change = self.args.entropy_coef_delta if rises else -self.args.entropy_coef_delta
             self.entropy_coef = self.entropy_coef + change
-            bound = min if rises else max
-            self.entropy_coef = bound(self.entropy_coef, args.entropy_coef_max if rises else args.entropy_coef_min)
+            bound, limit = (min, self.args.entropy_coef_max) if rises else (max, self.args.entropy_coef_min)
+            self.entropy_coef = bound(self.entropy_coef, limit)
             self._last_world_entropy = means.entropy
         self.add_metrics({metrics.ENTROPY_COEF: self.entropy_coef})
 
@@ -522,16 +600,20 @@ class MathGRPOTrainer(GRPOTrainer):
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            # The router's auxiliary loss is a mean over tokens. Packed rows contain a prompt once. A script may have
-            # replaced TRL's method.
-            if self.scorer is not None and not compute_aux_loss and not is_foreign(plain):
-                return self.scorer(plain, *rows, group, **kwargs)
+            # A script may have replaced TRL's method.
+            if self.scorer is not None and not is_foreign(plain):
+                return self.scorer(plain, *rows, group, compute_aux_loss, **kwargs)
             logps, *others = plain(*rows, compute_aux_loss=compute_aux_loss, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         entropies, loss = (value if value is None else value.to(input_ids.device) for value in others)
         return logps.to(input_ids.device), entropies, loss
 
-    _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method
+    def _agree_to_pack(self) -> None:
+        """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
+        # Not in the constructor, because the model is not on its device yet.
+        plain = super()._get_per_token_logps_and_entropies
+        if self.scorer and not self.scorer.agree_to_pack(plain, self.model, self._tokenizer, self.args.tf32):
+            self.scorer = None
 
     # Evaluation
 
@@ -577,13 +659,17 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         # One process reads the folder: on a network file system ranks may see different checkpoints.
-        resume = on_main(lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint))
-        self.last_step, self.saved_step = None, 0
+        resume = broadcast_from_main(
+            lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
+        )
+        self.last_step = None
+        self.saved_step = 0
         try:
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
-            raise type(error)(f"{error}{state.save_last_step(self)}") from error.__cause__
+            saved = state.agree_to_save_last_step(self)
+            raise type(error)(f"{error}{saved}") from error.__cause__
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
@@ -654,7 +740,10 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._reference is not None and not self.is_fsdp_enabled:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
         # Every rank writes a file, because every rank trains on its own rows of the rollout.
-        torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
+        torch.save(
+            state.agree_on_saved_state(self),
+            Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index),
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -666,7 +755,9 @@ class MathGRPOTrainer(GRPOTrainer):
         # Without a KL term no reference is used.
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
-        self._checkpoint_state = state.read(Path(checkpoint), self.accelerator.process_index, self.accelerator.device)
+        self._checkpoint_state = state.agree_on_state(
+            Path(checkpoint), self.accelerator.process_index, self.accelerator.device
+        )
         if self.train_sampler is not None:
             # TRL's sampler draws one order per epoch from a generator that no checkpoint saves.
             for _ in range(int(self.state.epoch or 0)):
@@ -675,6 +766,36 @@ class MathGRPOTrainer(GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
+
+    # For collaborators, which read no private attribute of TRL
+
+    @property
+    def table(self) -> Any:
+        """TRL's table of completions: a dict of columns, with the rows of the last rollout."""
+        return self._logs
+
+    @property
+    def step_metrics(self) -> dict[str, list[float]]:
+        """The metrics of training since the last log line."""
+        return cast(dict[str, list[float]], self._metrics["train"])
+
+    @property
+    def training_steps(self) -> int:
+        """The number of training steps so far: calls of `training_step`, several of which make an optimizer step."""
+        return self._step
+
+    @property
+    def in_rollout(self) -> bool:
+        """True if the next training step uses the rows of the current rollout."""
+        return self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+
+    @property
+    def synced_step(self) -> int:
+        """The optimizer step whose weights vLLM has."""
+        return self._last_loaded_step
+
+    def prompt_tokens(self, prompts: list[Any]) -> list[list[int]]:
+        return cast(list[list[int]], self._tokenize_prompts(prompts)[0])
 
     @property
     def mode(self) -> str:
@@ -694,4 +815,4 @@ class MathGRPOTrainer(GRPOTrainer):
             with replaced(self, num_completions_to_print=0):
                 super().log(logs, start_time)
             if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
-                console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
+                console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)

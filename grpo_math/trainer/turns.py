@@ -7,9 +7,9 @@ their prompts, and its answers are dropped.
 With images or an ``environment_factory``, TRL's own loop runs, on one process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
@@ -23,22 +23,23 @@ from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
 
+if TYPE_CHECKING:
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
-def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Conversation | None:
+
+def conversation_of(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
     """Return the `Conversation` of a trainer's ``tools``, or None if TRL's own loop over turns runs, if any.
 
     If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
+    ``factory`` is the trainer's ``environment_factory``.
     """
-    tools, factory = given.get("tools"), given.get("environment_factory")
     if factory and args.use_vllm and args.world_size > 1:
         reason = "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes"
         raise ConfigError("environment_factory", factory, reason, "train on one GPU")
     if factory or not tools:
         return None
-    tokenizer = arguments[2] if len(arguments) > 2 else given.get("processing_class")
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
-        given["processing_class"] = tokenizer
     if hasattr(tokenizer, "image_processor"):
         return None
     return Conversation(tokenizer, tools, args.max_tool_calling_iterations, args.chat_template_kwargs)
@@ -47,27 +48,31 @@ def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict
 class Turns:
     """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
-    def __init__(self, trainer: Any, conversation: Conversation) -> None:
-        self.trainer, self.conversation = trainer, conversation
+    def __init__(self, trainer: "MathGRPOTrainer", conversation: Conversation) -> None:
+        self.trainer = trainer
+        self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
 
     def play(
         self,
+        generate_turn: Callable[..., Any],
+        functions: list[dict[str, Any]],
         prompt_ids: list[list[int]],
         completion_ids: list[list[int]],
         completions: list[list[Message]],
         logprobs: list[list[float]] | None,
         *images: Any,
     ) -> tuple[Any, ...]:
-        """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results."""
-        trainer = self.trainer
+        """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results.
+
+        ``generate_turn`` is TRL's ``_generate_single_turn``. ``functions`` has the tools of each row by name.
+        """
         first = [
             replace(row, messages=messages)
             for row, messages in zip(_completions(completion_ids, logprobs), completions, strict=True)
         ]
-        functions = [a | b for a, b in zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)]
 
         def generate(asked: list[list[int]], widest: int) -> Any:
             # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
@@ -75,9 +80,11 @@ class Turns:
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
             # TRL sends each ``num_generations``-th prompt to a server. After the first turn the prompts of a group
             # differ.
-            return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
+            return _completions(*generate_turn(filled, None, {}, num_generations=1))
 
-        limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest)
+        limits = Limits(
+            self.trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest
+        )
         rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
         ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))

@@ -5,6 +5,7 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 
 from collections import defaultdict
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from random import Random
@@ -115,6 +116,7 @@ def stand_in(chosen):
         device="cpu",
         sync_gradients=True,
         gather=lambda value: value,
+        gather_for_metrics=lambda value: value,
         reduce=lambda value, reduction: value,
         pad_across_processes=lambda value, **options: value,
     )
@@ -142,7 +144,8 @@ def stand_in(chosen):
         vllm_importance_sampling_correction=True,
         max_completion_length=9,
         current_gradient_accumulation_steps=3,
-        aux_loss_enabled=False,
+        aux_loss_enabled=True,
+        router_aux_loss_coef=0.3,
         use_adaptive_entropy=kind == "adaptive",
         entropy_coef=0.5,
         _entropy_bonus_enabled=kind != "none",
@@ -195,14 +198,13 @@ def random_rows(chosen, rows=5, width=6):
 
 
 def loss_of_trl(trainer, inputs, logps, entropies):
-    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, None)
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, entropies.mean())
     return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
 def loss_of_ours(trainer, inputs, logps, entropies):
-    loss = compute_loss(
-        MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), MathGRPOTrainer._loss_settings(trainer)
-    )
+    terms = replace(MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), aux_loss=entropies.mean())
+    loss = compute_loss(terms, MathGRPOTrainer._loss_settings(trainer))
     figures = StepFigures()
     figures.add(loss, scored(inputs), len(logps))
     MathGRPOTrainer._reduce_figures(trainer, figures, 1)

@@ -26,18 +26,41 @@ GOOD = [
 ]
 TEST = "Bella walks 12 miles on each of 9 days and then rests by the lake for 31 hours in all. How far did she walk?"
 FAULTS = {
-    "gold answers that are proofs": [("Show that 2 divides 4n.", "See the proof above, QED.")],
-    "no gold answer": [("How many primes are there?", "not found"), ("What is the sum?", "N/A"), ("What is a?", "")],
-    "gold answers with several answers": [("Solve the quartic.", "x = 3 or x = 5"), ("Find both.", "(a) 7 (b) 9")],
-    "gold answers that are a unit only": [("How long is the rope?", "cm"), ("How heavy?", r"\text{ kg}")],
+    "gold answers that are proofs": [
+        ("Show that 2 divides 4n.", "See the proof above, QED."),
+        ("Show that n is even.", r"$\square$"),
+        ("Show a = b.", "We have shown that $a = b$."),
+    ],
+    "no gold answer": [
+        ("How many primes are there?", "not found"),
+        ("What is the sum?", r"\text{N/A}"),
+        ("Why?", "None"),
+        ("What is a?", ""),
+    ],
+    "gold answers with several answers": [
+        ("Solve the quartic.", "x = 3 or x = 5"),
+        ("Find both.", "(a) 7 (b) 9"),
+        ("Find the roots.", "$x_1 = 2, x_2 = 3$"),
+    ],
+    "gold answers that are a unit only": [
+        ("How long is the rope?", "cm"),
+        ("How heavy?", r"\text{ kg}"),
+        ("How fast?", "km/h"),
+        ("Which angle?", r"^\circ"),
+    ],
     "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
-    "multiple-choice letters": [("Which one holds?", "(B)"), ("Which is larger?", r"\text{C}")],
+    "multiple-choice letters": [
+        ("Which one holds?", "(B)"),
+        ("Which is larger?", r"\text{C}"),
+        ("Which is smaller?", "B) 12"),
+        ("And now?", "Option D"),
+    ],
     "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
     "problems longer than 100 tokens": [("word " * 120, "77")],
     "problems of tests.jsonl, a test set": [(TEST, "108")],
     "rows that cannot be used": ["{not json"],
-}  # fmt: skip
+}
 REPEATED = (GOOD[0][0].replace("What do", "How much do"), GOOD[0][1])
 
 

@@ -118,8 +118,8 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
     shared = rank // together
     model = backends.Model("any")
     model.together = together
-    assert model.on_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
-    assert model.on_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
+    assert model.gather_from_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
+    assert model.gather_from_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
 
 
 # The engine of a training
@@ -134,7 +134,9 @@ def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeyp
     script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
     trainer.callback_handler.callbacks.append(noted := SimpleNamespace(evaluated=set()))
     monkeypatch.setattr(
-        backends.Model, "on_ranks", lambda model, rows, call: [call(rows[i::6] or rows[:1], i) for i in range(6)]
+        backends.Model,
+        "gather_from_ranks",
+        lambda model, rows, call: [call(rows[i::6] or rows[:1], i) for i in range(6)],
     )
     before = evaluate(trainer, ROWS, extra={"split": "mine"}, progress=False)
     assert [row["id"] for row in before["rows"]] == [f"row/{i}" for i in range(5)]
@@ -185,7 +187,7 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
 
 
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(of_trainer, "on_main", lambda call: call())
+    monkeypatch.setattr(of_trainer, "broadcast_from_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
     vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]

@@ -10,7 +10,6 @@ from small_trainers import SMALL, make
 from transformers import AutoConfig, LlamaForCausalLM
 
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.packing import scoring
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -26,7 +25,7 @@ def test_a_step_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tokenizer, tmp_p
     settings = {**SMALL, "max_steps": 2, "longest_first": False, "use_cpu": False, **KINDS[kind]}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, **settings)
     # Once for a run, and so no part of a step.
-    scoring.verify_packing(trainer, trainer._scores)
+    trainer._agree_to_pack()
     with counting() as counts:
         trainer.train()
     assert (of(counts, "grpo_math") - of(counts, "grpo_math/generation")) / 2 <= OURS, counts

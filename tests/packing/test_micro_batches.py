@@ -67,7 +67,7 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
 
     synchronised = []
     whole, ours = sum(loss_of(rows) for rows in BATCHES), splitter(synchronised, loss_type=loss_type)
-    steps = ours.split(BATCHES, budget)
+    steps = ours.gather_steps(BATCHES, budget)
     assert [len(step.micro_batches) for step in steps] == (
         [2, 2] if budget == BUDGET else [1, 1] if loss_type == "bnpo" else [0, 1]
     )
@@ -85,19 +85,21 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
 
 
 def test_what_is_a_mean_over_a_micro_batch_is_not_split():
-    assert splitter(whole=True).split(BATCHES, BUDGET) == [TrainingStep([MicroBatch(rows, 1.0, 4)]) for rows in BATCHES]
+    assert splitter(whole=True).gather_steps(BATCHES, BUDGET) == [
+        TrainingStep([MicroBatch(rows, 1.0, 4)]) for rows in BATCHES
+    ]
 
 
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     flat = [{**rows, "advantages": torch.zeros(4)} for rows in BATCHES]
     for deepspeed, expected in ((False, [[], [(1, 0.0)]]), (True, [[(1, 0.0)]] * 2)):
-        steps = splitter(deepspeed=deepspeed).split(flat, BUDGET)
+        steps = splitter(deepspeed=deepspeed).gather_steps(flat, BUDGET)
         assert [[(len(of.rows["advantages"]), of.weight) for of in step.micro_batches] for step in steps] == expected
         assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
 
 
 def test_a_step_comes_back_from_a_checkpoint_also_from_one_of_an_earlier_version():
-    steps = splitter().split(BATCHES, BUDGET)
+    steps = splitter().gather_steps(BATCHES, BUDGET)
     assert [TrainingStep.from_state_dict(step.state_dict()) for step in steps] == steps
     masked = {**BATCHES[0], "completion_mask": BATCHES[0]["completion_mask"] * torch.tensor([[1], [1], [1], [0]])}
     read = TrainingStep.from_state_dict({**masked, "micro_batches": [{"rows": masked, "weight": 0.5}]})

@@ -5,8 +5,6 @@ import torch
 from small_families import tiny_model
 from torch import nn
 
-from grpo_math.packing.scoring import verify_packing
-
 LLAMA = {"rope_theta": 10000.0, "factor": 4.0}
 LONG = {"original_max_position_embeddings": 24, "short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 16.0, 32.0]}
 TYPES = {
@@ -19,7 +17,7 @@ TYPES = {
 
 
 def packs(trainer):
-    verify_packing(trainer, trainer._scores)
+    trainer._agree_to_pack()
     return trainer.scorer is not None
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from grpo_math import load_problems
 from grpo_math.errors import ConfigError
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.problems.prompts import TEMPLATES, as_template, refuse_without_call
@@ -129,6 +130,11 @@ def test_a_template_holds_the_problem_once_word_for_word_and_shows_its_format_an
     assert all(tag in text for tag in FORMATS[name].tags)
     messages[0]["content"] = "changed"
     assert as_template(name).prompt(PROBLEM)[0] != "changed"
+
+
+def test_rows_of_a_script_have_its_system_prompt_and_its_format():
+    (row,) = load_problems("generated:sums", limit=1, system_prompt="Think.", answer_format="direct")
+    assert (row["prompt"][0]["content"], len(row["prompt"]), row["answer_format"]) == ("Think.", 2, "direct")
 
 
 @pytest.mark.parametrize(

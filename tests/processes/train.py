@@ -16,6 +16,7 @@ from unittest.mock import Mock, patch
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from small_families import tiny_model
 from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, grades, letters, make, problems, sample_apart
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
@@ -101,6 +102,7 @@ OPTIONS = {
     "eval_rewards": (),
     "one_rank_unpacked": None,
     "lora": False,
+    "family": None,  # of a tiny model instead of MODEL
     "checkpoint": None,  # to resume from, below FOLDER
 }
 OURS = ("max_tokens_per_micro_batch", "longest_first")  # settings that TRL does not have
@@ -120,7 +122,7 @@ def train(kind, model, folder, name, given):
     tiled_mlp.MIN_TOKENS = options["tile"]
     with patch.object(*UNPACKED[how]) if how and os.environ["RANK"] == "1" else nullcontext():
         trainer = make(
-            model=model,
+            model=tiny_model(options["family"], vocab_size=49152) if options["family"] else model,
             tokenizer=AutoTokenizer.from_pretrained(model),
             folder=folder / name,
             rewards={"letters": letters, "sparse": scattered}[options["rewards"]],

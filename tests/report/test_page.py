@@ -38,8 +38,9 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "changed "
         "Completions Configuration"
     )
-    assert (
-        words(page, 'id="diagnosis">', "</section>") == f"Diagnosis No problems found ({len(CHECKS)} checks, 5 steps)."
+    assert words(page, 'id="diagnosis">', "</section>") == (
+        f"Diagnosis No problems found (4 of {len(CHECKS)} checks, 5 steps). Not judged yet: 7 need 10 steps, 3 need 20 "
+        "steps, 5 need 40 steps, 1 needs 60 steps."
     )
     assert words(page, 'id="outcomes">', "</section>") == (
         "Outcomes outcome before after change in points correct, in the format 86 (33.6%) 174 (68.0%) +34.4 correct, "
@@ -77,14 +78,19 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
         "correct, not in the format wrong, not in the format wrong, in the format cut at the length limit"
     )
     assert words(heldout, "<article", "</article>").partition("> ")[2] == (
-        "sums-0, gold 3 What is 1 + 2? before correct, in the format answer 3, in format yes, tokens 14, truncated no "
-        "1 + 2 = 3 #### 3 after wrong, in the format answer 8, in format yes, tokens 14, truncated no 1 + 2 = 8 "
+        "sums-0, gold 3 What is 1 + 2? before correct, in the format answer 3 in format yes tokens 14 truncated no "
+        "1 + 2 = 3 #### 3 after wrong, in the format answer 8 in format yes tokens 14 truncated no 1 + 2 = 8 "
         "#### 8"
     )
-    assert words(training, "<article", "completion 2").partition("> ")[2] == (
+    panel = words(training, "Why is the loss 0?", "</details>")
+    assert panel.startswith("The advantages of this group add up to ")
+    assert "left out share of the gradient 1 correct 1 0.429 0.75 8 no 4.8% 2 wrong" in panel
+    assert words(training, "<article", "completion 2").replace(f"Why is the loss 0? {panel} ", "").partition("> ")[
+        2
+    ] == (
         "step 10, problem What is 10 + 0?, gold 7, correct 3 of 8, rewards 0 to 1 What is 10 + 0? whole prompt system: "
-        "Work it out. user: What is 10 + 0? completion 1 correct correctness reward 1, advantage 0.75, extracted 7, in "
-        "format yes, reward 1, tokens 8, truncated no 3 + 4 = 7 #### 7 (10.0)"
+        "Work it out. user: What is 10 + 0? completion 1 correct correctness reward 1 advantage 0.75 extracted 7 in "
+        "format yes reward 1 tokens 8 truncated no 3 + 4 = 7 #### 7 (10.0)"
     )
     assert (heldout.count("<article"), training.count("<article")) == (256, 8 * 4)
 
@@ -137,7 +143,7 @@ OTHER["rows"][0]["id"] = HOSTILE
             },
             [
                 "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems",
-                f"No problems found ({len(CHECKS)} checks, 5 steps).",
+                f"No problems found (4 of {len(CHECKS)} checks, 5 steps).",
                 "Stopped at step 5 of 9.",
             ],
             ["Problems that changed", '<section class="notes">'],

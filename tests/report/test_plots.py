@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from grpo_math.evaluation.stats import wilson
-from grpo_math.report.plots import PLOTS, Curve, curves, png, smoothed, svg
+from grpo_math.report.plots import PLOTS, Curve, _draw, curves, png, smoothed, svg
 from grpo_math.report.progress import Progress, progress
 from grpo_math.report.run_dir import Run
 
@@ -115,3 +115,24 @@ SLOW = [{"step": step, "step_time": 100.0 if step == 1 else 2.0} for step in ran
 )
 def test_the_steps_of_a_run_and_the_time_that_is_left(config, history, expected, tmp_path):
     assert progress(Run(tmp_path, config, history)) == expected
+
+
+def drawn(plot, lines):
+    figure = Figure()
+    axes = figure.add_subplot()
+    _draw(axes, plot, lines)
+    return axes
+
+
+def test_points_of_the_same_number_of_problems_are_joined():
+    axes = drawn(ACCURACY, [Curve("held-out problems", [0, 2, 4, 6], [0.1, 0.5, 0.6, 0.4], [256, 16, 16, 256])])
+    joined = [line.get_xdata().tolist() for line in axes.get_lines() if line.get_marker() == "o"]
+    assert joined == [[0, 6], [2, 4]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["held-out problems"]
+
+
+@pytest.mark.parametrize(("length", "columns"), [(9, 3), (20, 2), (40, 1), (90, 1)])
+def test_a_long_name_wraps_in_the_legend(length, columns):
+    axes = drawn(REWARD, [Curve("n" * length, [1], [0.5], []), *[Curve(f"part {i}", [1], [0.5], []) for i in range(4)]])
+    assert axes.get_legend()._ncols == columns
+    assert max(len(line) for text in axes.get_legend().get_texts() for line in text.get_text().split("\n")) <= 48

@@ -125,7 +125,7 @@ def test_a_rank_that_waits_outside_of_python_is_ended_within_ten_seconds(tmp_pat
 
 @pytest.mark.full
 def test_work_of_the_main_process_may_outlast_a_collective_and_any_error_reaches_every_process(tmp_path):
-    run([*TORCHRUN, str(ROOT / "tests/processes/on_main.py"), str(tmp_path)])
+    run([*TORCHRUN, str(ROOT / "tests/processes/from_main.py"), str(tmp_path)])
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert main == [[1, 2], "UserError: this cannot be", "KeyError: 'nothing there'", "on"]
     assert other == [*main[:2], "RuntimeError: on the main process: KeyError: 'nothing there'", "on"]

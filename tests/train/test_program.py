@@ -105,7 +105,7 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
 
 
 def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
-    monkeypatch.setattr("grpo_math.train.program.on_main", lambda call: True)  # its file is not here
+    monkeypatch.setattr("grpo_math.train.program.broadcast_from_main", lambda call: True)  # its file is not here
     run = Mock(run_dir=tmp_path)
     Run.evaluate(run, "before")
     run.score_whole.assert_not_called()

@@ -7,12 +7,11 @@ import pytest
 import torch
 from small_families import compared, tiny_model, try_first
 from small_generation import counted
-from small_trainers import PROMPTS
+from small_trainers import KINDS, PROMPTS, relative, weights
 from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.packing.scoring import verify_packing
 
 PACKED = (
     *("cohere", "deepseek_v3", "gemma2", "gemma3", "gpt_neox", "gpt_oss", "mistral", "mixtral", "opt", "phi3"),
@@ -55,6 +54,30 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
         assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
+@pytest.mark.full(keep=["mixtral", "granitemoe-0.5"])
+@pytest.mark.parametrize("coefficient", [None, 0.5])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "granitemoe"])
+def test_a_mixture_of_experts_is_packed_and_ends_with_trls_weights_and_auxiliary_loss(family, coefficient, ours):
+    runs = {}
+    # Ours first: it gives Granite's config the name that TRL reads.
+    for kind in ("ours", "trl"):
+        # Completions that are cut have no token to score, and their prompts count.
+        settings = {"router_aux_loss_coef": coefficient, "mask_truncated_completions": True, "max_steps": 1}
+        model, passes = tiny_model(family), []
+        model.register_forward_pre_hook(
+            lambda m, a, kw, to=passes: to.append(kw["input_ids"].numel() * torch.is_grad_enabled()), with_kwargs=True
+        )
+        trainer = ours(model=model, folder=kind, **KINDS[kind], **settings, gradient_accumulation_steps=2)
+        before = weights(model)
+        trainer.train()
+        log = [line["aux_loss"] for line in trainer.state.log_history if "aux_loss" in line]
+        runs[kind] = weights(model) - before, log, sum(passes)
+    (change, log, tokens), (plain_change, plain_log, plain_tokens) = runs.values()
+    assert relative(change, plain_change) < 1e-5
+    assert log == pytest.approx(plain_log, abs=1e-5)
+    assert tokens < 0.8 * plain_tokens
+
+
 @pytest.mark.full(keep=["diffllama", "falcon", "roberta", "bart"])
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, ours, caplog):
@@ -76,7 +99,7 @@ WRONG = ("bart", "blenderbot-small", "camembert", "marian", "pegasus", "plbart",
 @pytest.mark.parametrize("family", [*(name for name in IN_DOCS if name not in NOT_TRIED), *WRONG])
 def test_bfloat16_packs_the_same_families_as_float32(family, ours):
     trainer = ours(model=tiny_model(family).to(torch.bfloat16))
-    verify_packing(trainer, trainer._scores)
+    trainer._agree_to_pack()
     assert (trainer.scorer is not None) == (family in IN_DOCS)
 
 

@@ -124,9 +124,9 @@ def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
     trainer._generate_single_turn = lambda prompts, *others, **more: ((kinds * len(prompts))[: len(prompts)], None)
     # vLLM's, which transformers' generate would refuse when the trainer is made.
     trainer.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
-    trainer.mask_truncated_completions = True
     trainer.pad_to_multiple_of = 24  # the limit is 16
-    trainer.endings = Endings(trainer)
+    ends = (*trainer.eos_token_ids, chars.pad_token_id)
+    trainer.endings = Endings(trainer.args.generation_kwargs, trainer.max_completion_length, ends, masks=True)
     with results_of(trainer, "_generate_and_score_completions") as last:
         tables = logged(trainer)
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2

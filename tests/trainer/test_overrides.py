@@ -120,5 +120,5 @@ def test_a_method_that_a_script_replaces_in_trls_class_gets_trls_rows_and_its_sc
     trainer, scores = ours(), Mock(return_value=(torch.zeros(1, 1), None, None))
     monkeypatch.setattr(GRPOTrainer, SCORING, lambda *args, **kwargs: scores())
     assert sees_rows(trainer)
-    assert trainer._scores(trainer.model, torch.zeros(1, 2), None, 1)[0].tolist() == [[0]]
+    assert getattr(trainer, SCORING)(trainer.model, torch.zeros(1, 2), None, 1)[0].tolist() == [[0]]
     scores.assert_called_once()

@@ -82,7 +82,8 @@ def left_out_on_both(of_ranks: list[dict[str, Any]], folder: Path) -> None:
 
 def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
-    runs = {**RUNS, "dapo": {"longest_first": True}}
+    experts = {"family": "mixtral", "router_aux_loss_coef": 0.5, "per_device_train_batch_size": 8}
+    runs = {**RUNS, "dapo": {"longest_first": True}, "experts": experts}
     only_ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
     seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours)
     left_out_on_both(seen["poisoned"], tmp_path / "ours")

@@ -141,11 +141,11 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
     device = torch.device("cpu")
-    assert state.read(tmp_path, 1, device) is None
+    assert state.agree_on_state(tmp_path, 1, device) is None
     for rollout in ([], None):
         torch.save({"rollout": rollout}, tmp_path / "state_0.pt")
-        assert state.read(tmp_path, 0, device) == {"rollout": rollout}
-        assert state.read(tmp_path, 1, device) == (None if rollout == [] else {"rollout": None})
+        assert state.agree_on_state(tmp_path, 0, device) == {"rollout": rollout}
+        assert state.agree_on_state(tmp_path, 1, device) == (None if rollout == [] else {"rollout": None})
 
 
 READ = """
@@ -162,7 +162,7 @@ for there in (0, 1):  # the ranks that have left their file
     if ranks.process_index == there:
         torch.save({"rollout": there}, folder / f"state_{there}.pt")
     ranks.wait_for_everyone()
-    held = state.read(folder, ranks.process_index, ranks.device)
+    held = state.agree_on_state(folder, ranks.process_index, ranks.device)
     assert held == ({"rollout": ranks.process_index} if there else None), held
 ranks.wait_for_everyone()
 torch.distributed.destroy_process_group()  # a process that ends while gloo's threads run may abort

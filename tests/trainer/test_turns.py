@@ -78,20 +78,18 @@ def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
     assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / calls))
 
 
-def test_the_tokenizer_is_the_one_given_by_position_or_else_the_models(ours, chars, small):
+def test_the_tokenizer_is_the_one_given_or_else_the_models(ours, chars, small):
     args, tokenizer = ours().args, deepcopy(chars)
-    assert conversation_of("a/model", args, (None, None, tokenizer), {"tools": [python]}).tokenizer is tokenizer
+    assert conversation_of("a/model", args, tokenizer, [python], None).tokenizer is tokenizer
     for model in (small, ours().model):
-        given = {"tools": [python]}
-        assert conversation_of(model, args, (), given).tokenizer is given["processing_class"]
-        assert given["processing_class"].get_vocab() == chars.get_vocab()
+        assert conversation_of(model, args, None, [python], None).tokenizer.get_vocab() == chars.get_vocab()
 
 
 @pytest.mark.parametrize(("use_vllm", "processes", "refused"), [(True, 1, False), (False, 2, False), (True, 2, True)])
 def test_an_environment_has_trls_turns_but_for_several_processes_with_vllm(use_vllm, processes, refused):
     args = SimpleNamespace(use_vllm=use_vllm, world_size=processes)
     with pytest.raises(ConfigError, match="train on one GPU") if refused else nullcontext():
-        assert conversation_of("a/model", args, (), {"environment_factory": dict, "tools": [python]}) is None
+        assert conversation_of("a/model", args, None, [python], dict) is None
 
 
 @pytest.mark.parametrize(

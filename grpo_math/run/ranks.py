@@ -1,4 +1,4 @@
-"""Calls that the main process makes for all processes, for example to ask a server. All processes get the result.
+"""Agreement among processes: all processes call these functions, and all get the same result.
 
 Does not start processes (train/launcher.py) or notice that one has ended (failures.py).
 """
@@ -15,20 +15,20 @@ PAUSE = 0.02  # seconds between two checks if the main process is done
 _calls = count()
 
 
-def on_main(call: Callable[[], Any]) -> Any:
+def broadcast_from_main(call: Callable[[], Any]) -> Any:
     """Call on the main process, and return the result on every process. A `UserError` is raised on all of them.
 
     Every process has to call this function. The others wait for as long as ``call`` takes, but not in a collective,
     which would end the run after ``ddp_timeout``. Any other exception is raised on the main process, and a RuntimeError
     on the others.
 
-    >>> on_main(lambda: 3)
+    >>> broadcast_from_main(lambda: 3)
     3
     """
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    state, done = PartialState(), f"grpo_math/on_main/{next(_calls)}"
+    state, done = PartialState(), f"grpo_math/broadcast_from_main/{next(_calls)}"
     outcome: list[Any] = [None, None]
     failed: Exception | None = None
     if state.is_main_process:
@@ -46,6 +46,23 @@ def on_main(call: Callable[[], Any]) -> Any:
     if problem := failed or outcome[1]:
         raise problem
     return outcome[0]
+
+
+def agree_on_first(value: str | None) -> str | None:
+    """Return the first process's text that is not empty, on all processes.
+
+    For what a process finds out on its own: if one stopped alone, the others would wait in their next collective.
+    """
+    from accelerate.utils import gather_object
+
+    return next(filter(None, gather_object([value])), None)
+
+
+def agree_on_all(value: bool) -> bool:
+    """Return True on all processes if ``value`` is true on each of them."""
+    from accelerate.utils import gather_object
+
+    return all(gather_object([value]))
 
 
 def _wait_for_main(state: Any, done: str) -> None:

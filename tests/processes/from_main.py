@@ -1,4 +1,4 @@
-"""`on_main` in each of two processes of gloo: on_main.py FOLDER -> FOLDER/RANK.json, what came of each call.
+"""`broadcast_from_main` in each of two processes of gloo: FOLDER -> FOLDER/RANK.json.
 
 Collectives time out after 2 seconds; the main process works for 6. The processes come together before that holds.
 """
@@ -14,7 +14,7 @@ from unittest.mock import Mock
 from accelerate import PartialState
 
 from grpo_math.errors import UserError
-from grpo_math.run.main_process import on_main
+from grpo_math.run.ranks import broadcast_from_main
 
 
 def slow() -> list[int]:
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     seen = []
     for call in CALLS:
         try:
-            seen.append(on_main(call))
+            seen.append(broadcast_from_main(call))
         except Exception as error:
             seen.append(f"{type(error).__name__}: {error}")
     (folder / f"{rank}.json").write_text(json.dumps(seen))
