@@ -85,7 +85,7 @@ def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_toke
     monkeypatch.setattr(transformers.trainer, "hf_api", lambda: hub)
     trainer.hub_model_id, trainer.push_in_progress = "ada/sums", None
     file = Path(trainer.args.output_dir, "training_args.bin")
-    for save in (trainer.save_model, lambda: trainer._push_from_checkpoint(str(tmp_path))):
+    for save in (trainer.save_model, lambda: trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))):
         file.unlink(missing_ok=True)
         save()
         saved = torch.load(file, weights_only=False)
