@@ -14,6 +14,7 @@ Does not repeat a field of TRL.
 """
 
 import math
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, fields
 from typing import Any
@@ -26,6 +27,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_has_bfloat16
 from grpo_math.run.recipe_field import setting
 from grpo_math.run.redact import is_secret
+from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
@@ -188,16 +190,22 @@ def settings_of(args: GRPOConfig) -> MathGRPOConfig:
     return settings
 
 
-def without_tokens(args: Any) -> Any:
-    """Return a copy of training arguments for a file that may be shared: its secrets are None, at any depth.
+def pickled_without_tokens(args: Any) -> AbstractContextManager[None]:
+    """Make the pickles of training arguments contain None for each secret, at any depth, inside this context.
 
-    >>> from types import SimpleNamespace
-    >>> without_tokens(SimpleNamespace(seed=1, hub_token="hf_x", model_init_kwargs={"token": "hf_x", "dtype": "auto"}))
-    namespace(seed=1, hub_token=None, model_init_kwargs={'token': None, 'dtype': 'auto'})
+    transformers pickles the arguments into folders that may be shared, and pushes with their token.
+
+    >>> import pickle
+    >>> args = GRPOConfig("runs/x", use_cpu=True, bf16=False, hub_token="hf_x", model_init_kwargs={"token": "hf_x"})
+    >>> with pickled_without_tokens(args):
+    ...     copied, token = pickle.loads(pickle.dumps(args)), args.hub_token
+    >>> copied.hub_token, copied.model_init_kwargs, token
+    (None, {'token': None}, 'hf_x')
     """
     shared = copy(args)
     vars(shared).update(_without_values(vars(args)))
-    return shared
+    # pickle reads this method from the object.
+    return replaced(args, __reduce_ex__=shared.__reduce_ex__)
 
 
 def _without_values(value: Any) -> Any:

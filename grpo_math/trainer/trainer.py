@@ -55,7 +55,7 @@ from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_mai
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
-from grpo_math.trainer.config import MathGRPOConfig, settings_of, without_tokens
+from grpo_math.trainer.config import MathGRPOConfig, pickled_without_tokens, settings_of
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
@@ -745,8 +745,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, self.state.epoch, None, 0.0)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        # transformers pickles the arguments.
-        with replaced(self, args=without_tokens(self.args)):
+        with pickled_without_tokens(self.args):
             super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
@@ -755,6 +754,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with pickled_without_tokens(self.args):
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _restore_state(self, position: int = 0) -> None:
         # Not when the checkpoint is read: transformers then sets its own attributes to zero.

@@ -3,10 +3,14 @@
 import json
 import re
 import sys
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
 import torch
+import transformers
 import yaml
 from datasets import Dataset
 from launching import ROOT, run
@@ -73,16 +77,21 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     assert table["step"].tolist() == [1] * 8
 
 
-def test_what_a_script_saves_has_the_training_arguments_without_a_token(ours, tmp_path):
-    secret = {"token": "hf_y", "config": [{"api_key": "k"}]}
+def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_token(ours, tmp_path, monkeypatch):
     trainer = ours(letters, ROWS, hub_token="hf_x")
-    trainer.args.model_init_kwargs = secret
-    trainer.save_model(str(tmp_path))
-    saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    assert (saved.learning_rate, saved.hub_token) == (0.05, None)
-    assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
-    assert trainer.args.hub_token == "hf_x"
-    assert trainer.args.model_init_kwargs == {"token": "hf_y", "config": [{"api_key": "k"}]}
+    trainer.args.model_init_kwargs = {"token": "hf_y", "config": [{"api_key": "k"}]}
+    tokens = []
+    hub = SimpleNamespace(upload_folder=lambda token, **_: tokens.append(token) or Future())
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: hub)
+    trainer.hub_model_id, trainer.push_in_progress = "ada/sums", None
+    file = Path(trainer.args.output_dir, "training_args.bin")
+    for save in (trainer.save_model, lambda: trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))):
+        file.unlink(missing_ok=True)
+        save()
+        saved = torch.load(file, weights_only=False)
+        assert (saved.learning_rate, saved.hub_token) == (0.05, None)
+        assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
+    assert tokens == ["hf_x"]
 
 
 @pytest.mark.parametrize("log_completions", [True, False])
