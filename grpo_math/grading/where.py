@@ -34,7 +34,7 @@ MARKERS = (r"answer is(?! (?:in)?correct| right| wrong)", "answers are", "answer
 # Labels of a line: the "A" of question and answer, "answer" in other languages, and a choice after 选.
 LABELS = (
     r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort"
-    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选(?=\s*[:：]?\s*[(（]?[A-J](?![A-Za-z]))"
+    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选项?(?=\s*[:：是为]?\s*[(（]?[A-J](?![A-Za-z]))"
 )
 
 _TOKEN = re.compile(
@@ -51,7 +51,7 @@ _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
-_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为选】\]*]*(?:一?共|共计|需要?|有)?\s*")
+_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为选】\]*]*(?:一?共|共计|需要?|有)*\s*")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
 _STOP = re.compile(r"[.!?](?=\s|$)|[。！？\n]|</")

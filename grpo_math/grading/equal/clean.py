@@ -26,6 +26,7 @@ CHARACTERS = {
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u0000\u200e\u200f", ""),
     **dict.fromkeys("\u00a0\u2009\u202f\u2007\u2002\u2003\u3000", " "),
     "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ", "√": "\\sqrt ",
+    "⊂": "\\subset ", "⊃": "\\supset ", "⊆": "\\subseteq ", "⊇": "\\supseteq ",
     "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "≈": "\\approx ", "∓": "\\mp ",
     "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "φ": "\\phi ", "º": "°",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "“": '"', "”": '"', "‘": "'", "’": "'", "，": ",", "；": ";", "：": ":",
@@ -58,9 +59,14 @@ COMMANDS = {
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 # Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
+_UNIT_VECTOR = r"\\(?:math(?:bf|rm)|boldsymbol|bm|vec|[wW]?hat|text|overrightarrow)\s*(?:\{\s*)?\\?%s(?:math)?\s*\}?"
+_I, _J, _K = (_UNIT_VECTOR % letter for letter in "ijk")
 SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # 2i - 3j in bold is the vector (2, -3): a unit vector becomes the factor (1)
+        (rf"\A([^,;=]*?){_I}\s*([+-][^,;=]*?){_J}\s*([+-][^,;=]*?){_K}\s*\Z", r"(\1(1),\2(1),\3(1))"),
+        (rf"\A([^,;=]*?){_I}\s*([+-][^,;=]*?){_J}\s*\Z", r"(\1(1),\2(1))"),
         (r",\\!\s*", ","),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
@@ -87,8 +93,9 @@ JOINS = re.compile(  # words in \text between two values, or next to a value
 )
 EQUATIONS = re.compile(r"(?<=\w)[^\S\n]*\n\s*(?=[A-Za-z]\s?=)")  # line by line
 INTEGER = re.compile(
-    r"\s*[,(]\s*(?:(?:\\text\s*\{)?\s*for(?: all| any| every| each)?\s*\}?\s*)?(?:\\forall\s*)?([a-z])\s*\\in\s*"
-    r"\\(?:mathbb|text)\s*\{?\s*[ZN]\s*\}?(?:_\{?[+*]\}?|\^\{?[+*]\}?)?\s*\)?\Z"
+    r"\s*(?:[,(]|(?=\\text|for|where))\s*(?:(?:\\text\s*\{)?\s*(?:for|where|with)(?: all| any| every| each)?\s*\}?\s*)?"
+    r"(?:\\forall\s*)?(?P<name>[a-z])\s*(?:\\in\s*\\(?:mathbb|text)\s*\{?\s*[ZN]\s*\}?(?:_\{?[+*]\}?|\^\{?[+*]\}?)?"
+    r"|(?:\\text\s*\{)?\s*(?:is |are )?(?:an |any )?integers?\s*\}?)\s*\)?\Z"
 )  # k\pi, k \in \mathbb{Z}
 
 
@@ -104,7 +111,7 @@ FORMS = [
             r"_{\1\2}",
         ),
         (r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
-        (r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z", r"\1"),
+        (r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
         (JOINS.pattern, r" \1 "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
         (r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
@@ -121,6 +128,25 @@ FORMS = [
             "",
         ),
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
+        # 1 p.m. on Monday
+        (
+            r"\A(?:\\text\s*\{\s*)?(\d[\d:]*[^{}\d]{0,8}?),? (?:on )?"
+            r"((?i:mon|tues|wednes|thurs|fri|satur|sun)day)\s*\}?\Z",
+            r"\2 \1",
+        ),
+        # "12 more apples than oranges" has a unit; "12 more than x" does not
+        (
+            r"(?<=\d)(\s*(?:\\text\s*\{\s*)?(?:(?:more|fewer|less) [a-z]{3,}|[a-z]+ [a-z]{2,}er)) "
+            r"than (?=[A-Za-z]{3,}(?: [A-Za-z]+)*\s*\}?\Z)",
+            r"\1 ",
+        ),
+        (r"\A\\triangle\s*[A-Z]{3}\s*\\text\s*\{\s*(?=is an? )", r"\\text{it "),
+        (r"(?<=\d)\s*万(?!\d)", "*10^4 "),
+        (r"(?<=\d)\s*亿(?!\d)", "*10^8 "),
+        (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
+        (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
+        (r"\\text\s*\{\s*([kMGm])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
+        (r"\A(.*\\pi(?![A-Za-z]).*?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
@@ -142,7 +168,8 @@ FORMS = [
         # "The minimum value of x is 4": the value at the end of a sentence
         (
             r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
-            r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))",
+            r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?![a-z]{2,}\s*\}?\Z)"
+            r"(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))",
             "",
         ),
         # A = \{x | x > 1\}
@@ -160,6 +187,26 @@ FORMS = [
 ]
 
 
+# The words of a condition in cases.
+CONDITIONS = (
+    (re.compile(r"\\text\s*\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\b(?:if|for|when|where|is)\b|[,.;]\s*(?=&|\\\\|\Z)"), " "),
+    (re.compile(r"\b(?:otherwise|else)\b"), "ELSE"),
+    (re.compile(r"\beven\b"), "= EVEN"),
+    (re.compile(r"\bodd\b"), "= ODD"),
+)
+CASES = re.compile(r"\\begin\s*\{cases\}([^&]*&.*)\\end\s*\{cases\}")
+
+
+def _pairs(cases: re.Match[str]) -> str:
+    r"""Return ``1 & n = 1 \\\\ 2 & n > 1`` as a set of pairs: a value and its condition."""
+    rows = cases[1]
+    for pattern, replacement in CONDITIONS:
+        rows = pattern.sub(replacement, rows)
+    pairs = [f"({row.replace('&', ',').strip(' ,.;')})" for row in rows.split("\\\\") if row.strip()]
+    return rf"\{{{', '.join(pairs)}\}}"
+
+
 def clean(text: str) -> str:
     """Return the normal form of an answer."""
     return _clean(text) if len(text) <= CACHED_CHARACTERS else _clean.__wrapped__(text)
@@ -172,8 +219,8 @@ def _clean(text: str) -> str:
         return text
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         text = DOLLAR.sub(MONEY, text.rstrip("\\ "))
-        if "\\\\" in text:
-            text = _single_backslashes(text)
+        if "\\\\" in text and "\\begin" not in text:  # doubled escapes; in a matrix they end a row
+            text = re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
         if "quad" in text:
             text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", JOINS.sub(r" \1 ", text)))
         for pattern, replacement in SPELLINGS:
@@ -192,6 +239,7 @@ def _clean(text: str) -> str:
     if "\n" in text:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
+    text = CASES.sub(_pairs, text)
     for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
     text = _without_aside(text.strip())
@@ -210,11 +258,6 @@ def _without_aside(text: str) -> str:
     if aside is None or number is None or not text.endswith(")"):
         return text
     return before if aside[1] or spelled.digits(aside.group()) == number.group().replace(",", "") else text
-
-
-def _single_backslashes(text: str) -> str:
-    r"""Replace doubled escapes, ``\\\\le`` by ``\\le``, unless the double backslash ends a row of a matrix."""
-    return text if "\\begin" in text else re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
 
 
 def _ascii(text: str) -> str:

@@ -37,6 +37,7 @@ from grpo_math.grading.equal.tree import (
     Either,
     Factorial,
     List,
+    MinusPlus,
     Number,
     Percent,
     PlusMinus,
@@ -132,7 +133,7 @@ class _Reader(Scanner):
             signs = self.take_all(*notation.PLUS)
             term = with_sign(self.product(), signs)
             if "\\pm" in signs or "\\mp" in signs:
-                terms = [PlusMinus(joined(Sum, terms or [ZERO]), term)]
+                terms = [(MinusPlus if "\\mp" in signs else PlusMinus)(joined(Sum, terms or [ZERO]), term)]
             else:
                 terms.append(term)
         if {Number, Tuple} <= set(map(type, terms)):

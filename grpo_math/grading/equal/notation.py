@@ -30,11 +30,12 @@ SHORT = (
 SHORT_WORDS = frozenset(SHORT.split())  # longer words are never read as factors
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
-               "\\rfloor", "\\rceil")  # fmt: skip
+               "\\rfloor", "\\rceil", "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
 NEXT = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "(")  # end an argument without brackets
 SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}  # by how they are written
 PLUS = ("+", "-", "\\pm", "\\mp")
-RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
+RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv",
+             "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
 GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
@@ -50,7 +51,7 @@ EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
 MIXED = re.compile(
     r" ?\\frac\s*(?:\{\s*(\d{1,9})\s*\}|(\d))\s*(?:\{\s*(\d{1,9})\s*\}|(\d))| (\d{1,9}) ?/ ?(\d{1,9})(?![\d.])"
 )
-BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d{1,2})\s*\}{1,2}|(\d{1,2})(?!\d))")
+BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*\(?(\d{1,2})\)?\s*\}{1,2}|(\d{1,2})(?!\d))")
 LETTERS = re.compile(r"[A-Za-z]+")
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")

@@ -113,7 +113,7 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> Comparison:
     ratios = []
     with mp.workdps(LOW):
         for point in _points(names, gold, answer):
-            with suppress(ArithmeticError, ValueError, TypeError):
+            with suppress(ArithmeticError, ValueError, TypeError, Overflow):
                 ratios.append(_value(gold, point) / _value(answer, point))
         if len(ratios) < 2:
             return UNDECIDED
@@ -179,7 +179,7 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
     whole = bool(calls & WHOLE) or any(map(_alternates, nodes))
     stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
     ones = [0, 0, -1, *(1 << index for index in range(min(len(names), 8)))]  # the names with negative values, as bits
-    masks = [*((mask, 1.0) for mask in ones), *product((0, -1), (12.0, 400.0))] if names else [(0, 1.0)]
+    masks = [*((mask, 1.0) for mask in ones), *product((0, -1), (12.0, 400.0, 90_000.0))] if names else [(0, 1.0)]
     points = [] if whole or stepped else [_point(names, number + 1, *mask) for number, mask in enumerate(masks)]
     if whole or calls & STEPS:
         rows = range(len(INTEGERS))

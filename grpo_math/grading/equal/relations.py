@@ -47,7 +47,7 @@ from grpo_math.grading.equal.tree import (
 # ------------------------------------------------------------------------------------------------------- equalities
 
 
-MIRRORED = {">": "<", ">=": "<="}
+MIRRORED = {">": "<", ">=": "<=", "\\supset": "\\subset", "\\supseteq": "\\subseteq"}
 
 
 def sides(tree: Tree) -> list[Tree] | None:
@@ -115,9 +115,9 @@ def _unsolved(tree: Tree) -> bool:
 
 def _has_numbers(tree: Tree) -> bool:
     """Return True if a tree has numbers outside of exponents. A problem may ask for ``a^2 + b^2``, not ``2a + 1``."""
-    if isinstance(tree, Number | Call | Based):
-        return True
-    return any(map(_has_numbers, (tree.left,) if isinstance(tree, Power) else tree.children()))
+    return isinstance(tree, Number | Call | Based) or any(
+        map(_has_numbers, (tree.left,) if isinstance(tree, Power) else tree.children())
+    )
 
 
 def _is_function(tree: Tree) -> bool:
@@ -163,6 +163,8 @@ def resolved(tree: Tree) -> Tree:
     match tree:
         case Product((scalar, Matrix(cells, widths)) | (Matrix(cells, widths), scalar)) if not contains(scalar, Matrix):
             return Matrix(tuple(Product((scalar, cell)) for cell in cells), widths)
+        case Negative(operand) if isinstance(scaled := resolved(operand), Matrix):
+            return Matrix(tuple(map(negated, scaled.parts)), scaled.widths)
         case Relation((Variable(), hole), ("!=",)) if not has_names(hole):
             return Union((Tuple((Negative(INFINITE), hole)), Tuple((hole, INFINITE))))
         case Relation((member, Set() | Tuple() | Union() | Intersection() as collection), ("in",)) if _is_member(

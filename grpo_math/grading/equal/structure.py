@@ -16,7 +16,8 @@ Does not read texts, and does not compare units.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from grpo_math.grading.equal.exact import rational
@@ -35,6 +36,7 @@ from grpo_math.grading.equal.tree import (
     Intersection,
     List,
     Matrix,
+    MinusPlus,
     Negative,
     Percent,
     PlusMinus,
@@ -149,6 +151,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
         return compared(gold == answer)
     if not isinstance(gold, List | Set | Tuple) and not isinstance(answer, List | Set | Tuple):
         return _equal_leaves(gold, answer, rules)
+    gold, answer = _grouped(gold), _grouped(answer)
     gold_named, answer_named = _named(_items(gold)), _named(_items(answer))
     if gold_named is not None and answer_named is not None:
         if gold_named.keys() != answer_named.keys():
@@ -172,9 +175,8 @@ def _could_be_interval(tree: Tree) -> bool:
 
 
 def _without_zeros(tree: Tree) -> Tree:
-    if not isinstance(tree, Sum):
-        return tree
-    return joined(Sum, [part for part in tree.parts if part not in (ZERO, Negative(ZERO))])
+    zeros = (ZERO, Negative(ZERO))
+    return joined(Sum, [part for part in tree.parts if part not in zeros]) if isinstance(tree, Sum) else tree
 
 
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
@@ -213,13 +215,19 @@ def _items(tree: Tree) -> tuple[Tree, ...]:
 
 def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
     """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing or repeated."""
-    named: dict[str, Tree] = {}
-    for item in items:
-        name, value = _assigned(item)
-        if not name or name in named:
-            return None
-        named[name] = value
-    return named
+    named = dict(map(_assigned, items))
+    return named if len(named) == len(items) and "" not in named else None
+
+
+def _grouped(tree: Tree) -> Tree:
+    """``x = 1, y = 2, x = 3, y = 4`` -> the list of ``x = 1, y = 2`` and ``x = 3, y = 4``."""
+    items = _items(tree)
+    labels = [_assigned(item)[0] for item in items]
+    width = len(set(labels))
+    repeated = 1 < width < len(items) and labels == labels[:width] * (len(items) // width)
+    if not repeated or "" in labels or not isinstance(tree, List):
+        return tree
+    return List(tuple(List(items[at : at + width]) for at in range(0, len(items), width)))
 
 
 def _assigned(item: Tree) -> tuple[str, Tree]:
@@ -295,17 +303,31 @@ def _all(results: Iterable[Comparison]) -> Comparison:
 
 
 def expanded(tree: Tree) -> Tree:
-    r"""``a \pm b`` -> the list of a + b and a - b, anywhere in the tree."""
+    r"""``a \pm b`` -> the list of a + b and a - b, anywhere in the tree.
+
+    The signs in a set or a tuple are independent, except next to ``\mp``: ``(\pm 1, \pm 2)`` is four points.
+    """
     if not contains(tree, PlusMinus):
         return tree
     match tree:
+        case Tuple(parts) | List(parts) if _is_record(tree):
+            signed = [(part,) if part == expanded(part) else expanded(part).children() for part in parts]
+            return List(tuple(replace(tree, parts=choice) for choice in product(*signed)))
         case List(parts) | Either(parts) | Set(parts):
             items: list[Tree] = []
             for item in parts:
                 both = expanded(item)
                 items += both.parts if isinstance(both, List) and not isinstance(item, List) else [both]
             return List(tuple(items))
+        case Relation(parts, signs) if any(isinstance(part, Set) for part in parts):
+            return Relation(tuple(map(expanded, parts)), signs)
     return List((_chosen(tree, False), _chosen(tree, True)))
+
+
+def _is_record(tree: Tuple | List) -> bool:
+    r"""Return True for a few values with a name or a place, such as ``(\pm 1, 2)`` and ``x = \pm 1, y = 2``."""
+    plain = len(tree.parts) <= 4 and not any(contains(part, Tuple, List, Set, MinusPlus) for part in tree.parts)
+    return plain and (isinstance(tree, Tuple) or len(_named(tree.parts) or ()) > 1)
 
 
 def _chosen(tree: Tree, minus: bool) -> Tree:
@@ -313,7 +335,7 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
     if not isinstance(tree, PlusMinus):
         return rebuilt(tree, lambda part: _chosen(part, minus))
     left, right = _chosen(tree.left, minus), _chosen(tree.right, minus)
-    right = negated(right) if minus else right
+    right = negated(right) if minus != isinstance(tree, MinusPlus) else right
     return right if left == ZERO else Sum((left, right))
 
 
@@ -335,15 +357,9 @@ def _form(tree: Tree) -> str:
     if isinstance(tree, Sum | Product):
         forms.sort()
     # Hexadecimal digits of a large number take linear time.
-    own = (f"{v.numerator:x}/{v.denominator:x}" if isinstance(v, Fraction) else repr(v) for v in _labels(tree))
+    labels = (v for v in tree.fields() if not isinstance(v, Tree) and v != getattr(tree, "parts", None))
+    own = (f"{v.numerator:x}/{v.denominator:x}" if isinstance(v, Fraction) else repr(v) for v in labels)
     return f"({type(tree).__name__} {' '.join((*own, *forms))})"
-
-
-def _labels(tree: Tree) -> Iterator[Any]:
-    """Yield the fields that are not trees: a number, a name, the signs, the brackets."""
-    yield from (
-        value for value in tree.fields() if not isinstance(value, Tree) and value != getattr(tree, "parts", None)
-    )
 
 
 def _operands(tree: Tree, kind: type[Tree]) -> Iterator[Tree]:

@@ -110,6 +110,10 @@ class PlusMinus(Pair):
     """a plus or minus b"""
 
 
+class MinusPlus(PlusMinus):
+    """a minus or plus b, with the other sign than the plus-minus signs of the same answer"""
+
+
 class Residue(Pair):
     """a modulo b"""
 

@@ -24,7 +24,7 @@ Unit = dict[str, int]  # measure -> power
 # Measures by their symbol, with their names. Those of the metric system take a prefix.
 _METRIC = """
 m meter metre|g gram gm|s second sec|L liter litre l|J joule|W watt|V volt|A ampere amp|N newton|Hz hertz|Pa pascal
-eV electronvolt|B byte|bit|cal calorie|K kelvin|ohm Ω|mol mole|F farad|T tesla|H henry|bar
+eV electronvolt|B byte|bit|cal calorie|K kelvin|Ω ohm|mol mole|F farad|T tesla|H henry|bar
 """.replace("\n", "|").split("|")
 _PREFIXES = {
     "k": "kilo",
@@ -33,7 +33,7 @@ _PREFIXES = {
     "c": "centi",
     "d": "deci",
     "m": "milli",
-    "µ": "micro",
+    "μ": "micro",
     "n": "nano",
     "p": "pico",
 }
@@ -62,13 +62,13 @@ _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
-    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zµΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?!万|亿|千|百)[一-鿿]+)"
+    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zμΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?!万|亿|千|百)[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
 _START = re.compile(  # where a unit may begin
-    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-z一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
-    r"| +(?=\\text|°|Ω|\\Omega|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
+    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-zμ一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
+    r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
 )
 _VALUE_END = re.compile(r"(?:[\d)}\]%°!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
 MAX_CHARACTERS = 400
@@ -99,7 +99,7 @@ def measure(words: str) -> Unit | None:
     """
     inside = "\\text" in words
     words = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", words)
-    words = re.sub(r"\\mu\s*", "µ", words).replace("\\Omega", "Ω")
+    words = re.sub(r"\\mu\s*", "μ", words).replace("\\Omega", "Ω")
     unit: Unit = {}
     sign, power, last = 1, 1, ""
     tokens = list(_TOKEN.finditer(words))

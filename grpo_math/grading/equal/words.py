@@ -24,6 +24,7 @@ MONTHS = (
     "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     "|nov(?:ember)?|dec(?:ember)?"
 )
+DAYS = "(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 DATE = re.compile(
     rf"(?:({MONTHS})\.? (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I
 )
@@ -37,9 +38,11 @@ SIZES = {
 }  # fmt: skip
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
-TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+TIME = re.compile(
+    rf"(?:({DAYS})(?:,| at|, at)? )?(\d{{1,2}})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
+)
 LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$)\s*(.*)",
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
 )
 BESIDE = re.compile(
@@ -63,6 +66,9 @@ SAME_WORDS = {
     **dict.fromkeys(("player 1", "first player"), "first player"),
     **dict.fromkeys(("player 2", "second player"), "second player"),
 }
+# "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
+OF_ONE = re.compile(r"\A([a-z]+) is (?!an? |not |no )([a-z]+)\Z")
+PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
 WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
 MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
 MARKED = re.compile(r"\\[{}]|[{}\s,;.]|\band\b|和|与")
@@ -129,7 +135,8 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
         verdict = compare(label, plain_answer)[0] if label else UNDECIDED
         return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
     amount, other = quantity(plain_gold), quantity(plain_answer)
-    if amount and len(amount[1]) > 1 and (other or NUMBER.fullmatch(plain_answer)):  # 2 hours 12 minutes, 2.2 hours
+    several_units = amount and max(len(amount[1]), len(other[1]) if other else 0) > 1
+    if amount and several_units and (other or NUMBER.fullmatch(plain_answer)):  # 2 hours 12 minutes, 2.2 hours
         return compared(
             amount[2] == (other[2] if other else Fraction(plain_answer) * amount[1][0])
             and (not other or amount[0] == other[0])
@@ -137,34 +144,36 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
-        return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)
-    return EQUAL if gold_words and gold_words == answer_words else UNDECIDED
+    if gold_words and gold_words == answer_words:
+        return EQUAL
+    letters = TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1
+    return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())) if letters else UNDECIDED
 
 
 def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .")
 
 
-Time = tuple[int, int, int, str]
+Time = tuple[int, int, int, str, str]
 
 
 def _time(text: str) -> Time | None:
-    """Return hour, minute, second and half of the day, or None for other texts and bare numbers."""
+    """Return hour, minute, second, half of the day and weekday, or None for other texts and bare numbers."""
     match = TIME.fullmatch(text)
-    if match is None or (match[2] is None and match[4] is None) or int(match[1]) > 24 or int(match[2] or 0) > 59:
+    if match is None or (match[3] is None and match[5] is None) or int(match[2]) > 24 or int(match[3] or 0) > 59:
         return None
-    return int(match[1]), int(match[2] or 0), int(match[3] or 0), (match[4] or "").lower()
+    hour, minute, second = (int(number or 0) for number in match.group(2, 3, 4))
+    return hour, minute, second, (match[5] or "").lower(), (match[1] or "").lower()
 
 
 def _same_time(one: Time, two: Time) -> bool:
     """Return True if two times of day are equal. "8:34 pm" equals 20:34 and 8:34."""
     hours = [
         {hour % 12 + 12 * (half == "p") if half else hour} | (set() if one[3] and two[3] else {hour})
-        for hour, _, _, half in (one, two)
+        for hour, _, _, half, _ in (one, two)
     ]
-    return one[1:3] == two[1:3] and not hours[0].isdisjoint(hours[1])
+    return (one[1:3], one[4]) == (two[1:3], two[4]) and not hours[0].isdisjoint(hours[1])
 
 
 def _date(match: re.Match[str]) -> tuple[str, int]:
@@ -204,6 +213,7 @@ def _words(text: str) -> str:
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
     if affirmed := AFFIRMED.fullmatch(words):
         return {"true": "yes", "false": "no"}.get(affirmed[1], affirmed[1])
+    words = PREDICATE.sub(r"\1", OF_ONE.sub(r"\2 \1", words))
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
 
