@@ -15,8 +15,8 @@ Does not read texts, and does not compare units.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from fractions import Fraction
 from dataclasses import replace
+from fractions import Fraction
 from itertools import chain, product
 from typing import Any, NamedTuple
 
