@@ -30,11 +30,19 @@ from grpo_math.grading.formats import FORMATS
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
-MARKERS = (r"answer is(?! (?:in)?correct| right| wrong)", "answers are", "answer:", "answer =", "答案", "故选")
+MARKERS = (
+    r"answer is(?! (?:in)?correct| right| wrong)",
+    "answers are",
+    "answer:",
+    "answer =",
+    "答案",
+    "故选",
+    "正确的[是为]",
+)
 # Labels of a line: the "A" of question and answer, "answer" in other languages, and a choice after 选.
 LABELS = (
     r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort"
-    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选项?(?=\s*[:：是为]?\s*[(（]?[A-J](?![A-Za-z]))"
+    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选[项择]?(?=\s*[:：是为]?\s*[(（]?[A-J](?![A-Za-z]))"
 )
 
 _TOKEN = re.compile(
@@ -51,10 +59,10 @@ _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
-_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为选】\]*]*(?:一?共|共计|需要?|有)*\s*")
+_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为应选】\]*]*(?:一?共|共计|需要?|有)*\s*")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
-_STOP = re.compile(r"[.!?](?=\s|$)|[。！？\n]|</")
+_STOP = re.compile(r"[.!?](?=\s|$)|[。！？【\n]|</")
 _VALUED = re.compile(r"[\dπ$]|\\(?!end|begin|\W)|\b[A-J]\b(?!['’ ][a-z])")
 
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.

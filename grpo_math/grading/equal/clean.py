@@ -128,6 +128,8 @@ FORMS = [
             "",
         ),
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
+        (r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
+        (r"\A一?共有?\s*(?=\d)", ""),
         # 1 p.m. on Monday
         (
             r"\A(?:\\text\s*\{\s*)?(\d[\d:]*[^{}\d]{0,8}?),? (?:on )?"
@@ -145,7 +147,7 @@ FORMS = [
         (r"(?<=\d)\s*亿(?!\d)", "*10^8 "),
         (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
-        (r"\\text\s*\{\s*([kMGm])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
+        (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
         (r"\A(.*\\pi(?![A-Za-z]).*?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
@@ -159,7 +161,11 @@ FORMS = [
         (r"\A\\text\s*\{\s*(Rs\.?|USD|EUR)\s*\}\s*", r"\1 "),
         (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
         (r"\\left\s*\||\\right\s*\.|\|\s*\.(?=-?\d)", "|"),
-        (r"\A\\begin\s*\{cases\}(?=[^&]*=[^&]*\\\\)([^&]*?)[.,;]?\s*\\end\s*\{cases\}\Z", r"\1"),
+        (
+            r"\A(?:\\begin\s*\{cases\}|\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\})(?=[^&]*=[^&]*\\\\)"
+            r"([^&]*?)[.,;]?\s*\\end\s*\{(?:cases|array)\}(?:\s*\.)?\Z",
+            r"\1",
+        ),
         (r"\A(?!.*\\begin)(.*?[^\s,.;])[,;]?\s*\\\\\s*(?=[A-Za-z]\S* ?=|[a-z] ?[+-])", r"\1, "),
         (r"(?:,\s*|\s+|\\text\s*\{\s*,?\s*)(?:for (?:all|every|any|each)\b|\\forall(?![A-Za-z])).{1,80}\Z", ""),
         (r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
@@ -195,7 +201,9 @@ CONDITIONS = (
     (re.compile(r"\beven\b"), "= EVEN"),
     (re.compile(r"\bodd\b"), "= ODD"),
 )
-CASES = re.compile(r"\\begin\s*\{cases\}([^&]*&.*)\\end\s*\{cases\}")
+CASES = re.compile(
+    r"(?:\\begin\s*\{cases\}|\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\})([^&]*&.*)\\end\s*\{(?:cases|array)\}(?:\s*\.)?"
+)
 
 
 def _pairs(cases: re.Match[str]) -> str:

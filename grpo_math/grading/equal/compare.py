@@ -33,11 +33,11 @@ FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,4
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
 ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
 LABEL = re.compile(
-    r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z]))?"
+    r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([A-Za-z]\))?"
     r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
-    r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?(?:\d|\\frac|\\sqrt))|\\(?:lim|max|min|sup|inf)(?:_(?:\{[^{}=]*\}|\w))?\s*[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([^()=<>]{1,24}\))?|[A-Z](?:\s*\\c[au]p\s*[A-Z])+|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
+    r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?(?:\d|\\frac|\\sqrt))|\\(?:lim|max|min|sup|inf)(?:_(?:\{[^{}=]*\}|\w))?\s*[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([^()=<>]{1,24}\))?|\|?[A-Z](?:\s*\\c[au]p\s*[A-Z])+\|?|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
     r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
-    r"|\\sum_\{?[a-z]\}?\s*[a-z]_\{?[a-z]\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h]|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|f\(\d\)(?:[+-]f\(\d\))+"
+    r"|\\sum_(?:[a-z]|\{[^{}]*\})(?:\^(?:\w|\{\w+\}))?\s*[a-z]_\{?\w\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h](?:\([a-z]\)\s*d[a-z])?|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|f\(\d\)(?:[+-]f\(\d\))+"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 

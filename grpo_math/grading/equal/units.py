@@ -62,7 +62,7 @@ _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
-    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zμΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?!万|亿|千|百)[一-鿿]+)"
+    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zμΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?![一-鿿]*(?:[万亿千百半倍或和不非余]|分之|以[上下内外]))[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
@@ -147,7 +147,7 @@ def _may_follow(word: str) -> bool:
     if "-" in word:  # ax-by is a difference
         return all(map(_may_follow, word.split("-")))
     short = word.lower() in SHORT_WORDS or re.fullmatch("[^aeiou][aeiou].", word.lower())
-    return len(word) > 3 or word in _TABLE or bool(short)
+    return len(word) > 3 or not word.isascii() or word in _TABLE or bool(short)
 
 
 def _named(word: str) -> str | None:

@@ -35,6 +35,8 @@ SIZES = {
     "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
     "month": ("months", 1), "year": ("months", 12), "cent": ("money", 1), "dollar": ("money", 100),
     "degree": ("angle", 3600), "arcminute": ("angle", 60), "arcsecond": ("angle", 1),
+    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1), "m": ("metres", 100),
+    "cm": ("metres", 1), "kg": ("grams", 1000), "g": ("grams", 1),
 }  # fmt: skip
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
