@@ -176,11 +176,10 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
     """
     nodes = list(chain(*map(walk, trees)))
     calls = {node.name for node in nodes if isinstance(node, Call)}
-    # A power of a negative number, such as (-1)^n
-    alternating = (
-        isinstance(n, Power) and isinstance(n.left, Number) and n.left.value < 0 for n in nodes if has_names(n)
+    whole = bool(calls & WHOLE) or any(
+        isinstance(node, Power) and isinstance(node.left, Number) and node.left.value < 0 and has_names(node.right)
+        for node in nodes  # such as (-1)^n
     )
-    whole = bool(calls & WHOLE) or any(alternating)
     stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
     ones = [0, 0, -1, *(1 << index for index in range(min(len(names), 8)))]  # the names with negative values, as bits
     masks = [*((mask, 1.0) for mask in ones), *product((0, -1), (12.0, 400.0, 90_000.0))] if names else [(0, 1.0)]
