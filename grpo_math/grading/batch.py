@@ -95,9 +95,8 @@ def _blamed(job: Job, graded: Grade, timeout: float) -> Grade:
 
 @lru_cache(maxsize=4096)
 def _is_uncheckable(job: Job, timeout: float) -> bool:
-    if isinstance(compare(*job[:2])[0], Verdict):
-        return False
-    return shared_pool().run([job], timeout)[0].verdict is Verdict.UNCHECKABLE
+    decided = isinstance(compare(*job[:2])[0], Verdict)
+    return not decided and shared_pool().run([job], timeout)[0].verdict is Verdict.UNCHECKABLE
 
 
 def _rows(

@@ -92,8 +92,9 @@ class _Mark(NamedTuple):
 
 
 # The marker of each format, by the tag that ends its answer.
-_KINDS = {"####": "####", "\\boxed": "box", "</answer>": "tag"}
-_MARKER_OF_FORMAT = {name: _KINDS[form.tags[-1]] for name, form in FORMATS.items()}
+_MARKER_OF_FORMAT = {
+    name: {"####": "####", "\\boxed": "box", "</answer>": "tag"}[form.tags[-1]] for name, form in FORMATS.items()
+}
 
 
 def find(completion: str, answer_format: str | None = None) -> Found:

@@ -59,8 +59,10 @@ COMMANDS = {
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 # Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
-_UNIT_VECTOR = r"\\(?:math(?:bf|rm)|boldsymbol|bm|vec|[wW]?hat|text|overrightarrow)\s*(?:\{\s*)?\\?%s(?:math)?\s*\}?"
-_I, _J, _K = (_UNIT_VECTOR % letter for letter in "ijk")
+_I, _J, _K = (
+    rf"\\(?:math(?:bf|rm)|boldsymbol|bm|vec|[wW]?hat|text|overrightarrow)\s*(?:\{{\s*)?\\?{letter}(?:math)?\s*\}}?"
+    for letter in "ijk"
+)
 SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -130,6 +132,8 @@ FORMS = [
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
         (r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
         (r"\A一?共有?\s*(?=\d)", ""),
+        (r"(?<![A-Za-z\\])(?i:mph)\b", "mile per hour"),
+        (r"(?<![A-Za-z\\])(?i:km?ph|kmh)\b", "km per hour"),
         # 1 p.m. on Monday
         (
             r"\A(?:\\text\s*\{\s*)?(\d[\d:]*[^{}\d]{0,8}?),? (?:on )?"
@@ -276,6 +280,4 @@ def _ascii(text: str) -> str:
     if len(text) > MAX_CHARACTERS:  # NFKC can turn one character into eighteen
         return text
     text = text.translate(TABLE)
-    if text.isascii():
-        return text
     return "".join(str(unicodedata.decimal(c)) if unicodedata.category(c) == "Nd" else c for c in text)

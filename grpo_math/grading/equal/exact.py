@@ -70,9 +70,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 def _root(square: Fraction) -> Fraction:
     """Return the root of the square of a rational number."""
-    if square < 0:
-        raise ArithmeticError
-    root = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
+    root = Fraction(math.isqrt(abs(square.numerator)), math.isqrt(square.denominator))
     if root * root != square:
         raise ArithmeticError
     return root

@@ -15,19 +15,21 @@ DIGITS = frozenset("0123456789")
 ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
-FUNCTION_NAMES = (
-    "arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec "
-    "sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm "
-    "max min floor ceil"
+FUNCTIONS = frozenset(
+    """
+arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec
+sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm
+max min floor ceil
+""".split()  # noqa: SIM905
 )
-FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 WORDS = {"pi": PI, "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
-SHORT = (
-    "all am an and any are as at be but by can did etc few for from had has he her his how if in is isn it its left "
-    "may me my no nor not now odd of off old on one or our out per she six so sum ten the to too two up us via was "
-    "way we who why yes yet"
-)
-SHORT_WORDS = frozenset(SHORT.split())  # longer words are never read as factors
+SHORT_WORDS = frozenset(
+    """
+all am an and any are as at be but by can did etc few for from had has he her his how if in is isn it its left
+may me my no nor not now odd of off old on one or our out per she six so sum ten the to too two up us via was
+way we who why yes yet
+""".split()  # noqa: SIM905
+)  # longer words are never read as factors
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
                "\\rfloor", "\\rceil", "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
@@ -36,11 +38,12 @@ SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}
 PLUS = ("+", "-", "\\pm", "\\mp")
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv",
              "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
-GREEK_NAMES = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
+GREEK = frozenset(
+    """
+alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar
+""".split()  # noqa: SIM905
 )
-GREEK = frozenset(GREEK_NAMES.split())
 NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
 )

@@ -176,7 +176,10 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
     """
     nodes = list(chain(*map(walk, trees)))
     calls = {node.name for node in nodes if isinstance(node, Call)}
-    whole = bool(calls & WHOLE) or any(map(_alternates, nodes))
+    whole = bool(calls & WHOLE) or any(
+        isinstance(node, Power) and isinstance(node.left, Number) and node.left.value < 0 and has_names(node.right)
+        for node in nodes  # such as (-1)^n
+    )
     stepped = bool(calls & STEPS) and set(names) <= INTEGER_NAMES
     ones = [0, 0, -1, *(1 << index for index in range(min(len(names), 8)))]  # the names with negative values, as bits
     masks = [*((mask, 1.0) for mask in ones), *product((0, -1), (12.0, 400.0, 90_000.0))] if names else [(0, 1.0)]
@@ -187,11 +190,6 @@ def _points(names: list[str], *trees: Tree) -> list[dict[str, Any]]:
             {n: mpmath.mpf(INTEGERS[(r * (2 * i + 1) + 3 * i) % len(rows)]) for i, n in enumerate(names)} for r in rows
         ]
     return points
-
-
-def _alternates(tree: Tree) -> bool:
-    """Return True for a power of a negative number such as (-1)^n."""
-    return isinstance(tree, Power) and isinstance(tree.left, Number) and tree.left.value < 0 and has_names(tree.right)
 
 
 def _point(names: list[str], number: int, mask: int, scale: float) -> dict[str, Any]:

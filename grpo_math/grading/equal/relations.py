@@ -203,9 +203,8 @@ def _point(tree: Tree) -> Tree:
 
 def _is_member(tree: Tree) -> bool:
     """Return True for what may stand before "in": an expression with a name, or a point of names."""
-    if isinstance(tree, Tuple) and not all(isinstance(part, Variable) for part in tree.parts):
-        return False
-    return has_names(tree) and not contains(tree, Relation, Union, Intersection, Set, List)
+    named = all(isinstance(part, Variable) for part in tree.parts) if isinstance(tree, Tuple) else has_names(tree)
+    return named and not contains(tree, Relation, Union, Intersection, Set, List)
 
 
 Span = tuple[Any, bool, Any, bool]  # start, closed, end, closed

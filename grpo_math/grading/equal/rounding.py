@@ -25,13 +25,9 @@ def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
     """
     if not digits or decimal.denominator == 1 or decimal.denominator.bit_length() > 4 * MAX_DIGITS:
         return None
-    n, twos, fives = decimal.denominator, 0, 0
-    while n % 2 == 0:
-        n, twos = n // 2, twos + 1
-    while n % 5 == 0:
-        n, fives = n // 5, fives + 1
-    at = max(twos, fives)
-    return at if n == 1 and len(str(abs(decimal.numerator) * 10**at // decimal.denominator)) >= digits else None
+    bits = decimal.denominator.bit_length()
+    at = next((at for at in range(bits) if 10**at % decimal.denominator == 0), None)
+    return at if at is not None and len(str(abs(decimal.numerator) * 10**at // decimal.denominator)) >= digits else None
 
 
 def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:

@@ -164,6 +164,9 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
             return _in_order(_items(gold), _items(answer), rules)
         case (Tuple(), _) | (_, Tuple()):
             return DIFFERENT
+        # The values of x and y have an order without their names too; those of x_1 and x_2 have none.
+        case (List(parts), _) if len({name.partition("_")[0] for name in gold_named or ()}) == len(parts):
+            return _in_order(parts, _items(answer), rules)
     return _unordered(_items(gold), _items(answer), rules)
 
 
@@ -175,8 +178,8 @@ def _could_be_interval(tree: Tree) -> bool:
 
 
 def _without_zeros(tree: Tree) -> Tree:
-    zeros = (ZERO, Negative(ZERO))
-    return joined(Sum, [part for part in tree.parts if part not in zeros]) if isinstance(tree, Sum) else tree
+    parts = tree.parts if isinstance(tree, Sum) else ()
+    return joined(Sum, [part for part in parts if part not in (ZERO, Negative(ZERO))]) if parts else tree
 
 
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
@@ -221,13 +224,12 @@ def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
 
 def _grouped(tree: Tree) -> Tree:
     """``x = 1, y = 2, x = 3, y = 4`` -> the list of ``x = 1, y = 2`` and ``x = 3, y = 4``."""
-    items = _items(tree)
-    labels = [_assigned(item)[0] for item in items]
+    labels = [_assigned(item)[0] for item in _items(tree)]
     width = len(set(labels))
-    repeated = 1 < width < len(items) and labels == labels[:width] * (len(items) // width)
+    repeated = 1 < width < len(labels) and labels == labels[:width] * (len(labels) // width)
     if not repeated or "" in labels or not isinstance(tree, List):
         return tree
-    return List(tuple(List(items[at : at + width]) for at in range(0, len(items), width)))
+    return List(tuple(List(tree.parts[at : at + width]) for at in range(0, len(labels), width)))
 
 
 def _assigned(item: Tree) -> tuple[str, Tree]:
@@ -326,8 +328,11 @@ def expanded(tree: Tree) -> Tree:
 
 def _is_record(tree: Tuple | List) -> bool:
     r"""Return True for a few values with a name or a place, such as ``(\pm 1, 2)`` and ``x = \pm 1, y = 2``."""
-    plain = len(tree.parts) <= 4 and not any(contains(part, Tuple, List, Set, MinusPlus) for part in tree.parts)
-    return plain and (isinstance(tree, Tuple) or len(_named(tree.parts) or ()) > 1)
+    return (
+        len(tree.parts) <= 4
+        and (isinstance(tree, Tuple) or len(_named(tree.parts) or ()) > 1)
+        and not any(contains(part, Tuple, List, Set, MinusPlus) for part in tree.parts)
+    )
 
 
 def _chosen(tree: Tree, minus: bool) -> Tree:

@@ -6,8 +6,8 @@ are not a unit: "5 million", "5 or 6", "5 squared".
 
 >>> split("5 centimeters"), split(r"12\text{ cm}^2"), split("3 red apples"), split("3a"), split("5 or 6")
 (('5', {'cm': 1}), ('12', {'cm': 2}), ('3', {}), ('3a', None), ('5 or 6', None))
->>> split("60 mph"), split("5 square inches"), split("USD 20"), split("2 pi")
-(('60', {'mile': 1, 'h': -1}), ('5', {'in': 2}), ('20', {'dollar': 1}), ('2 pi', None))
+>>> split("60 km per hour"), split("5 square inches"), split("USD 20"), split("2 pi")
+(('60', {'km': 1, 'h': -1}), ('5', {'in': 2}), ('20', {'dollar': 1}), ('2 pi', None))
 >>> split(r"9.6 \text{m/s^2}"), split(r"\$5 per hour"), agree({"cm": 1}, {"m": 1}), agree({"cm": 1}, {})
 (('9.6', {'m': 1, 's': -2}), ('5', {'dollar': 1, 'h': -1}), False, True)
 
@@ -49,16 +49,16 @@ for _symbol, *_names in (line.split() for line in _METRIC if line):
         _TABLE |= dict.fromkeys(
             [_mark + _symbol, *(_prefix + name for name in _names if len(name) > 2)], _mark + _symbol
         )
-_SPEEDS = {"mph": {"mile": 1, "h": -1}, "kph": {"km": 1, "h": -1}, "kmh": {"km": 1, "h": -1}}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
-# Words that change the value before or after them.
-_CHANGING = (
-    "and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least "
-    "most power root infinity pi sqrt but except mille permille hundred gross"
-)
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
-_CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
+# Words that change the value before or after them.
+_CHANGES = (NUMBER_WORDS | _PARTS).union(
+    """
+and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
+most power root infinity pi sqrt but except mille permille hundred gross
+""".split()  # noqa: SIM905
+)
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
@@ -116,8 +116,6 @@ def measure(words: str) -> Unit | None:
             sign = -1
         elif lower in _POWERS:
             power = _POWERS[lower]
-        elif lower in _SPEEDS:
-            unit |= _SPEEDS[lower]
         elif word in ("C", "F") and last == "degree":
             unit = {"celsius" if word == "C" else "fahrenheit": 1}
         elif lower in _CHANGES or not (inside or _may_follow(word)) or word in _LETTERS:
@@ -146,8 +144,8 @@ def _may_follow(word: str) -> bool:
         return word in _SHORT or word == "a" or not word.isascii() or not word.isalpha()
     if "-" in word:  # ax-by is a difference
         return all(map(_may_follow, word.split("-")))
-    short = word.lower() in SHORT_WORDS or re.fullmatch("[^aeiou][aeiou].", word.lower())
-    return len(word) > 3 or not word.isascii() or word in _TABLE or bool(short)
+    known = word in _TABLE or word.lower() in SHORT_WORDS or not word.isascii()
+    return known or len(word) > 3 or re.fullmatch("[^aeiou][aeiou].", word.lower()) is not None
 
 
 def _named(word: str) -> str | None:

@@ -137,8 +137,9 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
         verdict = compare(label, plain_answer)[0] if label else UNDECIDED
         return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
     amount, other = quantity(plain_gold), quantity(plain_answer)
-    several_units = amount and max(len(amount[1]), len(other[1]) if other else 0) > 1
-    if amount and several_units and (other or NUMBER.fullmatch(plain_answer)):  # 2 hours 12 minutes, 2.2 hours
+    if (
+        amount and (other or NUMBER.fullmatch(plain_answer)) and len(amount[1] + (other[1][1:] if other else [])) > 1
+    ):  # 2 hours 12 minutes, 2.2 hours
         return compared(
             amount[2] == (other[2] if other else Fraction(plain_answer) * amount[1][0])
             and (not other or amount[0] == other[0])
@@ -146,11 +147,10 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    gold_words, answer_words = _words(plain_gold), _words(plain_answer)
-    if gold_words and gold_words == answer_words:
-        return EQUAL
-    letters = TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1
-    return compared(plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())) if letters else UNDECIDED
+    same = _words(plain_gold) == _words(plain_answer) != ""
+    if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
+        return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
+    return EQUAL if same else UNDECIDED
 
 
 def _plain(text: str) -> str:
@@ -165,8 +165,7 @@ def _time(text: str) -> Time | None:
     match = TIME.fullmatch(text)
     if match is None or (match[3] is None and match[5] is None) or int(match[2]) > 24 or int(match[3] or 0) > 59:
         return None
-    hour, minute, second = (int(number or 0) for number in match.group(2, 3, 4))
-    return hour, minute, second, (match[5] or "").lower(), (match[1] or "").lower()
+    return int(match[2]), int(match[3] or 0), int(match[4] or 0), (match[5] or "").lower(), (match[1] or "").lower()
 
 
 def _same_time(one: Time, two: Time) -> bool:
