@@ -33,8 +33,8 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Run demo 36.7% → 74.2% +37.5 points , 95% paired interval +30.5 to +44.5. Held-out accuracy before and after "
         "training on the same 256 problems: 110 went from wrong to correct, 14 from correct to wrong (McNemar p < "
         "0.0001). In the format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to "
-        "+41.4). model org/SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt gsm8k problems 256 steps 5 "
-        "seed 3 date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that "
+        "+41.4). model org/SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt template gsm8k problems 256 "
+        "steps 5 seed 3 date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems that "
         "changed "
         "Completions Configuration"
     )
@@ -280,3 +280,10 @@ def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run,
     steps, _, rows = read.notes
     assert steps == "the completions of one logged step in 3 are shown: the others are in completions/"
     assert rows == "Training completions: one row in 3 is shown; all rows are in the files"
+
+
+def test_the_page_names_the_template_and_the_system_prompt_of_the_evaluation(run):
+    asked = {"template": "{problem}", "system_prompt": "Think <b>first</b>."}
+    (run / "after.json").write_text(json.dumps(results(RIGHT_AFTER, seed=1, adapter="adapter", request=asked)))
+    header = words(page_of(run), "<header>", "</header>")
+    assert "prompt template {problem} system prompt Think <b>first</b>. problems" in header
