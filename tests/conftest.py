@@ -52,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select the tier: --fast, the default, or --all. A test that is named by its id always runs."""
 
     def selected(item: pytest.Item) -> bool:
+        # Without a GPU these fail, so they run only if they are asked for.
+        if item.get_closest_marker("gpu"):
+            return bool(config.getoption("-m") == "gpu")
+        if config.getoption("everything"):
+            return True
         if config.getoption("--fast") and (
             item.get_closest_marker("slow") or MODELS & set(getattr(item, "fixturenames", ()))
         ):
@@ -59,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         full = item.get_closest_marker("full")
         return full is None or any(case in item.name for case in full.kwargs.get("keep", ()))
 
-    if not (config.getoption("everything") or any("::" in argument for argument in config.args)):
+    if not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=[item for item in items if not selected(item)])
         items[:] = [item for item in items if selected(item)]
     # The slowest files first, so that the two processes end at about the same time.

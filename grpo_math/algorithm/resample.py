@@ -179,7 +179,9 @@ class Unsolved:
         return {"position": self.pool.position, "shares": dict(self.shares), "next": list(self.next)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.pool.position, self.shares, self.next = state["position"], dict(state["shares"]), list(state["next"])
+        self.pool.position = state["position"]
+        self.shares = dict(state["shares"])
+        self.next = list(state["next"])
 
 
 class Resampler:

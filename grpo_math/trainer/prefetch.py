@@ -86,10 +86,11 @@ class Prefetch:
         steps_at_end = math.ceil(steps_at_end) if is_last else math.floor(steps_at_end)
         if trainer.state.global_step + steps_at_end - steps_at_start >= trainer.state.max_steps:
             return []
-        if trainer.unsolved is not None:
-            return trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in trainer.unsolved.next])[0]
         epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
-        rows = order(sampler, epoch)[batch * sampler.batch_size : (batch + 1) * sampler.batch_size]
+        if trainer.unsolved is None:
+            rows = order(sampler, epoch)[batch * sampler.batch_size : (batch + 1) * sampler.batch_size]
+        else:
+            rows = trainer.unsolved.next
         return trainer.prompt_tokens([trainer.train_dataset[row]["prompt"] for row in rows])
 
 

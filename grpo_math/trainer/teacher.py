@@ -14,6 +14,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import check_reference, load_tokenizer, model_path
+from grpo_math.trainer.config import MathGRPOConfig
 
 
 def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
@@ -30,19 +31,18 @@ def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
     check_reference(name, getattr(tokenizer, "tokenizer", tokenizer))
 
 
-def load_teacher(trainer: Any) -> Any:
-    """Return the reference model of a trainer, as TRL prepares a reference."""
-    settings = trainer.settings
-    dtype = getattr(torch, settings.reference_dtype) if settings.reference_dtype else trainer.model.dtype
+def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any:
+    """Return the reference model of a policy, as TRL prepares a reference."""
+    dtype = getattr(torch, settings.reference_dtype) if settings.reference_dtype else policy.dtype
     options: dict[str, Any] = {"device_map": None, "trust_remote_code": False, "dtype": dtype}
     if settings.reference_in_4bit:
-        options["device_map"] = {"": trainer.accelerator.device}
+        options["device_map"] = {"": accelerator.device}
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
         )
-    attention = trainer.model.config._attn_implementation
-    path = model_path(settings.reference_model)
+    attention = policy.config._attn_implementation
+    path = model_path(str(settings.reference_model))
     model = create_model_from_path(path, attn_implementation=attention, **options)
     model.requires_grad_(False)
-    add_fused_lm_head(model, temperature=trainer.temperature)
-    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+    add_fused_lm_head(model, temperature=settings.temperature)
+    return accelerator.prepare_model(model, evaluation_mode=True)

@@ -154,7 +154,7 @@ class MathGRPOTrainer(GRPOTrainer):
             )
         if teacher:
             self.beta = args.beta
-            self.ref_model = load_teacher(self)
+            self.ref_model = load_teacher(self.settings, self.model, self.accelerator)
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None

@@ -47,7 +47,7 @@ def by_hand(model, server, prompts: list[list[list[int]]], tokenizer, staleness:
             choices = server.complete(asked)
             texts = tokenizer.batch_decode([choice["token_ids"] for choice in choices], skip_special_tokens=True)
             rewards = torch.tensor(letters(texts))
-            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
             for choice, advantage in zip(choices, advantages, strict=True):
                 logps = logps_of(model, prompt, choice["token_ids"])
                 sampler = torch.tensor(choice["logprobs"]["token_logprobs"])

@@ -158,7 +158,7 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     assert (held["_step"], len(held["rollout"])) == (2, 4)
     assert [*trainer._logs["extra"]["group"]] == [number for number in range(4) for _ in range(4)]
     position = held["resampler"]["position"]
-    held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": []}
+    held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": [0]}
     del held["resampler"]  # a run that did not resample
     state.restore(trainer, held, position=7)
     assert (trainer._buffered_inputs, trainer._step, trainer.resampler.pool.position) == (None, 7, position)

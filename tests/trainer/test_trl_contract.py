@@ -50,6 +50,7 @@ SIGNATURES = {
     "_load_best_model": ["self"],
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
     "_save": ["self", "output_dir", "state_dict"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_maybe_log_save_evaluate": [
         *("self", "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time"),
