@@ -67,8 +67,11 @@ SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # 2i - 3j in bold is the vector (2, -3): a unit vector becomes the factor (1)
-        (rf"\A([^,;=]*?){_I}\s*([+-][^,;=]*?){_J}\s*([+-][^,;=]*?){_K}\s*\Z", r"(\1(1),\2(1),\3(1))"),
-        (rf"\A([^,;=]*?){_I}\s*([+-][^,;=]*?){_J}\s*\Z", r"(\1(1),\2(1))"),
+        (
+            rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*([+-][^,;=]{{0,60}}?){_K}\s*\Z",
+            r"(\1(1),\2(1),\3(1))",
+        ),
+        (rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*\Z", r"(\1(1),\2(1))"),
         (r",\\!\s*", ","),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
@@ -152,7 +155,7 @@ FORMS = [
         (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
         (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
-        (r"\A(.*\\pi(?![A-Za-z]).*?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
+        (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
