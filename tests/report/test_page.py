@@ -34,8 +34,8 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "training on the same 256 problems: 110 went from wrong to correct, 14 from correct to wrong (McNemar p < "
         "0.0001). In the format that the prompt asks for, accuracy went from 33.6% to 68.0% (+34.4 points, +27.3 to "
         "+41.4). model org/SmolLM2-135M-Instruct evaluation data embedded:level=1 prompt template gsm8k problems 256 "
-        "steps 5 seed 3 date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training Problems "
-        "that changed Completions Configuration"
+        "steps 5 seed 3 date 2023-11-14 duration 25 s 25 s in all: evaluation 100%. Diagnosis Outcomes Training "
+        "Problems that changed Completions Configuration"
     )
     assert words(page, 'id="diagnosis">', "</section>") == (
         f"Diagnosis No problems found (4 of {len(CHECKS)} checks, 5 steps). Not judged yet: 7 need 10 steps, 3 need 20 "
