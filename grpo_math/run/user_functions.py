@@ -3,11 +3,13 @@
 Does not know what a function is for: the field that names it does.
 """
 
+import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
@@ -42,7 +44,10 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     # A script without a main guard may call sys.exit() when it is imported.
     except (Exception, SystemExit) as error:
         reason = f"names a module that cannot be imported ({said_by(error)})"
-        raise ConfigError(field, name, reason, "write module:function, module as in an import") from error
+        files = {path.stem for path in Path().glob("*.py")} - {module_name}
+        near = difflib.get_close_matches(module_name, files, n=1)
+        remedy = f"did you mean {near[0]}:{function_name}?" if near else "write module:function, module as in an import"
+        raise ConfigError(field, name, reason, remedy) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         have = ", ".join(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))

@@ -57,6 +57,11 @@ def test_the_gpus_of_a_machine_are_written_down():
             "exits:f",
             "names a module that cannot be imported (SystemExit: 0): write module:function, module as in an import",
         ),
+        (
+            "mime:halve",
+            "names a module that cannot be imported (ModuleNotFoundError: No module named 'mime'): did you mean "
+            "mine:halve?",
+        ),
     ],
 )
 def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, message, tmp_path, monkeypatch):
