@@ -13,20 +13,20 @@ CHANGES = {
         ("rewards/rules.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
          "    return [1.0 / (1 + len(text_of(completion))) for completion in completions]\n\n\n"),
         ("rewards/__init__.py", "    r1_zero,\n    xml_count,", "    short,\n"),
-        ("rewards/__init__.py", "*(accuracy, r1_zero, gsm8k,", "short, "),
+        ("rewards/__init__.py", "            r1_zero,\n            gsm8k,", "            short,\n"),
     ],
     "advantage": [
         ("algorithm/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
          "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
-        ("algorithm/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
-        ("settings/fields.yaml", 'group, batch, "none"]', "largest, "),
+        ("algorithm/advantages.py", '"batch": batch_std, "mean"', '"largest": largest, '),
+        ("settings/fields.yaml", 'group, batch, mean, "none"]', "largest, "),
     ],
     "surrogate": [
         ("algorithm/losses.py", "SurrogateFunction = Callable",
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
          '    return Surrogate(-ratio * inputs.advantages, figures={"unclipped": ratio})\n\n\n'),
-        ("algorithm/losses.py", '"reinforce": reinforce}', '"unclipped": unclipped, '),
-        ("trainer/config.py", '"reinforce", "module:function")', '"unclipped", '),
+        ("algorithm/losses.py", '"reinforce": reinforce, "dppo"', '"unclipped": unclipped, '),
+        ("trainer/config.py", '"reinforce", "dppo", "module:function")', '"unclipped", '),
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
