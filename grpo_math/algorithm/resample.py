@@ -163,9 +163,11 @@ class Unsolved:
 
     def _choose(self) -> list[int]:
         rows: list[int] = []
+        dropped = self.dropped()
         while len(rows) < self.size:
             # One at a time, because the end of a pass and the start of the next may have the same row.
-            rows += self.pool.take(1, dropped={*self.dropped(), *rows})
+            rows += self.pool.take(1, dropped=dropped)
+            dropped.add(rows[-1])
         return rows
 
     def record(self, rows: Sequence[int], right: Sequence[bool | None], group: int) -> None:

@@ -63,14 +63,14 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, boo
     reasons = [reason for reason, applies in hindrances.items() if applies]
     reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
     if reason := agree_on_first(next(iter(reasons), None)):
-        warn_unpacked(models[0], reason)
+        _warn_unpacked(models[0], reason)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         # transformers only warns if a model has its own attention classes.
         if model.config._attn_implementation != name:
-            warn_unpacked(model, "its own attention, which transformers cannot replace")
+            _warn_unpacked(model, "its own attention, which transformers cannot replace")
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
@@ -81,7 +81,7 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def warn_unpacked(model: Any, reason: object) -> None:
+def _warn_unpacked(model: Any, reason: object) -> None:
     logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
 
 
@@ -203,7 +203,7 @@ class PackedScorer:
             for one in self.models:
                 # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
                 one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
-            warn_unpacked(self.models[0], reason)
+            _warn_unpacked(self.models[0], reason)
         return reason is None
 
     def __call__(

@@ -247,10 +247,6 @@ REFERENCE = [
         "does not work with fsdp",
         "use DeepSpeed, or leave it at 0",
     ),
-]
-
-
-REFERENCE += [
     Rule(
         "reference_model",
         lambda s: s["reference_model"] and not s["beta"],

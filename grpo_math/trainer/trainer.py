@@ -168,8 +168,10 @@ class MathGRPOTrainer(GRPOTrainer):
         self._reference = self._followed_reference()
         self.unsolved = self._unsolved_problems() if self.settings.drop_solved else None
         rounds, size = self.settings.resample_groups, self.num_generations
-        resampler = partial(Resampler, rounds, self.train_dataset, args.seed, size, self.table, self.accelerator)
-        self.resampler = resampler(self.unsolved) if rounds else None
+        self.resampler: Resampler | None = None
+        if rounds:
+            shared = (self.table, self.accelerator, self.unsolved)
+            self.resampler = Resampler(rounds, self.train_dataset, args.seed, size, *shared)
         if self.use_vllm:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             sync = self.meter.phase(metrics.SECONDS_SYNC)(self.vllm_generation.sync_weights)
@@ -304,10 +306,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.add_metrics(self.turns.gather_metrics(completions))
         return rewards
 
-    def _local_rows(self, inputs: list[Any]) -> slice:
-        """Return the place of this rank's rows among those of all ranks."""
-        first = self.accelerator.process_index * len(inputs)
-        return slice(first, first + len(inputs))
+    def _local_rows(self, n: int) -> slice:
+        """Return the place of this rank's ``n`` rows among those of all ranks."""
+        first = self.accelerator.process_index * n
+        return slice(first, first + n)
 
     def _gather_brevity(self, rewards: Tensor) -> None:
         """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
@@ -321,10 +323,10 @@ class MathGRPOTrainer(GRPOTrainer):
     def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
         """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
         # TRL has gathered the rewards of all ranks. It gathers the columns when `_calculate_rewards` has returned.
-        first = self.accelerator.process_index * len(inputs)
-        sums = weighted(rewards[first : first + len(inputs)], self.reward_weights.to(rewards.device))
+        local = self._local_rows(len(inputs))
+        sums = weighted(rewards[local], self.reward_weights.to(rewards.device))
         # A resampled rollout continues the numbers of the groups.
-        groups = (self._first_group + (first + row) // self.group_size for row in range(len(inputs)))
+        groups = (self._first_group + row // self.group_size for row in range(local.start, local.stop))
         columns = table.completion_columns(inputs, groups, grades, sums, ids, self.endings.is_truncated)
         for name, values in columns.items():
             if name not in (*self._pending_extra_logs, *self.reward_func_names):
@@ -347,7 +349,7 @@ class MathGRPOTrainer(GRPOTrainer):
             unsolved = self.unsolved if self.mode == "train" else None
             chosen = unsolved.take() if unsolved else []
             if unsolved:
-                inputs = repeated_rows(self.train_dataset, chosen, self.group_size)[self._local_rows(inputs)]
+                inputs = repeated_rows(self.train_dataset, chosen, self.group_size)[self._local_rows(len(inputs))]
                 self.add_metrics({metrics.SOLVED: len(unsolved.dropped())})
             rollout = self._gather_rollout(inputs)
             if unsolved:
@@ -369,7 +371,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self._gather_advantages(output, rollout.rewards)
             if self.loss_type == "prompt_mean":
                 tokens = self.accelerator.gather(scored(output).sum(dim=1))
-                output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(inputs)]
+                output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(len(inputs))]
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
             by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
@@ -415,12 +417,12 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
         # On the CPU, where they are logged: a few numbers, and one transfer.
         rewards = weighted(rewards_per_func, weights).view(-1, self.group_size).cpu()
-        settings, n = self.settings, len(output["advantages"])
+        settings = self.settings
         if self.multi_objective_aggregation == "sum_then_normalize":
             options = (settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k)
             values = advantages(rewards, *options).flatten()
-            first = self.accelerator.process_index * n
-            output["advantages"] = values[first : first + n].to(output["advantages"].device)
+            local = values[self._local_rows(len(output["advantages"]))]
+            output["advantages"] = local.to(output["advantages"].device)
             table.replace_advantages(self.table["advantages"], values.tolist())
         else:
             values = self.accelerator.gather(output["advantages"]).cpu()
