@@ -1,7 +1,7 @@
 """Fill the computed tables of docs/: `python docs/make_tables.py` lists the pages that differ, `--write` writes them.
 
-A table is between ``<!-- table NAME: ... -->`` and ``<!-- end -->``. The settings are the fields of a recipe that TRL and
-transformers do not have. Their source is parsed, not imported.
+A table is between ``<!-- table NAME: ... -->`` and ``<!-- end -->``. The settings are the fields of a recipe that TRL
+and transformers do not have. Their source is parsed, not imported.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def table(name: str) -> str:
 
 
 def findings() -> str:
-    """Return the symptom of each finding. The line of a finding has the cause and the remedy."""
+    """Return the names of the findings. The line of a finding has the symptom, the cause and the remedy."""
     from grpo_math.checks.diagnosis import CHECKS
 
-    return "\n".join(f"- `{name}`: {check.symptom}" for name, check in CHECKS.items())
+    return ", ".join(f"`{name}`" for name in CHECKS)
 
 
 def methods() -> str:

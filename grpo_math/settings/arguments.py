@@ -16,9 +16,8 @@ from grpo_math.run.recipe_field import setting
 class TrainArguments:
     dataset: str = setting(
         "generated",
-        "The problems to train on: a known set (gsm8k, math, openr1, ...), owner/name[:config][@revision] on the "
-        "Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), or generated:LEVEL,LEVEL (sums, "
-        "differences, products, long_products).",
+        "The problems to train on: a known set (gsm8k, math, ...), owner/name[:config][@revision] on the Hub, a "
+        "folder, a file, or generated:LEVEL,LEVEL (sums, differences, products, long_products).",
     )
     columns: str | None = setting(
         None,
@@ -37,16 +36,15 @@ class TrainArguments:
     system_prompt: str | None = setting(None, "A text or a file that replaces the template's system message.")
     answer_format: str | None = setting(
         None,
-        "The form in which the prompt asks for the answer: gsm8k, direct, boxed, r1_zero, xml, think or python. "
-        "Default: the template's, or the form whose tags the prompt shows, or boxed.",
+        "The form in which the prompt asks for the answer, by the name of its template. Default: the template's, "
+        "or the form whose tags the prompt shows, or boxed.",
     )
     rewards: list[str] = setting(
         ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )
     tools: list[str] = setting(
         [],
-        "Functions that the model may call while it answers: python, which runs a program in a sandbox, or your "
-        "own as module:function.",
+        "Functions that the model may call: python, which runs a program in a sandbox, or your own as module:function.",
     )
     python: dict | None = setting(
         None,
@@ -57,8 +55,8 @@ class TrainArguments:
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
         None,
-        "Problems that are evaluated before and after training. 0: none. Default: 128, or all held-out problems "
-        "if there are fewer; 0 if no process contains the whole model and vLLM is off.",
+        "Problems that are evaluated before and after training. 0: none. Default: 128, or fewer if fewer are "
+        "held out; 0 if no process contains the whole model and vLLM is off.",
         ge=0,
     )
     heldout_every: int = setting(
@@ -67,7 +65,7 @@ class TrainArguments:
     heldout: list[dict] = setting(
         [],
         "The sets that are evaluated during training, each a mapping with data, and optionally split, columns, "
-        "n, samples and temperature: [{data: math500, n: 100}]. Default: 64 problems of eval_dataset, greedy.",
+        "n, samples and temperature. Default: 64 problems of eval_dataset, greedy.",
     )
     keep_best: bool = setting(
         False,
@@ -88,9 +86,8 @@ class TrainArguments:
     )
     prompts_per_step: int = setting(
         0,
-        "Prompts in one optimizer step, over all processes. The batch size of a process and the accumulation "
-        "follow from it, and per_device_train_batch_size limits the rows of one pass. 0: TRL's own fields "
-        "decide.",
+        "Prompts in one optimizer step, over all processes. per_device_train_batch_size then limits the rows of "
+        "one pass. 0: TRL's own fields decide.",
         ge=0,
     )
 

@@ -44,9 +44,8 @@ class MathGRPOConfig(GRPOConfig):
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. dppo: the ratio to "
-        "the sampler, without tokens whose probability has moved too far. Or module:function, the loss of each "
-        "token.",
+        "clip: PPO's clipped ratio. reinforce: the score function. dppo: the ratio to the sampler, without "
+        "tokens whose probability has moved too far. Or module:function, the loss of each token.",
         choices=("clip", "reinforce", "dppo", "module:function"),
     )
     dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise.", gt=0, le=1)
@@ -83,13 +82,13 @@ class MathGRPOConfig(GRPOConfig):
     )
     pack_updates: bool = setting(
         True,
-        "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "
-        "completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
+        "Compute the prompt of a group once, compute no padding, and skip completions whose advantage is zero. "
+        "The gradient is the same; false computes as TRL does.",
     )
     max_tokens_per_micro_batch: int = setting(
         0,
-        "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. "
-        "0: as many as TRL's padded micro-batch would have.",
+        "The most tokens in one pass of a packed update; a longer completion stays whole. 0: as many as TRL's "
+        "padded micro-batch would have.",
         ge=0,
     )
     activation_offloading: bool = setting(
@@ -98,7 +97,7 @@ class MathGRPOConfig(GRPOConfig):
     longest_first: bool | None = setting(
         None,
         "Compute the largest possible micro-batch before the first step, so that running out of memory shows at "
-        "once. Default: true on a GPU.",
+        "once. Default: on a GPU.",
     )
     max_nonfinite_steps: int = setting(
         10,

@@ -12,7 +12,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import choose
 from grpo_math.settings.recipe import read_recipe
 
-MODELS = [f"Qwen/Qwen2.5-{size}B" for size in ("7", "14", "32")]
+MODELS = [f"Qwen/Qwen2.5-{size}B" for size in ("14", "32")]
 # The number of GPUs, and the GB of one.
 COLUMNS = list(product((2, 4, 8), (24, 80)))
 LORA: dict[str, Any] = {

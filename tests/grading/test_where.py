@@ -129,24 +129,20 @@ def test_only_the_end_of_a_long_completion_is_read():
 # The tables of docs/grading.md, example by example: the page and the grader say the same.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
-MORE = (
-    Path(__file__).parents[1] / "cases" / "grading_examples.md"
-)  # rows of the same form that the page has no room for
+MORE = Path(__file__).parents[1] / "cases" / "grading_examples.md"  # more rows of the same form
 
 
-def section(title: str) -> str:
-    return re.search(rf"^## {title}\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)[1]
-
-
-def table(text: str) -> list[list[str]]:
-    """The cells of the first table of a text, without its head."""
-    rows = re.search(r"^\| .*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1].splitlines()
+def table(section: str) -> list[list[str]]:
+    """The cells of the first table of a section, of the page and of the file, without its head."""
+    texts = (re.search(rf"^## {section}\n(.*?)(?:^## |\Z)", text, re.MULTILINE | re.DOTALL)[1] for text in (PAGE, MORE))
+    tables = (re.search(r"^\| .*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1] for text in texts)
+    rows = "".join(tables).splitlines()
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows]
 
 
 def examples() -> list[tuple[str, str, bool]]:
     results = []
-    for gold, *sides, _ in table(section("What counts as equal")) + table(MORE.read_text(encoding="utf-8")):
+    for gold, *sides, _ in table("What counts as equal"):
         for cell, right in zip(sides, (True, False), strict=True):
             results += [(gold.strip("`"), answer, right) for answer in re.findall("`([^`]+)`", cell)]
     return results
@@ -158,6 +154,6 @@ def test_an_example_of_what_is_equal(gold, answer, right, frame):
     assert (str(grade(gold, frame.replace("%s", answer))) == "correct") == right
 
 
-@pytest.mark.parametrize(("text", "answer", "rule"), table(section("Where the answer is")))
+@pytest.mark.parametrize(("text", "answer", "rule"), table("Where the answer is"))
 def test_an_example_of_a_position(text, answer, rule):
     assert find(text.strip("`")).text == ("" if answer == "none" else answer.strip("`"))
