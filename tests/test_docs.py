@@ -28,7 +28,7 @@ def test_the_changelog_begins_with_the_version():
 
 def test_the_readme_and_the_pages_are_read_to_the_end():
     assert len(README.splitlines()) <= 150
-    assert len(ALL.split()) <= 12_500
+    assert len(ALL.split()) <= 11_500
 
 
 @pytest.mark.slow

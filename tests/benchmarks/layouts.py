@@ -28,7 +28,7 @@ LORA: dict[str, Any] = {
 QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 # Of docs/start.md: models whose measurements are shipped, the GB of a GPU, and the numbers of tokens to try.
 BY_CARD = tuple(f"Qwen/Qwen3-{size}B" for size in ("1.7", "4", "8"))
-CARDS = (8, 12, 16, 24, 48, 80)
+CARDS = (8, 12, 16, 24)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 CONFIGS = {"": None, "z3": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}}
