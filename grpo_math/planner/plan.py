@@ -28,7 +28,7 @@ from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
-# Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
+# Fields with loss terms over whole micro-batches: a token budget has no effect with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
 
