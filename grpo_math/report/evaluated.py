@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     # The default of an absent word must not replace --run.
     add("run", nargs="?", default=SUPPRESS, help=SUPPRESS)
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
-    add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
+    add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
     add(
@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--split", default="test", help="default: test; also a part of one: train[:500]")
     add("--n", type=int, help="number of problems, drawn with --seed (default: all)")
     add("--template", help="the prompt (default: the run's, or the data set's)")
-    add("--system_prompt", metavar="TEXT", help="in the place of the template's own: a text, or a file")
+    add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
     add("--tools", help="python or module:function; several: a,b")
     add("--samples", type=int, help="completions per problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that are also in this training set")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 
