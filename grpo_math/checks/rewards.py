@@ -105,20 +105,10 @@ def golds(setup: Setup) -> Iterator[Finding]:
 
 
 def examples(setup: Setup) -> Iterator[Finding]:
-    """Show three gold answers as the grader reads them: a wrong column or a lost sign is seen before the run."""
-    read = ", ".join(as_read(row["answer"]) for row in setup.problems.sample(3))
-    yield Finding("info", f"gold answers as the grader reads them: {read}")
-
-
-def as_read(gold: str) -> str:
-    r"""Return a gold answer as it is compared, with its value if it is a number in another form.
-
-    >>> as_read("72"), as_read(r"\frac{3}{4}"), as_read("x + 1")
-    ("'72'", "'\\\\frac{3}{4}' = 3/4", "'x + 1'")
-    """
-    text = repaired(gold)
-    number = value(text)
-    return repr(text[:60]) + (f" = {number}" if number is not None and str(number) != text else "")
+    """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
+    golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
+    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {number}") for gold in golds]
+    yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
 
 
 def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:

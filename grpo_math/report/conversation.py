@@ -35,20 +35,18 @@ def run(args: argparse.Namespace) -> Answer | int:
 
     asked = Asked(args.target, args.only, args.template, args.max_completion_length)
 
-    def answer(question: str) -> None:
-        streams = asked.answers(question, args.temperature, args.seed)
-        print_answers(streams, asked.truncated)
+    def ask(question: str) -> Streams:
+        return asked.answers(question, args.temperature, args.seed)
 
     if args.json:
-        streams = asked.answers(args.question, args.temperature, args.seed)
-        texts = {name: "".join(pieces) for name, pieces in streams.items()}
+        texts = {name: "".join(pieces) for name, pieces in ask(args.question).items()}
         known = {"question": args.question, "template": asked.template}
         return Answer({**known, "answers": texts, "truncated": sorted(asked.truncated)}, "")
     if args.question is not None:
-        answer(args.question)
+        print_answers(ask(args.question), asked.truncated)
         return 0
     print(f"template {asked.template}, at most {asked.max_new_tokens} tokens; {HELP}")
-    converse(answer, asked.forget)
+    converse(lambda question: print_answers(ask(question), asked.truncated), asked.forget)
     return 0
 
 
