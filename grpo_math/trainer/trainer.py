@@ -54,7 +54,7 @@ from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
+from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, pickled_without_tokens, settings_of
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -120,6 +120,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
+        self._policy_loss = 0.0  # of the last optimizer step, on all ranks
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
@@ -152,6 +153,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
             self.ref_model = load_teacher(self.settings, self.model, self.accelerator)
@@ -488,8 +490,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        skipped = self.nonfinite.seen(norm)
-        self._metrics["train"][metrics.SKIPPED].append(float(skipped))
+        scaler = self.accelerator.scaler
+        may_overflow = float16.may_overflow(scaler, self._policy_loss)
+        skipped = self.nonfinite.seen(norm, may_overflow)
+        self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
+        if scaler is not None:
+            self.add_metrics({metrics.LOSS_SCALE: scaler.get_scale(), metrics.OVERFLOWED: skipped and may_overflow})
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
             model.zero_grad()
@@ -646,6 +652,7 @@ class MathGRPOTrainer(GRPOTrainer):
         """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
         means = figures.reduce_means(self.accelerator, training_steps)
         self.add_metrics(means.figures)
+        self._policy_loss = means.policy_loss
         if not self._entropy_bonus_enabled:
             return
         self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
