@@ -53,8 +53,8 @@ def grades_of(name: str, completions: Completions, columns: dict[str, Any]) -> l
 def gold_of(row: Mapping[str, Any]) -> str | None:
     """Return the gold answer of a row: ``answer``, else ``solution`` (TRL's name), or None without either.
 
-    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"}), gold_of({"prompt": "1 + 1?"})
-    ('7', '#### 7', None)
+    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"})
+    ('7', '#### 7')
     """
     values = (_scalar(row.get(name)) for name in GOLD_COLUMNS)
     # In Python True is a number, too.

@@ -167,7 +167,7 @@ class Watchdog(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint.
+    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all lines in memory and in checkpoints.
 
     >>> from transformers import TrainerState
     >>> state = TrainerState(log_history=list(range(KEPT + 5)))

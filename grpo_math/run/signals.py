@@ -85,7 +85,7 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 
 def end_at_once(number: int, frame: Any) -> None:
-    """End the process with `AGAIN`. While modules are imported, an exception may be caught, or leave a half module."""
+    """End the process with `AGAIN`. During imports an exception may be caught, or leave a half module."""
     os._exit(AGAIN)
 
 

@@ -1,7 +1,7 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
-A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked, and
-nothing if only its rows show them.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
+For a stream, only the columns are checked, and nothing if only its rows show them.
 
 Does not call reward functions (rewards/guard.py does), and does not grade.
 """

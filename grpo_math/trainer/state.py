@@ -143,7 +143,10 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere, for `agree_to_save_last_step` if the next step fails."""
+    """Return `state_of` and what transformers saves elsewhere.
+
+    `agree_to_save_last_step` writes it if the next step fails.
+    """
     return {
         **state_of(trainer),
         "step": trainer.state.global_step,
