@@ -9,7 +9,7 @@ The baseline :math:`b` is one of `BASELINES`. `pass_at_k` and a user function re
 A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
 advantage is 0: it has no gradient.
 
-Does not gather over ranks: the caller passes whole groups.
+The caller passes whole groups.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ exp(trainer's log-prob - vLLM's), or a whole completion's by exp of the sum, and
 Under noise of `sigma` nats per token a sum over T tokens has a spread of sigma * sqrt(T), so a long completion can lose
 most of its gradient in the sequence modes while a short one keeps all of it.
 
-Does not change a weight: TRL computes them.
+TRL computes the weights.
 """
 
 from typing import Any

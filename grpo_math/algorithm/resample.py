@@ -4,7 +4,7 @@ groups. And without solved problems (ScaleRL, arXiv 2510.13786): `Unsolved`.
 The completions of a uniform-verdict group are all correct or all wrong. Rewards do not decide: a sum of shaped rewards
 can differ within such a group, although no completion is more correct than another.
 
-Does not generate: the trainer passes a function that does.
+The trainer passes the function that generates.
 """
 
 import math

@@ -2,8 +2,7 @@
 
 A line may lack any key, and a value may be None. Lines of a resumed run may repeat steps: the newest attempt counts.
 
-Does not read files and does not find symptoms (symptoms.py does). A run without a finding shows none of these symptoms;
-that does not make it a good run.
+A run without a finding shows none of these symptoms; that does not make it a good run. symptoms.py finds the symptoms.
 """
 
 from collections.abc import Iterable, Mapping

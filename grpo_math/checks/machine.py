@@ -1,6 +1,6 @@
 """Checks of the machine: versions, devices and number formats, memory, disk, and the run's folder.
 
-Does not import torch: nvidia-smi lists the GPUs.
+nvidia-smi lists the GPUs, so torch is not imported.
 """
 
 import importlib.util

@@ -9,7 +9,7 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 >>> finding.line()
 "error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
 
-Does not import torch, and does not look at a model's weights.
+Imports no torch.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -2,7 +2,7 @@
 
 Each symptom has one function: a `Run` -> `Symptom` or None. Bounds that series.py needs too are defined there.
 
-Does not name cause and remedy: diagnosis.py does.
+diagnosis.py has the cause and the remedy of each.
 """
 
 import math

@@ -2,8 +2,6 @@
 
 `Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
 and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
-
-Does not batch or grade.
 """
 
 import os

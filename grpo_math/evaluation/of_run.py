@@ -1,7 +1,4 @@
-"""Read a finished run for `grpo-math evaluate --run`: base and trained model, template and lengths.
-
-Does not evaluate them.
-"""
+"""Read a finished run for `grpo-math evaluate --run`: base and trained model, template and lengths."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ that are right and in the requested format. Each batch is graded and stored at o
 continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
 Results with different hashes or numbers are not compared.
 
-Does not compute the metrics of the records (figures.py) or compare two results (compare.py).
+figures.py computes the metrics of the records, and compare.py compares two results.
 """
 
 import json

@@ -2,8 +2,6 @@
 
 vLLM adds ``lora_alpha / r * B A`` to linear layers, with the same rank and alpha in every layer. It rejects other
 contents of an adapter late, ignores them, or scales them wrongly.
-
-Does not talk to vLLM: sync.py does.
 """
 
 from copy import copy

@@ -17,8 +17,7 @@ which a server on another machine must see under the same path. The end of the r
 resumes removes what a killed run has left.
 
 `adapter_sync` replaces TRL's generation class during the constructor of TRL's trainer. It also replaces TRL's client,
-which does not support a key, by a client that sends VLLM_API_KEY. Does not send full weights (TRL does), and does not
-support images.
+which does not support a key, by a client that sends VLLM_API_KEY. TRL sends full weights. Images are not supported.
 """
 
 import shutil

@@ -4,7 +4,7 @@
 several ranks: each rank has as many turns as the rank with the most, because generation may wait for all ranks. If a
 call raises, the error is its result. In addition to TRL's loop, calls are counted for each completion.
 
-Does not generate (the caller's ``generate`` does), and does not sandbox a call (the tool does).
+The caller's ``generate`` generates. A tool sandboxes its calls.
 """
 
 import asyncio

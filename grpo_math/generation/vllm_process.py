@@ -1,6 +1,6 @@
 """Start, watch and stop the process of a vLLM server, and report why it ended.
 
-Does not choose its options (train/serve.py and evaluation/backends.py do), and does not send it requests.
+train/serve.py and evaluation/backends.py choose the options.
 """
 
 import contextlib

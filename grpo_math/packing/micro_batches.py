@@ -4,7 +4,7 @@ A micro-batch is one forward and one backward pass. Each training step of an opt
 computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
 (`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
 
-Does not move a row to another optimizer step, and does not compute a loss.
+A row stays in its optimizer step.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -5,8 +5,8 @@ its states from a cache, as it does in generation. Our cache, `States`, keeps th
 prompt is the sum over its completions. The completions of a group run as one batch, padded at their ends, which a
 causal layer does not read.
 
-Does not depend on the meaning of a state. Does not serve layers that continue a state only one token at a time (Mamba's
-first version): they raise `Unpackable` in the first packed pass.
+Layers that continue a state only one token at a time (Mamba's first version) raise `Unpackable` in the first packed
+pass.
 """
 
 from collections import defaultdict

@@ -2,7 +2,7 @@
 
 Input and output are padded (`pack.py`). In between, each prompt is computed once, and padding is not computed.
 
-Does not choose the token budget: `budget.TokenBudget` is shared with the update.
+`budget.TokenBudget` has the token budget, which the update uses too.
 """
 
 from collections.abc import Callable, Mapping

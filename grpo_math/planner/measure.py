@@ -5,8 +5,7 @@ tensors have a shape, a dtype and a storage, but no memory, so that a model of a
 dispatch mode counts storages as they are made and freed. The pass runs at three sizes. For each moment, a linear system
 gives the bytes as a function of the tokens and of the gathered keys.
 
-Does not count the LM head, the optimizer or the allocator: memory.py does. Changes torch: run it only in a separate
-process.
+memory.py adds the LM head, the optimizer and the allocator. Changes torch: run it only in a separate process.
 """
 
 import json

@@ -6,7 +6,7 @@ r"""Find the problem and the gold answer in a row: by the common column names, o
 >>> [first(row, name, ACCEPTED[name]) for name in ("problem", "answer", "level")]
 [('question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('level', None)]
 
-Does not check what a column contains: rows.py does.
+rows.py checks what a column contains.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

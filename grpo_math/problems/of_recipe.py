@@ -1,7 +1,4 @@
-"""The problems of a recipe, for training and for evaluation.
-
-Does not evaluate, and does not check gold answers.
-"""
+"""The problems of a recipe, for training and for evaluation."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

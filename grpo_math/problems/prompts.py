@@ -9,7 +9,7 @@ user's prompt, with a system prompt and an answer format.
 >>> as_template("gsm8k").prompt("What is 3 + 4?")[-1]
 {'role': 'user', 'content': 'What is 3 + 4?'}
 
-Does not tokenize, and does not apply a chat template: TRL does both.
+TRL tokenizes the prompt and applies the chat template.
 """
 
 from collections.abc import Callable, Collection, Mapping

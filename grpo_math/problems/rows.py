@@ -7,8 +7,6 @@ r"""A raw row of a data set -> the checked id, problem and gold answer, and the 
 Traceback (most recent call last):
 ...
 grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass --skip_bad_rows')
-
-Does not read files, and does not build prompts.
 """
 
 import re

@@ -1,8 +1,5 @@
 """Answer `grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
-comparison of base and trained.
-
-Does not generate, grade or compare: evaluation/ does.
-"""
+comparison of base and trained."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace

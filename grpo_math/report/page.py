@@ -5,7 +5,7 @@ The page on several runs has before and after with intervals, the settings that 
 The model's output is hostile text: page.html escapes all text (render.py), formulas are MathML of known elements
 (formulas.py), and the page's content security policy runs no script except its own and loads nothing.
 
-Does not judge a run: checks/diagnosis.py does. Does not evaluate, and compares two runs only on the same problems.
+Two runs are compared only on the same problems. checks/diagnosis.py has the findings.
 """
 
 import os

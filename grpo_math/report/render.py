@@ -1,8 +1,6 @@
 """Fill in the templates of this folder.
 
 A template prints every value as text: control characters as their codes, and in a page all text is escaped.
-
-Does not know the content of a run.
 """
 
 import base64

@@ -1,8 +1,6 @@
 """The inputs of reward functions: TRL's columns as grades, gold answers, formats and lengths, one per completion.
 
 The trainer adds the grades, the time limit and the length limit under the reserved keys below (guard.py).
-
-Does not turn these inputs into rewards: rules.py does.
 """
 
 from collections.abc import Callable, Mapping, Sequence

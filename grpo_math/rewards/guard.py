@@ -1,6 +1,6 @@
 """Calls of reward functions: errors in one line that names the function, and checked numbers.
 
-Does not decide how a run ends: the trainer does, on every rank alike.
+The trainer decides how a run ends, on every rank alike.
 """
 
 import contextlib

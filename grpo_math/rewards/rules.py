@@ -2,7 +2,7 @@
 
 Each takes TRL's columns as keyword lists and returns one number per completion, or None if the grader could not decide.
 
-Does not grade (grading/ does), and does not catch what a function raises (guard.py does).
+guard.py catches what a function raises.
 """
 
 from fractions import Fraction

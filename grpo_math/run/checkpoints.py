@@ -3,7 +3,7 @@
 A checkpoint is written under its final name, because transformers remembers that name while it writes. A token next to
 it, .checkpoint-N.unfinished, exists until all files are on the disk and files.json lists them.
 
-Does not save or load weights (transformers does), and does not decide if a run may resume (resume.py does).
+transformers saves and loads the weights. resume.py decides if a run may resume.
 """
 
 import json

@@ -4,7 +4,7 @@ Python, torch and safetensors report a failed write in different ways. Over gloo
 was killed. Over NCCL it waits in C++, where no signal handler of Python runs, until the launcher ends the rank
 (train/ranks.py). If a machine vanishes, both wait for ``ddp_timeout``.
 
-Does not delete unfinished files, and does not retry.
+An unfinished file is left where it is.
 """
 
 import errno

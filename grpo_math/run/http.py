@@ -2,8 +2,6 @@
 
 Redirects are not followed, so a key reaches no other address. Proxies of the environment are not used for this machine.
 No message contains the key.
-
-Does not know what the servers answer: generation/server.py and rewards/judge.py do.
 """
 
 import os

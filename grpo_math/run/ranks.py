@@ -1,6 +1,6 @@
 """Agreement among processes: all processes call these functions, and all get the same result.
 
-Does not start processes (train/launcher.py) or notice that one has ended (failures.py).
+train/launcher.py starts processes, and failures.py notices that one has ended.
 """
 
 import time

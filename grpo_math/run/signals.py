@@ -8,8 +8,8 @@ SIGHUP comes when a connection drops. A run that was started with `nohup` ignore
 More signals of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step
 to finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
 
-Imports nothing that takes time, so that signals are handled from the first moment.
-Does not save: log.py does, and all ranks agree there.
+Imports nothing that takes time, so that signals are handled from the first moment. log.py saves, and all ranks agree
+there.
 """
 
 import os

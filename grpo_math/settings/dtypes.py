@@ -1,7 +1,4 @@
-"""The number formats that a GPU computes in. `grpo-math doctor` and `grpo-math plan` share these rules.
-
-Does not look at the GPUs of this machine: run/gpus.py does.
-"""
+"""The number formats that a GPU computes in. `grpo-math doctor` and `grpo-math plan` share these rules."""
 
 from collections.abc import Mapping
 from typing import Any

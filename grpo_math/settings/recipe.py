@@ -8,7 +8,7 @@
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
 
-Does not check combinations of settings: rules.py and batch.py do.
+rules.py and batch.py check combinations of settings.
 """
 
 import os

@@ -5,7 +5,7 @@
 >>> level, str(line)
 ('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
 
-Does not check the type, range or choices of one setting (fields.py), and does not use torch or data (checks/ do).
+fields.py checks the type, range and choices of each setting. checks/ has the checks that need data.
 """
 
 import logging

@@ -3,7 +3,7 @@
 A call forks a warm server twice (server.py). A supervisor process measures the program. This module sends the program
 and receives an answer of limited length. Nothing stays from call to call. Any thread may call.
 
-Does not set up the sandbox: sandbox.py does.
+sandbox.py sets up the sandbox.
 """
 
 import importlib.util

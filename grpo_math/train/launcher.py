@@ -5,7 +5,7 @@ starts first, on its GPUs, and stops last. Server and training have a supervisor
 process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their
 step and save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
-Does not span several machines: launch/slurm/ does. Does not check combinations of settings: the training program does.
+All processes run on this machine: for several, launch/slurm/ has scripts.
 """
 
 import argparse

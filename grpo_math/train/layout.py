@@ -1,6 +1,6 @@
 """The layout of a run on this machine: the GPUs of training and of the vLLM server, and the accelerate config.
 
-Does not start anything (launcher.py and serve.py do), and does not span several machines.
+launcher.py and serve.py start the processes.
 """
 
 import os

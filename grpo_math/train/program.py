@@ -4,7 +4,7 @@ A recipe is a YAML file with fields of `TrainArguments`, `MathGRPOConfig` and TR
 be given on the command line, which wins. The run writes to ``output_dir``: config.yaml, history.jsonl, before.json and
 after.json (if ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
 
-Does not override anything of TRL: trainer/trainer.py does.
+trainer/trainer.py has every override of TRL.
 """
 
 import os

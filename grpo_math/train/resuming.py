@@ -1,6 +1,6 @@
 """Decide where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
 
-Does not load the checkpoint: transformers and trainer/state.py do.
+transformers and trainer/state.py load the checkpoint.
 """
 
 import sys

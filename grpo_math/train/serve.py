@@ -1,6 +1,6 @@
 """The vLLM server of a recipe: its command and its ports; and `grpo-math serve`, which runs it alone until Ctrl-C.
 
-Does not train (launcher.py does), and does not sync weights to the server (generation/sync.py does).
+generation/sync.py syncs the weights to the server.
 """
 
 import argparse

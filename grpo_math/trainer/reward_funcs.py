@@ -3,7 +3,7 @@
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
 For a stream, only the columns are checked, and nothing if only its rows show them.
 
-Does not call reward functions (rewards/guard.py does), and does not grade.
+rewards/guard.py calls the functions.
 """
 
 from collections.abc import Sequence

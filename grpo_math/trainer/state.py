@@ -4,7 +4,7 @@ It contains the rollout that is being trained on, the position in it, the metric
 each collaborator of the trainer. A killed run that is started again then ends with the weights, history and completions
 of a run that was not killed: bitwise on a CPU in float32.
 
-Does not save or load weights: transformers does, and reference.py for the reference of the KL term.
+transformers saves the weights. reference.py saves the reference of the KL term.
 """
 
 import json

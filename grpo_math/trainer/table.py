@@ -2,8 +2,7 @@
 
 A script may log columns of its own, so the values of a column may be of several types, or of none that Parquet has.
 
-Does not write the table: TRL and run_files.py do, as ``completions/completions_STEP.parquet``, and TRL sends it to the
-trackers.
+TRL and run_files.py write the table as ``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
 """
 
 import json

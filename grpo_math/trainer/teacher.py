@@ -3,7 +3,7 @@
 With k1, bias correction and no rewards, the KL term alone is on-policy distillation (arXiv 2306.13649): its mean
 gradient is that of the reverse KL of each token (`algorithm/losses.py`).
 
-Does not score: TRL does, as it scores any reference.
+TRL scores it as any reference.
 """
 
 from typing import Any
