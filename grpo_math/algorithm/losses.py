@@ -86,7 +86,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss of B completions of at most T tokens is computed from.
+    """The inputs of the loss of B completions of at most T tokens.
 
     ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
     (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the

@@ -51,7 +51,7 @@ REMEDY = "grpo-math attack shows the texts; pay the format only with a correct a
 class Attack(NamedTuple):
     """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
 
-    The texts know nothing if ``candidates`` is 0. Otherwise each offers so many, and one of them is the gold answer.
+    With ``candidates`` 0 a text knows nothing. Otherwise it offers this many answers, and one is the gold answer.
     """
 
     name: str

@@ -56,7 +56,7 @@ CHECKS: dict[str, Check] = {
     ),
     "kl_explosion": Check(
         "the KL to the reference exploded",
-        "the policy writes what the reference holds for all but impossible",
+        "the policy writes text to which the reference gives almost no probability",
         "lower the learning rate, or raise beta",
         "error",
         lines=WINDOW,

@@ -165,7 +165,7 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
 
 def _shared(results: Results, name: str) -> Any:
     value = results.get(name)
-    # The same engine, whoever has started the server.
+    # The engine is the same if the user started the server.
     return "vllm" if value == "vllm-server" else value
 
 

@@ -225,7 +225,7 @@ class AdapterGeneration(VLLMGeneration):
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
         # 0.0.0.0, TRL's default, is an address to listen on. The server on this machine is at 127.0.0.1.
         url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
-        # An answer may take long, so a server that stops to answer is noticed after this hour. `_outliving_restarts`
+        # An answer may take long, so a server that no longer answers is noticed after this hour. `_outliving_restarts`
         # repeats a request, so the client does not.
         self.server = server = Server(url, timeout=3600.0, retries=0)
         self._wait()

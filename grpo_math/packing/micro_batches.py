@@ -138,7 +138,7 @@ class Splitter:
         return prompts, prompt_tokens, lengths
 
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each training step, of its own rows; equally many on all ranks."""
+        """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
         plans = [
             arrange(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
             for rows, layout in zip(of_trl, layouts, strict=True)

@@ -51,7 +51,7 @@ def packed(row: list[list[Any]]) -> Json:
     return {
         "input_ids": torch.zeros(1, start, dtype=torch.long),
         "position_ids": torch.arange(start)[None],
-        # transformers passes on a mask of four dimensions as it is. Packed attention ignores one of a single element.
+        # transformers passes on a mask of four dimensions unchanged. Packed attention ignores a mask with one element.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool),
         "packed_groups": tuple(layouts),
     }

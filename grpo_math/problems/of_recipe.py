@@ -65,11 +65,11 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     >>> stated["eval_strategy"], stated["eval_steps"], stated["metric_for_best_model"]
     ('steps', 5, 'eval_math500_accuracy')
     """
-    # TRL requires a batch of its own evaluation to consist of whole groups. No held-out set uses these batches.
+    # TRL requires the batches of its evaluation to consist of whole groups. Held-out sets use other batches.
     stated: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
     if s["heldout_every"]:
         stated |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
-    # transformers' own default is the loss, which no held-out set has.
+    # transformers' default is the loss, which held-out sets do not have.
     has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
         stated["metric_for_best_model"] = first_accuracy(s)
@@ -225,7 +225,7 @@ class RecipeProblems:
         elif s["eval_n"] is None:
             lines.append(
                 f"before and after training {self.eval_n} problems of {self.eval_dataset}, {s['eval_split']}, "
-                f"are evaluated: {2 * self.eval_n} completions more (eval_n: 0 turns it off)"
+                f"are evaluated: {2 * self.eval_n} additional completions (eval_n: 0 turns it off)"
             )
         return "; ".join(lines) or None
 

@@ -55,7 +55,7 @@ class ReportFiles(NamedTuple):
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that is isolated from the notebook."""
         text = escape(self.html.read_text(encoding="utf-8"))
-        # Without allow-same-origin the page has an origin of its own: its script cannot reach the notebook.
+        # Without allow-same-origin the page has a separate origin: its script cannot reach the notebook.
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 

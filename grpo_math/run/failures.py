@@ -23,7 +23,7 @@ from grpo_math.run.files import existing
 from grpo_math.run.machine import GB
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# torch raises RuntimeError, and safetensors an exception of its own.
+# torch raises RuntimeError, and safetensors raises SafetensorError.
 OF_A_WRITER = re.compile(r"PytorchStreamWriter|unexpected pos|iostream error|Error while serializing: .*os error")
 
 

@@ -21,8 +21,8 @@ class TrainArguments:
     )
     columns: str | None = setting(
         None,
-        "Which column of dataset is which, where its name does not tell: problem=query,answer=meta.gold (also id, "
-        "level and subject). Default: the common spellings.",
+        "Columns of dataset with uncommon names: problem=query,answer=meta.gold (also id, level and subject). Default: "
+        "the common spellings.",
     )
     dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)

@@ -589,14 +589,14 @@ PROGRAM = [
     Rule(
         "learning_rate",
         lambda s: s["use_peft"] and s["learning_rate"] < LOW_LORA,
-        "hardly moves an adapter in some hundred steps",
+        "is so low that an adapter barely changes in a few hundred steps",
         "learning_rate: 1e-5",
         "warning",
     ),
     Rule(
         "sync_ref_model",
         lambda s: s["use_peft"] and s["sync_ref_model"],
-        "cannot work with use_peft: TRL keeps no second model beside an adapter",
+        "cannot work with use_peft: TRL loads no second model with an adapter",
         "use reference_refresh_steps",
     ),
     *(

@@ -53,7 +53,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     # After all refusals: a run that is refused changes nothing.
     checkpoints.set_aside_after(run_dir, step)
     if checkpoint:
-        print(f"Going on from {checkpoint}.", file=sys.stderr)
+        print(f"Resuming from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
 
 

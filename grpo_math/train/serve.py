@@ -136,8 +136,8 @@ def start_of(
 def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
     """Return the recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
 
-    A server binds its port half a minute later, so two runs that prefer the same number would collide. Training is told
-    the address and prefers none.
+    A server binds its port half a minute later, so two runs that prefer the same number would collide. Training gets
+    the address as an argument and prefers none.
     """
     stated = recipe.get("vllm_server_port")
     if stated and not port_is_free(stated):

@@ -67,7 +67,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
 def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
     """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
 
-    A column ``grade`` of the data is the user's, and is passed as any other column.
+    If the data have a column ``grade``, it is passed like other columns.
 
     >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
     (True, False)

@@ -18,7 +18,7 @@ from grpo_math.trainer.config import MathGRPOConfig
 
 
 def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
-    """Raise `ConfigError` for a teacher that cannot be scored beside ``model``. Loads no weights.
+    """Raise `ConfigError` for a teacher that cannot be scored with the tokens of ``model``. Loads no weights.
 
     ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
     """

@@ -133,7 +133,7 @@ class MathGRPOTrainer(GRPOTrainer):
         teacher = self.settings.reference_model
         if teacher:
             refuse_teacher(teacher, model, args, processing_class)
-        # With beta 0, TRL loads no reference of its own.
+        # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar(), without:
             super().__init__(

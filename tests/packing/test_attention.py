@@ -195,7 +195,7 @@ def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(mo
         ({}, {"s_aux": 8}, "attention with 's_aux'"),
         ({}, {"is_causal": False}, "not causal"),
         ({}, {"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
-        ({"sliding_window": 8}, {}, "a sliding window that its attention is not told"),
+        ({"sliding_window": 8}, {}, "attention whose sliding window differs from the config's"),
         ({"sliding_window": 8, "layer_types": ["full_attention"]}, {"sliding_window": 8}, "a sliding window"),
         ({"attn_logit_softcapping": 50.0}, {}, "a cap of the scores"),
         ({}, {"softcap": 50.0}, "a cap of the scores"),

@@ -73,7 +73,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     )
     assert problems("--dataset", file, "--eval_n", "4").about_eval == divided
     assert problems("--dataset", file).about_eval == (
-        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 completions more "
+        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 additional completions "
         "(eval_n: 0 turns it off)"
     )
     assert problems("--eval_n", "0").about_eval is None
