@@ -196,9 +196,9 @@ def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(mo
         ({}, {"is_causal": False}, "not causal"),
         ({}, {"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
         ({"sliding_window": 8}, {}, "attention whose sliding window differs from the config's"),
-        ({"sliding_window": 8, "layer_types": ["full_attention"]}, {"sliding_window": 8}, "a sliding window"),
-        ({"attn_logit_softcapping": 50.0}, {}, "a cap of the scores"),
-        ({}, {"softcap": 50.0}, "a cap of the scores"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, {"sliding_window": 8}, "whose sliding window differs"),
+        ({"attn_logit_softcapping": 50.0}, {}, "whose softcap differs"),
+        ({}, {"softcap": 50.0}, "whose softcap differs"),
     ],
 )
 def test_what_would_change_the_scores_without_an_error_is_refused_by_name(config, given, reason):
