@@ -173,7 +173,7 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
-        # The config alone is small. The weights may never be loaded, if a server has them.
+        # Only the config, which is small. The weights are never loaded if a server has them.
         read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
         return getattr(config.get_text_config(), "max_position_embeddings", None)

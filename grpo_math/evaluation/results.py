@@ -226,7 +226,7 @@ def store(path: Path, records: Iterable[Record]) -> None:
 def _known(file: Path, settings: dict[str, Any]) -> Records:
     """Return the records of an earlier call."""
     if file.exists() and not answers_file(file).exists():
-        raise ConfigError("output", str(file), "holds results without their answers", "name another file")
+        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
     return {_key(line): line for line in stored(answers_file(file), settings)}
 
 

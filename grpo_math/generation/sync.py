@@ -188,7 +188,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
-            raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
+            raise UserError("vllm_sync=adapter supports text only: set vllm_sync to merged for prompts with images")
         # TRL's `generate` would call `sync_weights` if the weights slept. Here sleep keeps the base and the adapter, so
         # waking is enough.
         self._wake()
@@ -306,7 +306,7 @@ class AdapterGeneration(VLLMGeneration):
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
             of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
-            # Each request by itself: an error of one loses no other answer.
+            # Requests are repeated one by one, so an error of one loses no other answer.
             call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
             return self._outliving_restarts(call, folder)
 

@@ -110,7 +110,7 @@ class RecipeProblems:
         split, limit = s["dataset_split"], s["dataset_limit"]
         rows = self._load(fields, s["dataset"], split, s["columns"], limit=limit, seed=s["seed"])
         stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        # A file has one split. If the recipe evaluates and does not say on which problems, some of them are held out.
+        # A file has one split. If the recipe evaluates without naming problems, some of the file's are held out.
         if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or self._during):
             return rows, []
         # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
@@ -167,7 +167,7 @@ class RecipeProblems:
         except UserError as error:
             if s["eval_n"] or self._during:
                 raise
-            # The recipe does not ask for these problems, so the run goes without them.
+            # The recipe does not ask for these problems, so the run does not need them.
             self.no_eval = str(error)
             return []
         if len(rows) < (s["eval_n"] or 0):

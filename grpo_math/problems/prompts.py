@@ -170,5 +170,5 @@ def refuse_without_call(template: str, tools: Collection[str]) -> None:
             "prompt_template", template, "shows a call of python, which is not among tools", "set tools: [python]"
         )
     if tools and template == "r1_zero":
-        reason = "is plain text, in which nothing can be called"
+        reason = "is plain text, which has no tool calls"
         raise ConfigError("prompt_template", template, reason, "use boxed, or python")

@@ -91,7 +91,7 @@ def _question(problem: Any, key: str) -> Any:
 def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, source: Source) -> str:
     """Return the gold answer from the answer column."""
     key, answer = _needed(fields, "answer", accepted)
-    # A list, as of OlympiadBench, has the answers of a problem, and a completion has to give all of them.
+    # A list (OlympiadBench) has several answers of a problem. A completion must give all of them.
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
         answer = ", ".join(map(str, answer))
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.

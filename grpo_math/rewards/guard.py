@@ -108,7 +108,7 @@ def checked(
 @contextmanager
 def _caught(name: str, errors: list[UserError] | None, count: int) -> Iterator[Rewards]:
     """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
-    # After an error nothing uses these zeros: this rank meets the others in the gather of the rewards, then all end.
+    # After an error nothing uses these zeros: this rank takes part in the gather of the rewards, then all ranks end.
     rewards: Rewards = [0.0] * count
     try:
         with _watched(name):

@@ -32,7 +32,7 @@ class LostRank(UserError):
 
 
 def limit_waiting(ddp_timeout: float) -> None:
-    """Apply ``ddp_timeout`` to gloo too: transformers passes it on for GPUs alone."""
+    """Apply ``ddp_timeout`` to gloo too: transformers passes it on only for GPUs."""
     state = PartialState()
     if state.num_processes > 1 and state.backend == "gloo":
         # Changed afterwards: transformers' arguments have made the process group, on a CPU without their timeout.

@@ -27,7 +27,7 @@ KILLED = 10.0  # seconds until a process should be gone after SIGKILL
 
 
 class Kept:
-    """A command that runs until it ends, until `stop`, or until this process is gone.
+    """A command that runs until it ends, until `stop`, or until this process ends.
 
     ``grace``: seconds that the command has after SIGTERM. The processes that it leaves get SIGKILL.
 

@@ -90,7 +90,7 @@ def end_at_once(number: int, frame: Any) -> None:
 
 
 class Stopped(SystemExit):
-    """A signal of `STOPPING` has come, and there was nothing to finish."""
+    """A signal of `STOPPING` arrived when there was no step to finish."""
 
 
 class Stop:
@@ -135,7 +135,7 @@ class Stop:
 
     def _ask(self, code: int, line: str) -> None:
         if not self.code and int(os.environ.get("RANK", 0)) == 0:
-            # Not print: the signal may have interrupted a print, and Python's buffer refuses a second one.
+            # Not with print: the signal may have interrupted a print, and Python's buffer rejects a second one.
             os.write(2, f"\n{line}\n".encode())
         self.code = max(self.code, code)
 

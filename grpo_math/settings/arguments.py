@@ -34,7 +34,7 @@ class TrainArguments:
         "alone with a system_prompt.",
     )
     system_prompt: str | None = setting(
-        None, "The system message of the prompt, in the place of the template's own: a text, or a file that holds it."
+        None, "The system message of the prompt, instead of the template's: a text, or a file with the text."
     )
     answer_format: str | None = setting(
         None,
@@ -60,7 +60,7 @@ class TrainArguments:
     eval_n: int | None = setting(
         None,
         "Problems that are evaluated before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none if the data hold none out or, without vLLM, if no process holds the whole model.",
+        "these are fewer; none without held-out problems or, without vLLM, if no process has the whole model.",
         ge=0,
     )
     heldout_every: int = setting(
@@ -98,7 +98,7 @@ class TrainArguments:
 
     resume: str = setting(
         "auto",
-        "How to start if output_dir already holds a run. auto: continue it if its settings are the same. force: "
+        "How to start if output_dir already contains a run. auto: continue it if its settings are the same. force: "
         "continue it with the new settings.",
         choices=("auto", "force"),
     )

@@ -79,7 +79,7 @@ def read(argv: Sequence[str]) -> Recipe:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
-    # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
+    # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     values = defaults() | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 

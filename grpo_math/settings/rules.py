@@ -119,7 +119,7 @@ UPDATE = [
     Rule(
         "multi_objective_aggregation",
         lambda s: s["baseline"] == "pass_at_k" and _NORMALIZES(s),
-        "does not work with baseline='pass_at_k', which takes verdicts alone",
+        "does not work with baseline='pass_at_k', which reads only verdicts",
     ),
     unused("advantage_eps", _is("baseline", "pass_at_k"), "baseline='pass_at_k' has its own scale"),
     Rule(
@@ -451,7 +451,7 @@ PROGRAM = [
     Rule(
         "heldout_every",
         lambda s: s["heldout_every"] and s["eval_strategy"] != "no",
-        "and eval_strategy={eval_strategy} both say when to evaluate",
+        "and eval_strategy={eval_strategy} both set when to evaluate",
         "leave one of the two out",
     ),
     Rule(
@@ -529,7 +529,7 @@ PROGRAM = [
         lambda s: (
             s["baseline"] == "pass_at_k" and (s["rewards"] != ["accuracy"] or s["reward_weights"] not in (None, [1]))
         ),
-        "is not the verdict alone, which baseline='pass_at_k' needs",
+        "is more than the verdict, and baseline='pass_at_k' needs the verdict only",
         "set rewards: [accuracy], without reward_weights",
     ),
     Rule(

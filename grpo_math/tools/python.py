@@ -124,7 +124,7 @@ def call(code: str, limits: PythonLimits) -> Answer:
             return Answer(*replies[1])
         # The program was started, and its supervisor ended without an answer. Only a failed start is repeated.
         if replies == [""]:
-            return Answer("the program's process is gone", "failed")
+            return Answer("the program's process has ended", "failed")
     error = replies[0] if replies else "no process"
     raise ToolError(f"a program of the Python tool cannot be started: {error}: end other programs")
 

@@ -103,7 +103,7 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     settings = {**defaults(), **recipe}
     size = settings["vllm_tensor_parallel_size"]
     layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
-    return layout._replace(why="the plan does not know this recipe's memory")
+    return layout._replace(why="the plan cannot compute this recipe's memory")
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:

@@ -36,7 +36,7 @@ class MathGRPOConfig(GRPOConfig):
     baseline: str = setting(
         "group_mean",
         "The baseline subtracted from a reward: group_mean, leave_one_out, or none. pass_at_k: the advantages of "
-        "pass@k, from verdicts alone. Or module:function, which turns rewards (P, G) into advantages (P, G).",
+        "pass@k, from verdicts only. Or module:function, which turns rewards (P, G) into advantages (P, G).",
         choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
     )
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
@@ -123,7 +123,7 @@ class MathGRPOConfig(GRPOConfig):
     grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
     vllm_sync: str = setting(
         "adapter",
-        "The weights sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, "
+        "The weights sent to vLLM when a PEFT adapter is trained. adapter: only the adapter. merged: every weight, "
         "with the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
         choices=("adapter", "merged"),
     )

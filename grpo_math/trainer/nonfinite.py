@@ -52,6 +52,6 @@ class NonFiniteSteps:
         steps = f"step {first}" if self.in_a_row == 1 else f"steps {first} to {step + 1}, {self.in_a_row} in a row"
         return UserError(
             f"the gradient was not finite in {steps}: the weights are still those of step {first - 1}; lower "
-            "learning_rate, or train in bfloat16 or float32 where this is float16 (max_nonfinite_steps says how many "
-            "may follow each other)"
+            "learning_rate, or train in bfloat16 or float32 instead of float16 (max_nonfinite_steps is the limit of "
+            "such steps in a row)"
         )

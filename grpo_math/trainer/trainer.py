@@ -738,7 +738,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
-        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        # The evaluation needs the restored random numbers, as before the next step.
         self._evaluate_failed_step()
 
     def _evaluate_failed_step(self) -> None:

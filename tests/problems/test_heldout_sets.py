@@ -153,7 +153,7 @@ def test_heldout_every_and_keep_best_are_short_forms_of_transformers_settings(wo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*EVERY, "--eval_strategy", "epoch"], "both say when to evaluate"),
+        ([*EVERY, "--eval_strategy", "epoch"], "both set when to evaluate"),
         (["--eval_strategy", "steps"], "eval_steps=None is missing"),
         (["--heldout", '{"data": "math500"}'], "nothing is evaluated during training"),
         (["--load_best_model_at_end"], "load_best_model_at_end=True needs evaluations during training"),
