@@ -1,6 +1,6 @@
 """Checks of the rewards: gold answers can be graded, and rewards are higher for a correct answer than for a wrong one.
 
-The checks use made-up completions in the template's format. Does not ask a model.
+The checks use made-up completions in the template's format.
 """
 
 import asyncio

@@ -114,9 +114,9 @@ def _refuse_ignored(
             raise Unpackable(f"attention with {name!r}")
     config = getattr(module, "config", None)
     if softcap != (getattr(config, "attn_logit_softcapping", None) or None):
-        raise Unpackable("a cap of the scores that its attention is not told")
+        raise Unpackable("attention whose softcap differs from attn_logit_softcapping")
     if sliding_window != _window_of(config, getattr(module, "layer_idx", None)):
-        raise Unpackable("a sliding window that its attention is not told")
+        raise Unpackable("attention whose sliding window differs from the config's")
 
 
 def _window_of(config: Any, layer: int | None) -> int | None:

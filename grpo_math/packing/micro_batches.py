@@ -4,7 +4,7 @@ A micro-batch is one forward and one backward pass. Each training step of an opt
 computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
 (`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
 
-Does not move a row to another optimizer step, and does not compute a loss.
+A row stays in its optimizer step.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -138,7 +138,7 @@ class Splitter:
         return prompts, prompt_tokens, lengths
 
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each training step, of its own rows; equally many on all ranks."""
+        """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
         plans = [
             arrange(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
             for rows, layout in zip(of_trl, layouts, strict=True)

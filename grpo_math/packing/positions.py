@@ -2,7 +2,7 @@
 
 A RoPE of type ``dynamic`` or ``longrope`` (Phi-3.5, Phi-4-mini) chooses its frequencies by the largest position of the
 pass. TRL pads a rollout to one width, so all its passes have the same frequencies. Packed rows have different lengths,
-so their frequencies would differ. What a model does is tried, because a model's own code may have its own rule.
+so their frequencies would differ. The model is tried, because remote code may have another rule.
 
 Does not find a rule in a model's own code that begins beyond ``max_position_embeddings``, unless a module without
 parameters computes the positions, as in transformers.

@@ -2,7 +2,7 @@
 
 Input and output are padded (`pack.py`). In between, each prompt is computed once, and padding is not computed.
 
-Does not choose the token budget: `budget.TokenBudget` is shared with the update.
+`budget.TokenBudget` has the token budget, which the update uses too.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,8 +34,8 @@ WORTH_PACKING = 0.97
 MAX_DIFF = 1e-3
 # In half precision the limit is 3 times the measured rounding, within these bounds: of a row's median and maximum.
 # Another width alone would be too small a measure: it changes the median of SmolLM2-135M in bfloat16 by 0, and packing
-# by 0.035 (maximum 0.21), as another attention kernel does. Of tiny models, packing changes the median of those that
-# can be packed by 0.0025 at most, and that of the others by 0.017 or more.
+# by 0.035 (maximum 0.21), as another attention kernel does. For tiny models that can be packed, packing changes the
+# median by at most 0.0025; for the others, by at least 0.017.
 MEDIAN_BOUNDS, MAXIMUM_BOUNDS = (0.005, 0.2), (0.2, 1.0)
 # Common words in their usual order, because half precision alone changes the log-probs of unlikely tokens by nats.
 WORDS = "one two three four five six seven eight nine ten"
@@ -290,7 +290,7 @@ class PackedScorer:
         return unpack(outputs.log_probs, row).float(), entropies, outputs.aux_loss if aux_loss else None
 
     def _count(self, calls: LayerCalls) -> None:
-        """Raise `Unpackable` if a layer was not told that its row is packed."""
+        """Raise `Unpackable` if a layer ignored that its row is packed."""
         if calls.attention != self.attending:
             raise Unpackable(f"{self.attending} layers and {calls.attention} calls of packed attention")
         if calls.states != self.stateful:

@@ -216,8 +216,8 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
 
 
 NAMES: dict[Kernel, str] = {
-    of_torch: "torch's varlen kernel, one call a layer",
-    of_flash_attn: "flash-attn's varlen kernel, one call a layer",
+    of_torch: "torch's varlen kernel, one call per layer",
+    of_flash_attn: "flash-attn's varlen kernel, one call per layer",
     one_by_one: "scaled_dot_product_attention, a call for each sequence",
 }
 

@@ -1,6 +1,6 @@
 """A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
 
-Does not print. The only data that it reads about this machine are its GPUs and main memory, if they are not given.
+The only data that it reads about this machine are its GPUs and main memory, if they are not given.
 """
 
 import json

@@ -2,8 +2,6 @@
 
 A share is the absolute advantage x the completion's weight in the loss, because a run does not log the gradients of
 tokens. The panel lists what the run has not logged.
-
-Does not compute a loss or a gradient.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

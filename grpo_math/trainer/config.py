@@ -9,8 +9,6 @@ grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, re
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
-
-Does not repeat a field of TRL.
 """
 
 import math

@@ -3,7 +3,7 @@
 A run whose longest completions come at step 120 would fail there, after hours, if memory is short by a little. The same
 number of tokens at the start, computed forward and backward and discarded, shows it at once.
 
-Does not count memory: planner/ does.
+planner/ estimates the memory.
 """
 
 from collections.abc import Callable, Sequence

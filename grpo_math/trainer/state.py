@@ -4,7 +4,7 @@ It contains the rollout that is being trained on, the position in it, the metric
 each collaborator of the trainer. A killed run that is started again then ends with the weights, history and completions
 of a run that was not killed: bitwise on a CPU in float32.
 
-Does not save or load weights: transformers does, and reference.py for the reference of the KL term.
+transformers saves the weights. reference.py saves the reference of the KL term.
 """
 
 import json
@@ -143,7 +143,10 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere, for `agree_to_save_last_step` if the next step fails."""
+    """Return `state_of` and what transformers saves elsewhere.
+
+    `agree_to_save_last_step` writes it if the next step fails.
+    """
     return {
         **state_of(trainer),
         "step": trainer.state.global_step,

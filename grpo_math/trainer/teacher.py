@@ -3,7 +3,7 @@
 With k1, bias correction and no rewards, the KL term alone is on-policy distillation (arXiv 2306.13649): its mean
 gradient is that of the reverse KL of each token (`algorithm/losses.py`).
 
-Does not score: TRL does, as it scores any reference.
+TRL scores it as any reference.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from grpo_math.trainer.config import MathGRPOConfig
 
 
 def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
-    """Raise `ConfigError` for a teacher that cannot be scored beside ``model``. Loads no weights.
+    """Raise `ConfigError` for a teacher that cannot be scored with the tokens of ``model``. Loads no weights.
 
     ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
     """

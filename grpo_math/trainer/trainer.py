@@ -134,7 +134,7 @@ class MathGRPOTrainer(GRPOTrainer):
         teacher = self.settings.reference_model
         if teacher:
             refuse_teacher(teacher, model, args, processing_class)
-        # With beta 0, TRL loads no reference of its own.
+        # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar(), without:
             super().__init__(
@@ -767,7 +767,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
-        # Only now: the evaluation draws the random numbers that it would have drawn before the next step.
+        # The evaluation needs the restored random numbers, as before the next step.
         self._evaluate_failed_step()
 
     def _evaluate_failed_step(self) -> None:

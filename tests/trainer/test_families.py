@@ -22,7 +22,7 @@ PLAIN = {
     "falcon": "its own attention",
     "diffllama": "2 layers and 4 calls of packed attention",
     "nemotron": "2 layers and 0 calls of packed attention",
-    "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
+    "falcon_mamba": "layers (FalconMambaMixer) whose code ignores how a row is packed",
     "minimax": "1 layers with a state, of which 0 continue a prompt's state",
     "stablelm": "2 layers and 0 calls of packed attention",
     # Positions that the model counts itself.
