@@ -38,9 +38,6 @@ class MicroBatch:
     weight: float | Tensor
     completions: int
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "weight": self.weight, "completions": self.completions}
-
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
         rows = state["rows"]
@@ -58,8 +55,7 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain types, for `torch.load`."""
-        counts = {"skipped_rows": self.skipped_rows, "skipped_tokens": self.skipped_tokens}
-        return {"micro_batches": [one.state_dict() for one in self.micro_batches], **counts}
+        return {**vars(self), "micro_batches": [vars(one) for one in self.micro_batches]}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":

@@ -8,7 +8,6 @@ Does not count memory: planner/ does.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +67,6 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
-# Attributes of TRL's trainer that its loss changes. The dry run changes copies of them.
-TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats")
-
-
 def dry_run(
     trainer: "MathGRPOTrainer",
     loss_of: Callable[[Any, Rows], Tensor],
@@ -80,12 +75,11 @@ def dry_run(
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    ``step_rows`` are the rows of the first step. Nothing of the dry run remains, except a smaller token budget. The
-    model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
+    ``loss_of`` changes no attribute of the trainer. ``step_rows`` are the rows of the first step. Nothing of the dry
+    run remains, except a smaller token budget. The model is unwrapped, and `torch.autograd.grad` accumulates nothing:
+    no hook of DDP or DeepSpeed runs.
     """
-    copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
     with ExitStack() as stack:
-        stack.enter_context(replaced(trainer, **copies))
         for module in trainer.accelerator.unwrap_model(model).modules():
             # A dynamic RoPE changes its frequencies, and notes the longest row.
             copies = {name: value.clone() for name, value in module._buffers.items() if _is_state(value)}
