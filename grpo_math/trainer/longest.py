@@ -57,12 +57,11 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
 def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     """Return True on a GPU, or if the recipe asks for it."""
     # Reentrant checkpointing refuses `torch.autograd.grad`, which the dry run needs.
-    reason = "FSDP and ZeRO-3 split the model among processes" if split_by(accelerator) else None
-    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-        reason = "use_reentrant does not give single gradients"
-    if reason and args.longest_first:
-        raise ConfigError("longest_first", True, f"does not work here: {reason}", "leave it out")
-    if reason:
+    reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if split_by(accelerator) or reentrant:
+        if args.longest_first:
+            reason = "does not work with FSDP and ZeRO-3, which split the model, nor with use_reentrant"
+            raise ConfigError("longest_first", True, reason, "leave it out")
         return False
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
