@@ -88,10 +88,11 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         return trls(**kwargs)
 
     # TRL has no argument for these: its constructors look them up by name in these modules.
-    names = {"VLLMGeneration": generation}
-    if shared:
-        names["create_model_from_path"] = partial(shared.create, make_model)
-    with replaced(grpo_trainer, **names), replaced(vllm_generation, VLLMClient=KeyedClient):
+    make = partial(shared.create, make_model) if shared else make_model
+    with (
+        replaced(grpo_trainer, VLLMGeneration=generation, create_model_from_path=make),
+        replaced(vllm_generation, VLLMClient=KeyedClient),
+    ):
         yield
 
 
