@@ -572,25 +572,47 @@ class MathGRPOTrainer(GRPOTrainer):
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             share = share * accumulation / self.args.steps_per_generation
+        old_logps, sampling_logps = (
+            rows.get("old_per_token_logps", logps.detach()),
+            rows.get("sampling_per_token_logps"),
+        )
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        sampler_ratio = rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None
+        if corrects and self._uses_rollout_once and sampling_logps is not None:
+            # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
+            # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
+            old_logps = logps.detach()
+            differences = torch.nan_to_num((old_logps - sampling_logps) * mask, nan=0.0)
+            sampler_ratio = correction.sampler_ratio(
+                differences,
+                self.vllm_importance_sampling_mode,
+                self.vllm_importance_sampling_clip_min,
+                self.vllm_importance_sampling_clip_max,
+            )
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
             entropy_mask = self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
         return LossInputs(
             logps=logps,
-            old_logps=rows.get("old_per_token_logps", logps.detach()),
+            old_logps=old_logps,
             advantages=advantages if advantages.dim() > 1 else advantages[:, None],
             mask=mask,
             entropies=entropies,
             ref_logps=rows["ref_per_token_logps"] if self.beta != 0.0 else None,
-            sampling_logps=rows.get("sampling_per_token_logps"),
-            sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
+            sampling_logps=sampling_logps,
+            sampler_ratio=sampler_ratio,
             entropy_mask=entropy_mask,
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
             row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
             accumulation=accumulation,
         )
+
+    @property
+    def _uses_rollout_once(self) -> bool:
+        """True if no optimizer step lies between a rollout and its update. Without vLLM TRL scores nothing then."""
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        return self.mode == "train" and self.args.gradient_accumulation_steps % generate_every == 0
 
     def _loss_settings(self) -> LossSettings:
         coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
