@@ -2,8 +2,6 @@
 
 A call has an effect if its result is the answer and the model had not written the answer before the result, in its code
 or next to it. docs/operations.md explains the rule and how it is checked.
-
-Does not run a call, and does not grade.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The settings of a run that TRL does not have: data, template, rewards, evaluation.
 
-Does not import torch. Does not define the trainer's own settings (trainer/config.py), and does not check combinations
-of settings (rules.py).
+trainer/config.py has the trainer's own settings, and rules.py checks combinations.
 """
 
 from collections.abc import Mapping

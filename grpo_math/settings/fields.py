@@ -1,8 +1,6 @@
 """Every field of a recipe, read from the source code of the classes, because importing these classes takes seconds.
 
 Each name, default and choice is written once, in a class of `SOURCES`.
-
-Does not read a recipe: recipe.py does.
 """
 
 import ast

@@ -9,8 +9,6 @@ grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, re
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
-
-Does not repeat a field of TRL.
 """
 
 import math
@@ -24,7 +22,7 @@ from trl import GRPOConfig
 from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import gpu_has_bfloat16
+from grpo_math.generation.models import gpu_dtype
 from grpo_math.run.recipe_field import setting
 from grpo_math.run.redact import is_secret
 from grpo_math.run.replaced import replaced
@@ -105,11 +103,6 @@ class MathGRPOConfig(GRPOConfig):
         "checkpoint.",
         ge=1,
     )
-    allow_float16: bool = setting(
-        False,
-        "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is refused "
-        "unless this is true.",
-    )
     grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
     vllm_sync: str = setting(
         "adapter",
@@ -133,7 +126,9 @@ class MathGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         # TRL's default would turn bf16 on for a CPU, too, and transformers would then refuse to start.
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and gpu_has_bfloat16()
+            dtype = gpu_dtype()
+            self.fp16 = self.fp16 or (dtype == "float16" and not self.use_cpu)
+            self.bf16 = dtype == "bfloat16" and not self.fp16
         # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
         for name, field in recipe_fields().items():
             field.refuse(getattr(self, name, None), getattr(self, name, None))
