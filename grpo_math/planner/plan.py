@@ -28,6 +28,7 @@ from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
+SHORTEST = 256  # completion that is suggested
 # Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
@@ -257,7 +258,6 @@ def _read(
 
 # Fields that change nothing on a CPU.
 OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm", "vllm_share_weights"}
-QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 Changes = dict[str, Json]  # the recipe fields of each change, by its name in `candidates`
 
@@ -268,116 +268,113 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
 
     Each is a list of values to try, the mildest first. A value is recipe fields. Later changes override earlier ones.
     """
-    s, batch, sequence = counted.settings, counted.batch, counted.sequence
+    s, batch = counted.settings, counted.batch
     lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
-    whole_steps = counted.given & WHOLE or s["router_aux_loss_coef"]
     prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     # Frozen weights lose almost no accuracy in bfloat16.
     half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
-    adapter = {**ADAPTER, **half}
-    colocated = s["use_vllm"] and s["vllm_mode"] == "colocate" and s["vllm_tensor_parallel_size"] == 1
+    # vLLM does not share quantised weights.
+    quantised = {"load_in_4bit": True, **({"vllm_share_weights": False} if s["vllm_share_weights"] else {})}
+    nested = {"use_bnb_nested_quant": True}
+    share = {"vllm_share_weights": True}
+    colocated = s["use_vllm"] and s["vllm_mode"] == "colocate"
+    shares = colocated and s["vllm_tensor_parallel_size"] == 1 and sends_adapter(s)
+    switch = {"use_vllm": False} if s["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
     choices: dict[str, list[Json]] = {
-        "dtype": [half] if half and s["use_peft"] and s["dtype"] != "bfloat16" else [],
-        "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
+        "dtype": [half] if half and s["use_peft"] else [],
+        "context": [{"vllm_max_model_length": counted.sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
-        "micro_batch": [*_micro_batches(counted, whole=bool(whole_steps))],
+        "micro_batch": [*_micro_batches(counted)],
         "checkpointing": [{"gradient_checkpointing": True}],
-        "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
+        "sleep": [{"vllm_enable_sleep_mode": True}] if colocated else [],
         "optimizer": [{"optim": "adamw_8bit"}],
         "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
-        "base": [
-            *([{"vllm_share_weights": True}] if colocated and sends_adapter(s) and not s["vllm_share_weights"] else []),
-            *([] if s["load_in_4bit"] else [QUANTISED]),
-        ],
+        "base": [*([share] if shares else []), quantised, quantised | nested],
         "offload": [{"activation_offloading": True}],
-        # DeepSpeed's configs: `advice` tries them.
+        # DeepSpeed's configs, which `advice` tries.
         "accelerate_config": [],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-        "generation": [{"use_vllm": False} if s["use_vllm"] else {**vllm, "vllm_max_model_length": sequence}],
-        "adapter": [] if s["use_peft"] else [adapter, {**adapter, **QUANTISED}],
+        "generation": [switch],
+        "adapter": [] if s["use_peft"] else [fields | half for fields in (ADAPTER, ADAPTER | quantised | nested)],
         "prompts": [{name: count} for count in prompts],
         "completions": [
             {
                 "max_completion_length": length,
-                **({} if whole_steps else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
                 **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
             }
             for length in lengths
-            if length >= 256
+            if length >= SHORTEST
         ],
         # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
         "share": [],
     }
-    if s["use_cpu"]:
-        return {n: [c for c in values if not OF_A_GPU & c.keys()] for n, values in choices.items()}
-    return choices
+    skipped = OF_A_GPU if s["use_cpu"] else set()
+    # Only fields that differ from the recipe's.
+    differ = {n: [{k: v for k, v in change.items() if s[k] != v} for change in choices[n]] for n in choices}
+    return {n: [change for change in values if change and not skipped & change.keys()] for n, values in differ.items()}
 
 
-def _micro_batches(counted: Counted, whole: bool) -> Iterator[Json]:
-    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them ``whole``."""
-    batch, tokens = counted.batch, counted.settings["max_tokens_per_micro_batch"]
-    if whole:
+def _micro_batches(counted: Counted) -> Iterator[Json]:
+    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them whole."""
+    batch, settings = counted.batch, counted.settings
+    if counted.given & WHOLE or settings["router_aux_loss_coef"]:
         for n in divisors(batch.rows)[1:]:
             # With prompts_per_step the number of steps is solved.
-            steps = {} if counted.settings["prompts_per_step"] else {"gradient_accumulation_steps": batch.steps * n}
+            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": batch.steps * n}
             yield {"per_device_train_batch_size": batch.rows // n, **steps}
         return
+    tokens = settings["max_tokens_per_micro_batch"] or batch.rows * counted.sequence
     # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
     factor = 2 if counted.machine.shape.linear else 4
-    for k in range(1, 8):
-        # A completion stays whole, so a budget below one sequence saves nothing.
-        budget = (tokens or batch.rows * counted.sequence) // factor**k
-        yield {"max_tokens_per_micro_batch": max(budget, counted.sequence)}
+    # A completion stays whole, so a budget below the shortest sequence saves nothing.
+    least = min(counted.sequence, counted.machine.prompt + SHORTEST)
+    while tokens > least:
+        tokens = max(tokens // factor, least)
+        yield {"max_tokens_per_micro_batch": tokens}
 
 
 def tuned(counted: Counted, changes: Changes) -> tuple[Changes, Counted] | None:
     """Return the changes and their plan, or None if they cannot be planned.
 
-    If they do not fit, a colocated vLLM gets the least share of the GPU that it needs.
+    If they do not fit, a colocated vLLM gets the share of the GPU that the policy leaves.
     """
     changes = {name: change for name, change in changes.items() if name != "share"}
     then = counted.changed(changes.values())
     if then and not then.fits and then.layout.generation == "colocate":
-        smallest = counted.changed([*changes.values(), {"vllm_gpu_memory_utilization": 0.05}]) or then
-        share = math.ceil(20 * smallest.vllm_bytes / counted.machine.gpu_bytes) / 20
-        least = {**changes, "share": {"vllm_gpu_memory_utilization": min(share, 0.95)}}
-        if (better := counted.changed(least.values())) and better.severity < then.severity:
-            return least, better
+        with_vllm = [terms for terms in then.phases.values() if "vLLM_weights" in terms]
+        policy = max(memory.total(terms) for terms in with_vllm) - then.vllm_bytes
+        share = math.floor(20 * (MARGIN - policy / counted.machine.gpu_bytes)) / 20
+        shared = {**changes, "share": {"vllm_gpu_memory_utilization": max(0.05, min(share, 0.9))}}
+        if (better := counted.changed(shared.values())) and better.severity < then.severity:
+            return shared, better
     return (changes, then) if then else None
 
 
-def search(counted: Counted, first: Changes) -> tuple[Changes, Counted]:
+def search(counted: Counted) -> tuple[Changes, Counted]:
     """Return changes that together make the recipe fit, and their plan: the cheapest ones, and none that is not needed.
 
     Starts with all changes together, and takes them back in turn, the dearest first, until none can be taken back or
-    made milder. If all together do not fit, returns the plan of all of them. ``first``: changes to begin with.
+    made milder. If all together do not fit, returns the plan of all of them.
     """
     choices = candidates(counted)
-    changes, now = tuned(counted, first) or ({}, counted)
+    changes, now = tuned(counted, {}) or ({}, counted)
     for name, values in choices.items():
+        # `advice` switches the generation, and searches with each.
         for change in () if name == "generation" else reversed(values):
-            more = {known: {**changes, name: change}[known] for known in choices if known in {*changes, name}}
-            if (then := tuned(counted, more)) and then[1].severity <= now.severity:
+            if (then := tuned(counted, {**changes, name: change})) and then[1].severity <= now.severity:
                 changes, now = then
                 break
     back = now.fits
     while back:
         back = False
-        # The dtype saves time, too, so it is not taken back.
-        for name in [name for name in reversed(choices) if name in changes and name not in ("dtype", "share")]:
+        for name in [name for name in reversed(changes) if name != "share"]:
             rest = {known: change for known, change in changes.items() if known != name}
             milder = choices[name][: choices[name].index(changes[name])]
             for less in (rest, *({**changes, name: change} for change in milder)):
                 if (then := tuned(counted, less)) and then[1].fits:
                     changes, now, back = *then, True
                     break
-    # vLLM computes more completions at a time with more memory.
-    for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3) if "share" in changes and now.fits else ():
-        larger = {**changes, "share": {"vllm_gpu_memory_utilization": share}}
-        if (then_fits := counted.changed(larger.values())) and then_fits.fits:
-            return larger, then_fits
     return changes, now
 
 
@@ -389,31 +386,29 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
     """
     if plans[-1][1].fits:
         return {"suggestions": [], "best": None, "lacking": []}
+    names = list(candidates(plans[0][1]))
+    dear = names.index("accelerate_config")
     found: list[tuple[list[int], str, Counted, Changes, Counted]] = []
     nearest: list[Counted] = []
     for config, counted in plans:
-        # A GPU without bfloat16 leaves no choice.
-        start, fixes = counted, {}
-        if errors := bfloat16_errors(counted.settings, counted.machine.capability):
-            fixes = {error.field: FLOAT32[error.field] for error in errors}
-            start = counted.changed([fixes]) or counted
-        choices = candidates(start)
-        dear = list(choices).index("accelerate_config")
         if any(cost < [dear] for cost, *_ in found):
             break
         if config:
             # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
-            measured: Any = partial(start.machine.shape.measured, measures=False)  # type: ignore[call-arg]
-            start.machine = start.machine._replace(shape=replace(start.machine.shape, measured=measured))
-        for first in ({}, *({"generation": change} for change in choices["generation"])):
-            changes, then = search(start, first)
-            nearest.append(then)
-            names = list(choices)
-            cost = sorted((names.index(name) for name in changes if name != "share"), reverse=True)
-            if config:
-                cost = sorted([*cost, dear], reverse=True)
-            if then.fits:
-                found.append((cost, config, counted, {"dtype": fixes, **changes} if fixes else changes, then))
+            measured: Any = partial(counted.machine.shape.measured, measures=False)  # type: ignore[call-arg]
+            counted.machine = counted.machine._replace(shape=replace(counted.machine.shape, measured=measured))
+        # A GPU without bfloat16 leaves no choice.
+        errors = bfloat16_errors(counted.settings, counted.machine.capability)
+        needed = {"dtype": {error.field: FLOAT32[error.field] for error in errors}} if errors else {}
+        for switch in ({}, *({"generation": change} for change in candidates(counted)["generation"])):
+            first = {**needed, **switch}
+            if start := counted.changed(first.values()):
+                changes, then = search(start)
+                nearest.append(then)
+                changes = {name: {**first, **changes}[name] for name in names if name in {*first, *changes}}
+                costs = [names.index(name) for name in changes if name != "share"] + [dear] * bool(config)
+                if then.fits:
+                    found.append((sorted(costs, reverse=True), config, counted, changes, then))
     if not found:
         lacking = min(nearest, key=lambda counted: counted.severity)
         return {"suggestions": [], "best": None, "lacking": lacking.problems}
@@ -429,5 +424,4 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
         }
         for change, (before, after) in zip(chosen, pairwise([*steps, best]), strict=True)
     ]
-    named = {"accelerate_config": config or None}
-    return {"suggestions": suggestions, "best": {**best.answer(), **named}, "lacking": []}
+    return {"suggestions": suggestions, "best": {**best.answer(), "accelerate_config": config or None}, "lacking": []}
