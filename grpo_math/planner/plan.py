@@ -4,7 +4,6 @@ Does not print. The only data that it reads about this machine are its GPUs and 
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,11 +19,9 @@ from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB, main_memory
-from grpo_math.settings import batch
+from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.batch import divisors
 from grpo_math.settings.dtypes import FLOAT32, bfloat16_errors, has_bfloat16
-from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
@@ -36,13 +33,15 @@ WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 class Counted:
     """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
 
-    ``given``: the fields that the recipe sets. ``peak_phase``: the policy's phase with more memory; a server always
-    fills its GPUs, so it is ignored. ``missing``: the missing bytes of each problem, and a line about the problem.
+    ``given``: the fields that the recipe sets. ``refused``: the fields that training refuses. ``peak_phase``: the
+    policy's phase with more memory; a server always fills its GPUs, so it is ignored. ``missing``: the missing bytes of
+    each problem, and a line about the problem.
     ``severity``: of two plans, the one with the lower severity is nearer to fitting.
     """
 
     def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
         self.machine, self.settings, self.given = machine, settings, given
+        self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         zero = Zero(config, shape.hidden)
@@ -84,13 +83,15 @@ class Counted:
     def changed(self, changes: Iterable[Json]) -> "Counted | None":
         """Return the plan with changed settings on the same machine, or None if it cannot be planned.
 
-        None, too, if completions would be generated for more optimizer steps than before: their policy would be older.
+        None, too, if training would refuse the settings, or if completions would be generated for more optimizer steps
+        than before: their policy would be older.
         """
         fields = {name: value for change in changes for name, value in change.items()}
         with suppress(UserError):
             settings = resolve({**self.settings, **fields}, self.machine.capability)
             then = Counted(self.machine, settings, self.given | set(fields))
-            if then.batch.rollout * self.batch.total <= max(self.batch.rollout, self.batch.total) * then.batch.total:
+            older = then.batch.rollout * self.batch.total > max(self.batch.rollout, self.batch.total) * then.batch.total
+            if then.refused <= self.refused and not older:
                 return then
         return None
 
@@ -268,18 +269,15 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
 
     Each is a list of values to try, the mildest first. A value is recipe fields. Later changes override earlier ones.
     """
-    s, batch = counted.settings, counted.batch
+    s = counted.settings
     lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
-    prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
+    prompts = batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
     # Frozen weights lose almost no accuracy in bfloat16.
     half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
     # vLLM does not share quantised weights.
     quantised = {"load_in_4bit": True, **({"vllm_share_weights": False} if s["vllm_share_weights"] else {})}
     nested = {"use_bnb_nested_quant": True}
-    share = {"vllm_share_weights": True}
-    colocated = s["use_vllm"] and s["vllm_mode"] == "colocate"
-    shares = colocated and s["vllm_tensor_parallel_size"] == 1 and sends_adapter(s)
     switch = {"use_vllm": False} if s["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
     choices: dict[str, list[Json]] = {
         "dtype": [half] if half and s["use_peft"] else [],
@@ -287,10 +285,10 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "dropout": [{"lora_dropout": 0.0}],
         "micro_batch": [*_micro_batches(counted)],
         "checkpointing": [{"gradient_checkpointing": True}],
-        "sleep": [{"vllm_enable_sleep_mode": True}] if colocated else [],
+        "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
-        "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
-        "base": [*([share] if shares else []), quantised, quantised | nested],
+        "rollout": [{"steps_per_generation": steps} for steps in batch.divisors(counted.batch.steps)[-2::-1]],
+        "base": [{"vllm_share_weights": True}, quantised, quantised | nested],
         "offload": [{"activation_offloading": True}],
         # DeepSpeed's configs, which `advice` tries.
         "accelerate_config": [],
@@ -317,14 +315,14 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
 
 def _micro_batches(counted: Counted) -> Iterator[Json]:
     """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them whole."""
-    batch, settings = counted.batch, counted.settings
+    rows, settings = counted.batch.rows, counted.settings
     if counted.given & WHOLE or settings["router_aux_loss_coef"]:
-        for n in divisors(batch.rows)[1:]:
+        for n in batch.divisors(rows)[1:]:
             # With prompts_per_step the number of steps is solved.
-            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": batch.steps * n}
-            yield {"per_device_train_batch_size": batch.rows // n, **steps}
+            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": counted.batch.steps * n}
+            yield {"per_device_train_batch_size": rows // n, **steps}
         return
-    tokens = settings["max_tokens_per_micro_batch"] or batch.rows * counted.sequence
+    tokens = settings["max_tokens_per_micro_batch"] or rows * counted.sequence
     # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
     factor = 2 if counted.machine.shape.linear else 4
     # A completion stays whole, so a budget below the shortest sequence saves nothing.
@@ -344,7 +342,7 @@ def tuned(counted: Counted, changes: Changes) -> tuple[Changes, Counted] | None:
     if then and not then.fits and then.layout.generation == "colocate":
         with_vllm = [terms for terms in then.phases.values() if "vLLM_weights" in terms]
         policy = max(memory.total(terms) for terms in with_vllm) - then.vllm_bytes
-        share = math.floor(20 * (MARGIN - policy / counted.machine.gpu_bytes)) / 20
+        share = int(20 * (MARGIN - policy / counted.machine.gpu_bytes)) / 20
         shared = {**changes, "share": {"vllm_gpu_memory_utilization": max(0.05, min(share, 0.9))}}
         if (better := counted.changed(shared.values())) and better.severity < then.severity:
             return shared, better
