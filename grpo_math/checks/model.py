@@ -1,6 +1,6 @@
 """Checks of the model, in its folder or on the Hub: its adapter, its chat template, and the length of the prompts.
 
-Does not load weights or, except for ``--show``, the tokenizer. A request to the Hub waits a few seconds at most.
+Loads no weights, and the tokenizer only for ``--show``. A request to the Hub waits a few seconds at most.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Try the settings with the classes of training, to find errors that would otherwise come after loading weights.
 
-Does not check how settings combine: settings/rules.py does.
+settings/rules.py checks how settings combine.
 """
 
 from collections.abc import Callable

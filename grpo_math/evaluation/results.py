@@ -5,7 +5,7 @@ that are right and in the requested format. Each batch is graded and stored at o
 continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
 Results with different hashes or numbers are not compared.
 
-Does not compute the metrics of the records (figures.py) or compare two results (compare.py).
+figures.py computes the metrics of the records, and compare.py compares two results.
 """
 
 import json
@@ -226,7 +226,7 @@ def store(path: Path, records: Iterable[Record]) -> None:
 def _known(file: Path, settings: dict[str, Any]) -> Records:
     """Return the records of an earlier call."""
     if file.exists() and not answers_file(file).exists():
-        raise ConfigError("output", str(file), "holds results without their answers", "name another file")
+        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
     return {_key(line): line for line in stored(answers_file(file), settings)}
 
 

@@ -1,8 +1,6 @@
 """The tools of an evaluation: the functions, their settings in the results, and completions of several turns.
 
 The loop is the same as in training (`generation/turns.py`), with any backend.
-
-Does not sandbox a call: tools/ does.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,7 @@
 The prompts are split into batches once, by length, and each batch has a separate seed. So the completions of a batch
 do not depend on earlier batches, and an interrupted evaluation resumes with the same answers.
 
-Does not grade, does not use vLLM (evaluation/backends.py does), and does not generate for training: TRL does, in
-`decoding.lean_generation`.
+evaluation/backends.py uses vLLM. In training, TRL generates, in `decoding.lean_generation`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
 
-Does not print. The only data that it reads about this machine are its GPUs and main memory, if they are not given.
+The only data that it reads about this machine are its GPUs and main memory, if they are not given.
 """
 
 import json
@@ -21,12 +21,12 @@ from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.dtypes import FLOAT32, bfloat16_errors, has_bfloat16
+from grpo_math.settings.dtypes import corrections, dtype_error, has_bfloat16
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
-SHORTEST = 256  # completion that is suggested
-# Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
+SHORTEST = 256  # tokens of a completion that is suggested
+# Fields with loss terms over whole micro-batches: a token budget has no effect with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
 
@@ -117,7 +117,7 @@ class Counted:
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
         # A byte short for any number of tokens: halving them is no progress.
         yield self.sequence > longest, 0, line
-        for error in bfloat16_errors(settings, machine.capability):
+        if error := dtype_error(settings, machine.capability, machine.family):
             yield 1, 0, str(error)
 
     def answer(self) -> Json:
@@ -194,7 +194,8 @@ def _plans(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
         except ConfigError:
             if not plans:
                 raise
-        if plans[-1][1].fits:
+        # A problem of lengths or number formats counts as one byte. No other config solves it.
+        if plans[-1][1].severity[0] <= 2:
             break
     return plans
 
@@ -252,7 +253,9 @@ def _read(
         teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability, teacher), settings
+    family = config.get("model_type", "")
+    sizes = (gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt)
+    return Machine(shape, *sizes, accelerate, None if on_cpu else capability, teacher, family), settings
 
 
 # Suggested changes
@@ -273,14 +276,15 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
     prompts = batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
-    # Frozen weights lose almost no accuracy in bfloat16.
-    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
+    # Frozen weights lose almost no accuracy in 16 bit. Without bfloat16, ``auto`` is float16.
+    with_float16 = {"dtype": "auto"} if s["fp16"] else {}
+    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else with_float16
     # vLLM does not share quantised weights.
     quantised = {"load_in_4bit": True, **({"vllm_share_weights": False} if s["vllm_share_weights"] else {})}
     nested = {"use_bnb_nested_quant": True}
     switch = {"use_vllm": False} if s["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
     choices: dict[str, list[Json]] = {
-        "dtype": [half] if half and s["use_peft"] else [],
+        "dtype": [half] if s["use_peft"] else [],
         "context": [{"vllm_max_model_length": counted.sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
         "micro_batch": [*_micro_batches(counted)],
@@ -396,8 +400,8 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
             measured: Any = partial(counted.machine.shape.measured, measures=False)  # type: ignore[call-arg]
             counted.machine = counted.machine._replace(shape=replace(counted.machine.shape, measured=measured))
         # A GPU without bfloat16 leaves no choice.
-        errors = bfloat16_errors(counted.settings, counted.machine.capability)
-        needed = {"dtype": {error.field: FLOAT32[error.field] for error in errors}} if errors else {}
+        fixes = corrections(counted.settings, counted.machine.capability, counted.machine.family)
+        needed = {"dtype": fixes} if fixes else {}
         for switch in ({}, *({"generation": change} for change in candidates(counted)["generation"])):
             first = {**needed, **switch}
             if start := counted.changed(first.values()):

@@ -22,7 +22,7 @@ PLAIN = {
     "falcon": "its own attention",
     "diffllama": "2 layers and 4 calls of packed attention",
     "nemotron": "2 layers and 0 calls of packed attention",
-    "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
+    "falcon_mamba": "layers (FalconMambaMixer) whose code ignores how a row is packed",
     "minimax": "1 layers with a state, of which 0 continue a prompt's state",
     "stablelm": "2 layers and 0 calls of packed attention",
     # Positions that the model counts itself.
@@ -89,7 +89,7 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
-PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference.md").read_text()
 IN_DOCS = [name for row in re.findall(r"^\| packed[^|]*\|(.*)\|$", PAGE, re.M) for name in row.strip().split(", ")]
 NOT_TRIED = {"kimi_linear"}  # has no config at these sizes
 WRONG = ("bart", "blenderbot-small", "camembert", "marian", "pegasus", "plbart", "roberta", "xlm-roberta")
