@@ -56,9 +56,10 @@ class Counted:
         self.layout = devices.arrange(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
-        precise = memory.precision(settings, zero, config)
-        generates = self.layout.generation
-        self.phases, self.main = memory.phases(machine, settings, zero, precise, self.batch, generates, work)
+        self.precise = memory.precision(settings, zero, config)
+        self.phases, self.main = memory.phases(
+            machine, settings, zero, self.precise, self.batch, self.layout.generation, work
+        )
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
         if self.layout.server:
@@ -69,7 +70,6 @@ class Counted:
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
             self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
-        self.precise = precise
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
@@ -253,9 +253,18 @@ def _read(
         teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    family = config.get("model_type", "")
-    sizes = (gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt)
-    return Machine(shape, *sizes, accelerate, None if on_cpu else capability, teacher, family), settings
+    machine = Machine(
+        shape,
+        gpus,
+        int(gpu_gb * GB),
+        int(cpu_gb * GB),
+        prompt,
+        accelerate,
+        None if on_cpu else capability,
+        teacher,
+        config.get("model_type", ""),
+    )
+    return machine, settings
 
 
 # Suggested changes
@@ -273,8 +282,6 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     Each is a list of values to try, the mildest first. A value is recipe fields. Later changes override earlier ones.
     """
     s = counted.settings
-    lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
-    prompts = batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
     # Frozen weights lose almost no accuracy in 16 bit. Without bfloat16, ``auto`` is float16.
     with_float16 = {"dtype": "auto"} if s["fp16"] else {}
@@ -299,13 +306,13 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
         "generation": [switch],
         "adapter": [] if s["use_peft"] else [fields | half for fields in (ADAPTER, ADAPTER | quantised | nested)],
-        "prompts": [{name: count} for count in prompts],
+        "prompts": [{name: n} for n in batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]],
         "completions": [
             {
                 "max_completion_length": length,
                 **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
             }
-            for length in lengths
+            for length in (s["max_completion_length"] // 2**k for k in range(1, 16))
             if length >= SHORTEST
         ],
         # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
