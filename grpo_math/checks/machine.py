@@ -1,6 +1,6 @@
 """Checks of the machine: versions, devices and number formats, memory, disk, and the run's folder.
 
-Does not import torch: nvidia-smi lists the GPUs.
+nvidia-smi lists the GPUs, so torch is not imported.
 """
 
 import importlib.util
@@ -77,14 +77,13 @@ def versions(setup: Setup) -> Iterator[Finding]:
         required = supported().get(name)
         # Without the marker of an extra, which pip refuses.
         remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
-        # A server needs a GPU of its own.
+        # A server needs a separate GPU.
         if name == "vllm" and count_and_gb()[0] > 1:
             remedy += ", or set vllm_mode: server"
         installed = _installed(name)
         if not installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
-            continue
-        if required and not required.specifier.contains(installed, prereleases=True):
+        elif required and not required.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
 

@@ -2,8 +2,6 @@
 
 `Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
 and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
-
-Does not batch or grade.
 """
 
 import os
@@ -175,7 +173,7 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
-        # The config alone is small. The weights may never be loaded, if a server has them.
+        # Only the config, which is small. The weights are never loaded if a server has them.
         read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
         return getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -5,7 +5,7 @@ temporaries of a layer, by measure.py) or an allowance (`CONTEXT`, `COMMUNICATIO
 The sum of the terms is an upper bound, because not all terms peak at the same time. Nothing here has been measured on
 a GPU.
 
-Does not decide whether a recipe fits: plan.py does.
+plan.py decides whether a recipe fits.
 """
 
 from typing import NamedTuple
@@ -169,7 +169,7 @@ def kept(
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model. `reference_model` is a model of its own.
+    # fine-tuning, the reference is a second model. `reference_model` is another model.
     second = total(always) if full and settings["beta"] else 0
     if teacher:
         stream = {"float32": 4, None: precise.stream}.get(settings["reference_dtype"], 2)

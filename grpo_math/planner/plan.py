@@ -1,6 +1,6 @@
 """A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
 
-Does not print. The only data that it reads about this machine are its GPUs and main memory, if they are not given.
+The only data that it reads about this machine are its GPUs and main memory, if they are not given.
 """
 
 import json
@@ -28,7 +28,7 @@ from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
-# Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
+# Fields with loss terms over whole micro-batches: a token budget has no effect with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
 

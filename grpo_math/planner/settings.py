@@ -1,6 +1,6 @@
 """A recipe -> the settings that affect memory, with the same defaults as in training.
 
-Does not check fields that do not affect memory (training checks them), and decides nothing.
+Training checks the other fields.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The machine of a run, and its largest micro-batch.
-
-Does not count bytes: memory.py does.
-"""
+"""The machine of a run, and its largest micro-batch."""
 
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ With some settings TRL adds keys that are not in this table (an entropy bonus, a
 
 >>> METRICS[REWARD].unit, METRICS[REWARD].when
 ('reward', 'rollout')
-
-Does not compute anything.
 """
 
 from typing import NamedTuple

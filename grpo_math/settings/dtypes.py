@@ -1,8 +1,6 @@
 """The number formats that a GPU computes in. Training, `grpo-math doctor` and `grpo-math plan` share these rules.
 
 A GPU without bfloat16 computes in float16, whose largest number is 65504 and whose gradients need a loss scale.
-
-Does not look at the GPUs of this machine: run/gpus.py does.
 """
 
 import json

@@ -5,7 +5,7 @@
 >>> level, str(line)
 ('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
 
-Does not check the type, range or choices of one setting (fields.py), and does not use torch or data (checks/ do).
+fields.py checks the type, range and choices of each setting. checks/ has the checks that need data.
 """
 
 import logging
@@ -118,7 +118,7 @@ UPDATE = [
     Rule(
         "multi_objective_aggregation",
         lambda s: s["baseline"] == "pass_at_k" and _NORMALIZES(s),
-        "does not work with baseline='pass_at_k', which takes verdicts alone",
+        "does not work with baseline='pass_at_k', which reads only verdicts",
     ),
     unused("advantage_eps", _is("baseline", "pass_at_k"), "baseline='pass_at_k' has its own scale"),
     Rule(
@@ -450,7 +450,7 @@ PROGRAM = [
     Rule(
         "heldout_every",
         lambda s: s["heldout_every"] and s["eval_strategy"] != "no",
-        "and eval_strategy={eval_strategy} both say when to evaluate",
+        "and eval_strategy={eval_strategy} both set when to evaluate",
         "leave one of the two out",
     ),
     Rule(
@@ -528,7 +528,7 @@ PROGRAM = [
         lambda s: (
             s["baseline"] == "pass_at_k" and (s["rewards"] != ["accuracy"] or s["reward_weights"] not in (None, [1]))
         ),
-        "is not the verdict alone, which baseline='pass_at_k' needs",
+        "is more than the verdict, and baseline='pass_at_k' needs the verdict only",
         "set rewards: [accuracy], without reward_weights",
     ),
     Rule(
@@ -588,14 +588,14 @@ PROGRAM = [
     Rule(
         "learning_rate",
         lambda s: s["use_peft"] and s["learning_rate"] < LOW_LORA,
-        "hardly moves an adapter in some hundred steps",
+        "is so low that an adapter barely changes in a few hundred steps",
         "learning_rate: 1e-5",
         "warning",
     ),
     Rule(
         "sync_ref_model",
         lambda s: s["use_peft"] and s["sync_ref_model"],
-        "cannot work with use_peft: TRL keeps no second model beside an adapter",
+        "cannot work with use_peft: TRL loads no second model with an adapter",
         "use reference_refresh_steps",
     ),
     *(

@@ -1,6 +1,6 @@
 """Build the trainer of a recipe from model, tokenizer, adapter and rows.
 
-Does not check settings (settings/rules.py and checks/ do), nor choose the problems (train/program.py does).
+settings/rules.py and checks/ check settings, and train/program.py chooses the problems.
 """
 
 from collections.abc import Sequence

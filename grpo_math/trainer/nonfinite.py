@@ -4,8 +4,6 @@ Through clipping by the norm, one NaN in a gradient makes every weight NaN, and 
 decides, which transformers has computed already: the gradients are dropped, and the optimizer has nothing to apply.
 DeepSpeed skips such a step itself, and reports an infinite norm. The norm is that of the gradient of all ranks, so all
 ranks decide the same.
-
-Does not look for the cause.
 """
 
 import math

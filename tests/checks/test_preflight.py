@@ -300,7 +300,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--resume_from_checkpoint", "run/checkpoint-7"],
             {"files": run_of()},
-            ["error: resume_from_checkpoint='run/checkpoint-7' holds no trainer_state.json that says its step"],
+            ["error: resume_from_checkpoint='run/checkpoint-7' has no trainer_state.json with its step"],
         ),
     ],
     "python_tool": [
