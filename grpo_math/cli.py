@@ -216,8 +216,7 @@ def spelt(argv: list[str]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         # The recipe may be given without its option.
-        message = message.replace("required: --config", "required: RECIPE")
-        raise UserError(f"{message}: see {self.prog} --help")
+        raise UserError(f"{message.replace('required: --config', 'required: RECIPE')}: see {self.prog} --help")
 
 
 def _list() -> argparse.ArgumentParser:
