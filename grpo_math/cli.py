@@ -1,7 +1,7 @@
 """The command ``grpo-math``: a list of commands, each in a module with ``add_arguments(parser)`` and ``run(args)``.
 
 Every command that answers a question takes ``--json``: one object on stdout, everything else on stderr. Exit code 0:
-done; 1: the answer is no; 2: bad input, explained in one line.
+done; 1: the check failed (does not fit, doctor found an error); 2: bad input, explained in one line.
 
 Does not import torch, transformers or trl before a command needs them: ``--help`` answers at once.
 """

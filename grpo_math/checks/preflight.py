@@ -9,7 +9,7 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 >>> finding.line()
 "error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
 
-Does not import torch, and does not look at a model's weights.
+Imports no torch.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -104,7 +104,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
             for finding in check(setup) or ():
                 failed |= finding.level == "error"
                 yield finding._replace(check=name)
-        # Training needs no plan: a model or a setting that the planner does not know is no error.
+        # Training needs no plan: a model or a setting that the planner does not support is not an error.
         except NotPlanned as error:
             yield finding_of(error, name, "info")
         except UserError as error:

@@ -1,7 +1,4 @@
-"""A run, an adapter or a model -> models that answer questions: base and trained, with the run's template and lengths.
-
-Does not print: report/conversation.py does.
-"""
+"""A run, an adapter or a model -> models that answer questions, base and trained, as in the run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

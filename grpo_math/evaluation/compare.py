@@ -4,7 +4,7 @@ A row is right if its answer is, in any form; with ``right=IN_FORMAT``, only if 
 paired: the score of a problem with several samples is their mean. Results over different problems, prompts, graders or
 sampling settings (`SAME`) are refused, because their difference does not measure the training.
 
-Does not evaluate, and does not draw: `evaluate` writes the results, and report/ has the page.
+`evaluate` writes the results, and report/ draws the page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -164,7 +164,7 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
 
 def _shared(results: Results, name: str) -> Any:
     value = results.get(name)
-    # The same engine, whoever has started the server.
+    # The engine is the same if the user started the server.
     return "vllm" if value == "vllm-server" else value
 
 

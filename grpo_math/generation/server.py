@@ -8,7 +8,7 @@ key from the environment variable VLLM_API_KEY. It is never on a command line, w
 vLLM protects the paths under /v1 with the key. beside_vllm/grpo_math_key.py protects the other paths, above all the
 development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
-Does not start or stop a process, and does not import vLLM, torch or TRL.
+vllm_process.py starts the process. Imports no vLLM, torch or TRL.
 """
 
 import math
@@ -167,8 +167,9 @@ http://127.0.0.1:8000, without a user or password
         # A vLLM built from source has a development version, which a specifier otherwise rejects.
         if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
             return version
-        reason = f"runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'"
-        raise ServerError(f"{self.url} {reason}", 200)
+        raise ServerError(
+            f"{self.url} runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'", 200
+        )
 
     def healthy(self) -> bool:
         """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""

@@ -1,8 +1,6 @@
 """Streams of text -> the terminal, one below the other, as they come.
 
 The text of a model is shown as text alone: a control character appears as its code, and moves no cursor.
-
-Does not generate, and does not know what a model is.
 """
 
 import argparse

@@ -1,8 +1,5 @@
 """Answer `grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
-comparison of base and trained.
-
-Does not generate, grade or compare: evaluation/ does.
-"""
+comparison of base and trained."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -106,7 +103,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
-            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
+            raise ConfigError(name, getattr(args, name), reason, "name only that data set")
     tools = dict(run.tools) if run else {}
     if args.tools is not None:
         tools["tools"] = listed(args.tools)

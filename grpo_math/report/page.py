@@ -5,7 +5,7 @@ The page on several runs has before and after with intervals, the settings that 
 The model's output is hostile text: page.html escapes all text (render.py), formulas are MathML of known elements
 (formulas.py), and the page's content security policy runs no script except its own and loads nothing.
 
-Does not judge a run: checks/diagnosis.py does. Does not evaluate, and compares two runs only on the same problems.
+Two runs are compared only on the same problems. checks/diagnosis.py has the findings.
 """
 
 import os
@@ -56,7 +56,7 @@ class ReportFiles(NamedTuple):
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that is isolated from the notebook."""
         text = escape(self.html.read_text(encoding="utf-8"))
-        # Without allow-same-origin the page has an origin of its own: its script cannot reach the notebook.
+        # Without allow-same-origin the page has a separate origin: its script cannot reach the notebook.
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 

@@ -1,8 +1,6 @@
 """Read a run directory: its settings, history, evaluations and completions.
 
 A run may still be under way: the last line of its history may be incomplete, and some files do not exist yet.
-
-Does not interpret what it reads.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Convert a recipe that was read to `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
 
-Does not read the recipe (settings/recipe.py does), nor check what several settings mean together (settings/rules.py).
+settings/recipe.py reads the recipe.
 """
 
 import os

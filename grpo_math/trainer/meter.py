@@ -1,6 +1,6 @@
 """The metrics of a step: seconds by phase, tokens per second, memory; verdicts, rewards, advantages.
 
-Does not run anything: the trainer opens each phase.
+The trainer opens each phase.
 """
 
 import resource

@@ -75,7 +75,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     )
     assert problems("--dataset", file, "--eval_n", "4").about_eval == divided
     assert problems("--dataset", file).about_eval == (
-        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 completions more "
+        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 additional completions "
         "(eval_n: 0 turns it off)"
     )
     assert problems("--eval_n", "0").about_eval is None
@@ -165,7 +165,7 @@ def test_heldout_every_and_keep_best_are_short_forms_of_transformers_settings(wo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*EVERY, "--eval_strategy", "epoch"], "both say when to evaluate"),
+        ([*EVERY, "--eval_strategy", "epoch"], "both set when to evaluate"),
         (["--eval_strategy", "steps"], "eval_steps=None is missing"),
         (["--heldout", '{"data": "math500"}'], "nothing is evaluated during training"),
         (["--load_best_model_at_end"], "load_best_model_at_end=True needs evaluations during training"),

@@ -3,7 +3,7 @@ r"""Answers that are not expressions: times of day, dates, choice letters, plain
 >>> same_words("8:34 pm", "20:34", compare=None).value, same_words("Tuesday", "It is tuesday", compare=None).value
 ('equal', 'equal')
 
-Does not read mathematics: UNDECIDED means that expression.py has to read the texts.
+UNDECIDED means that expression.py has to read the texts.
 """
 
 import re
