@@ -3,7 +3,7 @@
 Run it with the Python that `grpo-math serve --make_env` makes, which has vLLM for the CPU. Each family is a tiny random
 model in float32, which is trained for two steps with two copies of the base and with one (`vllm_share_weights`). The
 table says for each whether the base is shared or why not, whether the adapters are equal bit for bit, and how much less
-anonymous memory the run on one copy takes. Half a minute for a family on two cores.
+memory the run on one copy takes. Half a minute for a family on two cores.
 
 Does not run on a GPU, where vLLM may choose kernels that repack weights.
 """
@@ -113,7 +113,7 @@ def main(*families: str) -> None:
     tokenizer = load_tokenizer(model_path("embedded"))
     # The first trainer of a process imports modules, whose memory would be counted for the first family.
     row("llama", tokenizer)
-    print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|")
+    print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|", flush=True)
     for family in families or FAMILIES:
         print(f"| {family} | {' | '.join(row(family, tokenizer))} |", flush=True)
 
