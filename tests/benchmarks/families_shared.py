@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -23,7 +22,6 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 import one_copy
 import torch
-from small_families import CONVOLVED, MIXED
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -62,8 +60,8 @@ FAMILIES = (
 OWN = {
     **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
     **{name: {"num_key_value_heads": 4} for name in ("phi", "deepseek_v2", "deepseek_v3")},
-    "lfm2": CONVOLVED,
-    "qwen3_next": MIXED,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
 
 
