@@ -34,7 +34,7 @@ trainer = SFTTrainer(
     peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
 )
 trainer.train()
-# Merged, because a GRPO run starts from a whole model and trains an adapter of its own.
+# Merged, because a GRPO run starts from a whole model and trains a new adapter.
 merged = trainer.model.merge_and_unload()
 merged.save_pretrained(options.output_dir)
 trainer.processing_class.save_pretrained(options.output_dir)

@@ -3,7 +3,7 @@
 `cli.py` prints them after ``error:`` and exits with 2 (with 1 for a `PushError`); no traceback is shown. Each is also
 the built-in exception that a Python caller would expect.
 
-Does not contain internal errors: a bug in this package shows its traceback.
+An error inside this package is a bug, and shows its traceback.
 """
 
 import copyreg

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> Answer | int:
         "policy": GradingPolicy(not args.no_percent_as_number, args.digits, args.rounded_golds),
     }
     with ExitStack() as stack:
-        with suppress(ImportError):  # if the grader alone is installed, there is no progress bar
+        with suppress(ImportError):  # without tqdm there is no progress bar
             from tqdm import tqdm
 
             bar = stack.enter_context(tqdm(desc="grading", unit="answer", delay=2))

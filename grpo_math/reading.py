@@ -6,8 +6,6 @@ Any exception while a file is read becomes `Unreadable`: one line with the file 
 Traceback (most recent call last):
 ...
 grpo_math.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
-
-Does not check what a file should contain. Imports no other package, because the grader also runs without the others.
 """
 
 import codecs

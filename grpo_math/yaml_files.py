@@ -1,7 +1,4 @@
-"""A YAML file -> its value, and back. A name that is given twice is an error: YAML would ignore the first value.
-
-Does not check what a file should contain.
-"""
+"""A YAML file -> its value, and back. A name that is given twice is an error: YAML would ignore the first value."""
 
 from collections.abc import Hashable
 from pathlib import Path

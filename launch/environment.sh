@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # For the other scripts to source: make_environment FOLDER EXTRAS makes a virtual environment with this package in it,
-# at the versions of constraints.txt, and activates it. What is there and up to date is used again as it is.
+# at the versions of constraints.txt, and activates it. An environment that is up to date is used again.
 # pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
 
 make_environment() {

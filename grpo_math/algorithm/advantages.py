@@ -9,7 +9,7 @@ The baseline :math:`b` is one of `BASELINES`. `pass_at_k` and a user function re
 A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
 advantage is 0: it has no gradient.
 
-Does not gather over ranks: the caller passes whole groups.
+The caller passes whole groups.
 """
 
 from collections.abc import Callable
@@ -76,8 +76,8 @@ SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "mean": gro
 def pass_at_k(rewards: Tensor, k: int) -> Tensor:
     r"""Return the advantages of groups whose reward is pass@k (arXiv 2508.10751, section 2.4).
 
-    ``rewards`` are 1 for a right and 0 for a wrong completion. Of n graded completions m are wrong. The mean reward of
-    all subsets of k completions is :math:`R = 1 - C(m, k) / C(n, k)`, their deviation is
+    ``rewards`` are 1 for a right and 0 for a wrong completion; m of the n graded completions are wrong. The mean reward
+    of all subsets of k completions is :math:`R = 1 - C(m, k) / C(n, k)`, their deviation is
     :math:`\sigma = \sqrt{R (1 - R)}`. A completion has the mean advantage of the subsets that contain it:
 
     .. math:: A_{right} = \frac{1 - R}{\sigma}, \quad

@@ -2,8 +2,6 @@
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
 under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks instead of TRL.
-
-Does not stop a completion: vLLM does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

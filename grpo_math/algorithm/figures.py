@@ -2,8 +2,6 @@
 
 TRL logs the mean of each micro-batch, and averages these means. Here micro-batches differ in size, so sums are added up
 and divided once. In one unsplit micro-batch the figures equal TRL's.
-
-Does not compute a loss.
 """
 
 from dataclasses import dataclass, field

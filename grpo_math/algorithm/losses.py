@@ -38,8 +38,6 @@ even if its value is 1. The right column is also true for tokens of any older po
 ``importance_sampling_level="sequence"``, where the factor is the sequence's ratio. All of them ignore that a token
 changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
 `tests/algorithm/test_losses.py` checks every entry of the table by enumeration, and each term against TRL's loss.
-
-Does not run a model, and does not communicate between ranks.
 """
 
 import math
@@ -88,7 +86,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss of B completions of at most T tokens is computed from.
+    """The inputs of the loss of B completions of at most T tokens.
 
     ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
     (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the

@@ -1,10 +1,10 @@
 """The choice of problems. Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict
-groups. And without solved problems (ScaleRL, arXiv 2510.13786): `Unsolved`.
+groups. `Unsolved` leaves out solved problems (ScaleRL, arXiv 2510.13786).
 
 The completions of a uniform-verdict group are all correct or all wrong. Rewards do not decide: a sum of shaped rewards
 can differ within such a group, although no completion is more correct than another.
 
-Does not generate: the trainer passes a function that does.
+The trainer passes the function that generates.
 """
 
 import math
@@ -230,7 +230,7 @@ class Resampler:
         seen = gather_object([row["prompt"] for row in inputs])
         kept, right, columns = self._gather_completions(first)
         groups = drawn = len(right) // self.size
-        # Ranks sample equally many rows: this many groups, or a multiple, can be shared equally among them.
+        # All ranks sample the same number of rows, so the number of groups must be a multiple of this.
         equal_groups = ranks // math.gcd(ranks, self.size)
         for _ in range(self.rounds):
             uniform = uniform_groups(right, self.size)

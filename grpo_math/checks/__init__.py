@@ -4,7 +4,7 @@
 >>> finding.line()
 'warning: completions are cut: 31%. Remedy: max_completion_length: 512 (truncation)'
 
-Does not import torch, and does not change a run.
+Imports no torch.
 """
 
 from typing import NamedTuple

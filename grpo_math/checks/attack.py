@@ -5,7 +5,7 @@ number of the problem, or no answer. The others offer k candidates, of which one
 equally often. Right answers are written in the same way, in every known form. The form that is paid most is the
 measure, and the attacks use that form.
 
-The answer is no if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
+The check fails if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
 happens to be right, if k candidates get more than one guess among them, or if attacks were left out for lack of time.
 Only the weighted sum is judged.
 
@@ -51,7 +51,7 @@ REMEDY = "grpo-math attack shows the texts; pay the format only with a correct a
 class Attack(NamedTuple):
     """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
 
-    The texts know nothing if ``candidates`` is 0. Otherwise each offers so many, and one of them is the gold answer.
+    With ``candidates`` 0 a text knows nothing. Otherwise it offers this many answers, and one is the gold answer.
     """
 
     name: str
@@ -136,7 +136,7 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     return {
         "ok": not faults,
         "faults": faults,
-        # A guess among candidates that is paid as it should be says less than the best constant.
+        # The best attack without candidates: a guess among candidates may be paid correctly.
         "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
         "rows": len(rows),
         "form": best.name,

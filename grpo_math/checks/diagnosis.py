@@ -2,8 +2,7 @@
 
 A line may lack any key, and a value may be None. Lines of a resumed run may repeat steps: the newest attempt counts.
 
-Does not read files and does not find symptoms (symptoms.py does). A run without a finding shows none of these symptoms;
-that does not make it a good run.
+A run without a finding shows none of these symptoms; that does not make it a good run. symptoms.py finds the symptoms.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +56,7 @@ CHECKS: dict[str, Check] = {
     ),
     "kl_explosion": Check(
         "the KL to the reference exploded",
-        "the policy writes what the reference holds for all but impossible",
+        "the policy writes text to which the reference gives almost no probability",
         "lower the learning rate, or raise beta",
         "error",
         lines=WINDOW,

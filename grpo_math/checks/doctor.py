@@ -3,7 +3,7 @@
 The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer. After an
 error, the later stages are left out.
 
-Does not load weights, and writes nothing.
+Loads no weights, and writes nothing.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Diagnose a run during training, as a transformers callback.
 
-Does not find symptoms itself: diagnosis.py does.
+diagnosis.py has the findings.
 """
 
 import sys

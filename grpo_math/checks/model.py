@@ -1,6 +1,6 @@
 """Checks of the model, in its folder or on the Hub: its adapter, its chat template, and the length of the prompts.
 
-Does not load weights or, except for ``--show``, the tokenizer. A request to the Hub waits a few seconds at most.
+Loads no weights, and the tokenizer only for ``--show``. A request to the Hub waits a few seconds at most.
 """
 
 import re
@@ -223,10 +223,9 @@ def show(argv: Sequence[str], n: int) -> Answer:
     for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):
         text = setup.tokenizer.decode(ids, skip_special_tokens=False)
         shown.append({"id": row["id"], "answer": row["answer"], "ids": ids, "text": text})
-        visible = escaped(text, keep="\n")
         lines += [
             f"--- {row['id']}: {len(ids)} tokens, gold answer {row['answer']!r}",
-            f"{visible}[the completion starts here]",
+            escaped(text, keep="\n") + "[the completion starts here]",
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format

@@ -9,7 +9,7 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 >>> finding.line()
 "error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
 
-Does not import torch, and does not look at a model's weights.
+Imports no torch.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -77,8 +77,8 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
-# Only the doctor makes these, because they take seconds.
-OF_DOCTOR: dict[str, Check] = {"audit": audit.check, "attack": attack.check}
+# Only the doctor makes these, because they take seconds or print examples.
+OF_DOCTOR: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
 AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
@@ -104,7 +104,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
             for finding in check(setup) or ():
                 failed |= finding.level == "error"
                 yield finding._replace(check=name)
-        # Training needs no plan: a model or a setting that the planner does not know is no error.
+        # Training needs no plan: a model or a setting that the planner does not support is not an error.
         except NotPlanned as error:
             yield finding_of(error, name, "info")
         except UserError as error:

@@ -1,6 +1,6 @@
 """Checks of the rewards: gold answers can be graded, and rewards are higher for a correct answer than for a wrong one.
 
-The checks use made-up completions in the template's format. Does not ask a model.
+The checks use made-up completions in the template's format.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
@@ -45,7 +46,7 @@ JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 def problems(setup: Setup) -> Iterator[Finding]:
     """There are problems, each with one gold answer, and held-out ones are as many as asked for and not trained on."""
     rows, overlap = setup.problems.rows, setup.problems.overlap
-    yield Finding("info", f"{len(rows)} problems to train on")
+    yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:
         yield Finding("info", evaluated)
     for one in setup.problems.during:
@@ -103,6 +104,13 @@ def golds(setup: Setup) -> Iterator[Finding]:
     yield from _only_own_text(rows, answer_format)
 
 
+def examples(setup: Setup) -> Iterator[Finding]:
+    """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
+    golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
+    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {number}") for gold in golds]
+    yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
+
+
 def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:
     """Find gold answers for which the number or the letter that a model would write is not correct."""
     pairs = [(row, plain) for row in rows if (plain := _plain(row["answer"])) != row["answer"]]
@@ -150,9 +158,12 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     reward_functions(setup)
     if "llm_judge" in names:
         return  # a trial would ask a model that may cost money
-    rows, texts = _trial(setup)
+    rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported it
+    # First all correct completions, then all wrong ones of equal length.
+    answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
+    texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
     totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
@@ -201,13 +212,6 @@ def gradable(setup: Setup, most: int) -> list[Problem]:
     wrong = _verdicts(answers, list(map(other_answer, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
     return list(compress(sample, usable))[:most]
-
-
-def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
-    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
-    rows, answer_format = gradable(setup, PAIRS), setup.problems.template.answer_format
-    answers = [row["answer"] for row in rows]
-    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
 
 
 def other_answer(gold: str) -> str:

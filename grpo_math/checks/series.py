@@ -7,7 +7,7 @@
 
 With ``logging_steps`` above 1 a line is a mean over several steps; windows count lines.
 
-Does not judge the series: symptoms.py does.
+symptoms.py judges the series.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The input of the checks before a run (`Setup`), and an error of a check as a `Finding`.
-
-Does not check anything.
-"""
+"""The input of the checks before a run (`Setup`), and an error of a check as a `Finding`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -2,7 +2,7 @@
 
 Each symptom has one function: a `Run` -> `Symptom` or None. Bounds that series.py needs too are defined there.
 
-Does not name cause and remedy: diagnosis.py does.
+diagnosis.py has the cause and the remedy of each.
 """
 
 import math
@@ -102,8 +102,10 @@ def _gone(run: Run) -> Symptom | None:
 def _checkpoint(run: Run, peak: list[int]) -> str:
     """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one.
 
-    >>> _checkpoint(Run([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62]), _checkpoint(Run([], {}, []), [61, 62])
-    ('keep checkpoint-70', 'no checkpoint was saved')
+    >>> _checkpoint(Run([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62])
+    'keep checkpoint-70'
+    >>> _checkpoint(Run([], {}, []), [61, 62])
+    'no checkpoint was saved'
     """
     earlier = [step for step in run.saved if step <= peak[-1]] or run.saved[:1]
     return f"keep checkpoint-{earlier[-1]}" if earlier else "no checkpoint was saved"

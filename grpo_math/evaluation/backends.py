@@ -2,8 +2,6 @@
 
 `Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
 and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
-
-Does not batch or grade.
 """
 
 import os
@@ -27,7 +25,7 @@ from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
+from grpo_math.generation.models import check_weights, inference_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.request import QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
@@ -175,7 +173,7 @@ class Model:
     @cached_property
     def context(self) -> int | None:
         """The maximum context length in tokens; None if the config does not state it."""
-        # The config alone is small. The weights may never be loaded, if a server has them.
+        # Only the config, which is small. The weights are never loaded if a server has them.
         read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -239,14 +237,14 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
 
 
 def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any] | None = None) -> Any:
-    options: dict[str, Any] = {"dtype": fast_dtype()}
+    options: dict[str, Any] = {"dtype": loaded(model, inference_dtype)}
     if quantisation:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=bool(quantisation["load_in_4bit"]),
             load_in_8bit=bool(quantisation["load_in_8bit"]),
             bnb_4bit_quant_type=quantisation["bnb_4bit_quant_type"] or "nf4",
             bnb_4bit_use_double_quant=bool(quantisation["use_bnb_nested_quant"]),
-            bnb_4bit_compute_dtype=fast_dtype(),
+            bnb_4bit_compute_dtype=options["dtype"],
         )
     weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options))
     if adapter is not None:

@@ -2,8 +2,6 @@
 
 ``accuracy`` is the share of right answers in any form, as in the log of a training run; pass@k, maj@k and the parts
 count in the same way. ``accuracy_in_format`` is the share of answers that are right and in the requested format.
-
-Does not grade and does not ask a model: results.py does.
 """
 
 from collections import Counter

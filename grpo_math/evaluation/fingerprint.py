@@ -1,6 +1,6 @@
 """Short hashes of prompt, problems and weights, which must be equal to continue or to compare evaluations.
 
-Does not compare: results.py and compare.py do. The grader has a number instead of a hash (`GRADER`).
+The grader has a number instead of a hash (`GRADER`).
 """
 
 import json

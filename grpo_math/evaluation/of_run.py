@@ -1,7 +1,4 @@
-"""Read a finished run for `grpo-math evaluate --run`: base and trained model, template and lengths.
-
-Does not evaluate them.
-"""
+"""Read a finished run for `grpo-math evaluate --run`: base and trained model, template and lengths."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -41,7 +38,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     config = config_of(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
-        raise ConfigError("run", run_dir, "holds no config.yaml that names a model", remedy)
+        raise ConfigError("run", run_dir, "has no config.yaml with a model name", remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _of_revision(name, str(config.get("model_revision") or "main"))

@@ -4,7 +4,7 @@ A trainer is evaluated by the program that samples in its training: the run's vL
 states its own seed, temperature and length with each request, so that it changes nothing that training samples
 afterwards.
 
-Does not generate or grade (results.py does), and does not import a trainer: TRL's trainer works too.
+TRL's own trainer works too.
 """
 
 from collections import defaultdict

@@ -5,7 +5,7 @@ that are right and in the requested format. Each batch is graded and stored at o
 continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
 Results with different hashes or numbers are not compared.
 
-Does not compute the metrics of the records (figures.py) or compare two results (compare.py).
+figures.py computes the metrics of the records, and compare.py compares two results.
 """
 
 import json
@@ -204,11 +204,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     with reading(path):
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
-    # Only the settings of this version are compared: an older file may state more.
     for name in settings:
-        # An older file has no request.
-        if name == "request" and name not in measured:
-            continue
         if measured.get(name) != settings[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {settings[name]!r}"
             raise ConfigError("output", str(path), was, "name another file, or change the setting back")
@@ -226,7 +222,7 @@ def store(path: Path, records: Iterable[Record]) -> None:
 def _known(file: Path, settings: dict[str, Any]) -> Records:
     """Return the records of an earlier call."""
     if file.exists() and not answers_file(file).exists():
-        raise ConfigError("output", str(file), "holds results without their answers", "name another file")
+        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
     return {_key(line): line for line in stored(answers_file(file), settings)}
 
 

@@ -2,8 +2,6 @@
 
 Resampling draws whole problems, because completions of one problem are not independent. Every function is exact or
 seeded: the same arguments give the same results on every platform.
-
-Does not grade and does not read files: the arguments are counts, flags and scores.
 """
 
 import math

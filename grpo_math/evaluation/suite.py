@@ -1,6 +1,6 @@
 """Evaluate several data sets, each as its authors do: template, number of samples, and one table for all sets.
 
-Does not evaluate: results.py does, one set at a time.
+results.py evaluates one set at a time.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 vLLM adds ``lora_alpha / r * B A`` to linear layers, with the same rank and alpha in every layer. It rejects other
 contents of an adapter late, ignores them, or scales them wrongly.
-
-Does not talk to vLLM: sync.py does.
 """
 
 from copy import copy
@@ -49,7 +47,7 @@ def refuse_unserved(model: Any) -> None:
         if isinstance(layer, LoraLayer):
             base = layer.get_base_layer()
             if isinstance(base, nn.Embedding | nn.modules.conv._ConvNd) or layer is head or base is head:
-                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts the linear layers alone")
+                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts only linear layers")
 
 
 def _refusal(name: str, value: object, why: str) -> ConfigError:

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
 SAVED = 256
-# Additional tokens for which a layer's buffer is allocated: the cache is copied once for so many tokens.
+# Additional tokens for which a layer's buffer is allocated, so that the cache is copied once per 64 tokens.
 ROOM = 64
 
 

@@ -4,7 +4,7 @@ The check follows the first sync, and the first sync after the adapter has chang
 less than rounding does. So the second check also sends the adapter, in the same way, with its effect multiplied until
 the change is clearly visible.
 
-Does not talk to vLLM: sync.py passes functions that request a completion and that send an adapter.
+sync.py passes the functions that request a completion and send an adapter.
 """
 
 import math

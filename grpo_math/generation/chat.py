@@ -3,8 +3,6 @@
 TRL knows the templates of the model families that call tools. SmolLM2-Instruct, the embedded model, has a template
 without calls. With the Python tool as the only tool it gets a template that renders everything else the same. A call is
 a fenced block, which such a small model writes without training.
-
-Does not run a call (turns.py does).
 """
 
 from collections.abc import Callable, Sequence

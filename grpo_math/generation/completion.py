@@ -10,7 +10,7 @@ A completion with a tool call: two tokens of the model, three of the result, and
 >>> Completion([5, 6, 7, 8, 9, 2], mask=[1, 1, 0, 0, 0, 1], calls=1).written
 3
 
-Does not import torch, because planner and doctor use the client of a server.
+Imports no torch, because planner and doctor use the client of a server.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@
 >>> PrefetchedRollout.from_state_dict(prefetch.state_dict()).state_dict() == prefetch.state_dict()
 True
 
-Does not send requests (sync.py does), and does not choose the prompts (trainer/prefetch.py does).
+sync.py sends the requests, and trainer/prefetch.py chooses the prompts.
 """
 
 import threading

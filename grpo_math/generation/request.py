@@ -4,7 +4,7 @@ card and `doctor --show` use the same one.
 An evaluation changes the temperature and the length, and nothing else. The results of an evaluation contain the
 description, so that results of different requests are not compared.
 
-Does not generate, and does not import torch.
+Imports no torch.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ key from the environment variable VLLM_API_KEY. It is never on a command line, w
 vLLM protects the paths under /v1 with the key. beside_vllm/grpo_math_key.py protects the other paths, above all the
 development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
-Does not start or stop a process, and does not import vLLM, torch or TRL.
+vllm_process.py starts the process. Imports no vLLM, torch or TRL.
 """
 
 import math

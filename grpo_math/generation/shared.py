@@ -169,14 +169,14 @@ class RecordCopies(TorchDispatchMode):
 def find_views(skeleton: Any, engine: Any) -> dict[str, Tensor]:
     """Return {name: view of the engine's tensor} for each tensor in the state of ``skeleton``, a model on meta.
 
-    The engine has loaded the weights. Its ``load_weights`` is called once more with tensors that have no values.
+    The engine has loaded the weights. This calls its ``load_weights`` again, with tensors that have no values.
     """
     parameters = dict(skeleton.named_parameters(remove_duplicate=False))
     state = skeleton.state_dict()
     # Tied parameters have several names and are loaded once.
     first: dict[int, str] = {}
     source = {name: first.setdefault(id(parameters[name]), name) if name in parameters else name for name in state}
-    # A storage of its own for each tensor, by which its parts are recognised.
+    # Each tensor has a separate storage, which identifies its parts.
     whole = {name: torch.empty_like(t, device="meta") for name, t in state.items() if source[name] == name}
     names = {tensor.untyped_storage()._cdata: name for name, tensor in whole.items()}
     record = RecordCopies(engine)

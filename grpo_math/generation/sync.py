@@ -17,8 +17,7 @@ which a server on another machine must see under the same path. The end of the r
 resumes removes what a killed run has left.
 
 `adapter_sync` replaces TRL's generation class during the constructor of TRL's trainer. It also replaces TRL's client,
-which does not support a key, by a client that sends VLLM_API_KEY. Does not send full weights (TRL does), and does not
-support images.
+which does not support a key, by a client that sends VLLM_API_KEY. TRL sends full weights. Images are not supported.
 """
 
 import shutil
@@ -210,7 +209,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
-            raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
+            raise UserError("vllm_sync=adapter supports text only: set vllm_sync to merged for prompts with images")
         # TRL's `generate` would call `sync_weights` if the weights slept. Here sleep keeps the base and the adapter, so
         # waking is enough.
         self._wake()
@@ -247,7 +246,7 @@ class AdapterGeneration(VLLMGeneration):
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
         # 0.0.0.0, TRL's default, is an address to listen on. The server on this machine is at 127.0.0.1.
         url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
-        # An answer may take long, so a server that stops to answer is noticed after this hour. `_outliving_restarts`
+        # An answer may take long, so a server that no longer answers is noticed after this hour. `_outliving_restarts`
         # repeats a request, so the client does not.
         self.server = server = Server(url, timeout=3600.0, retries=0)
         self._wait()
@@ -331,7 +330,7 @@ class AdapterGeneration(VLLMGeneration):
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
             of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
-            # Each request by itself: an error of one loses no other answer.
+            # Requests are repeated one by one, so an error of one loses no other answer.
             call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
             return self._outliving_restarts(call, folder)
 

@@ -4,7 +4,7 @@
 several ranks: each rank has as many turns as the rank with the most, because generation may wait for all ranks. If a
 call raises, the error is its result. In addition to TRL's loop, calls are counted for each completion.
 
-Does not generate (the caller's ``generate`` does), and does not sandbox a call (the tool does).
+The caller's ``generate`` generates. A tool sandboxes its calls.
 """
 
 import asyncio
@@ -86,10 +86,11 @@ Generate = Callable[[list[list[int]], int], list[Completion]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a completion with its results, of these with the prompt, and the most rounds of calls (None:
-    no limit).
+    """The limits of a conversation.
 
-    ``widest`` takes the number of open rows on this rank, and returns that of the rank with the most.
+    ``completion``: tokens of a completion, results included. ``context``: the same with the prompt. ``rounds``: rounds
+    of calls (None: no limit). ``widest`` takes the number of open rows on this rank, and returns the largest number of
+    any rank.
     """
 
     completion: int

@@ -1,6 +1,6 @@
 """Start, watch and stop the process of a vLLM server, and report why it ended.
 
-Does not choose its options (train/serve.py and evaluation/backends.py do), and does not send it requests.
+train/serve.py and evaluation/backends.py choose the options.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class ServerProcess:
         return f"the vLLM server ended with exit code {code}: {where}; correct what it names and start again"
 
     def _last(self, n: int) -> list[str]:
-        # The log of a long run is large, so only its last lines are kept. Without a log there are none.
+        # The log of a long run is large, so only its last lines stay in memory. Without a log the list is empty.
         with open(self.log or os.devnull, encoding="utf-8", errors="replace") as file:
             return list(deque((line.rstrip() for line in file if line.strip()), n))
 

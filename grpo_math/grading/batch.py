@@ -1,6 +1,6 @@
 """Many completions -> their grades, in order. Each distinct completion is graded once.
 
-Does not compare: compare.py does in this process, and the workers do if compare.py cannot decide.
+compare.py compares in this process, and the workers do if compare.py cannot decide.
 """
 
 import time

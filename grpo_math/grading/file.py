@@ -1,7 +1,4 @@
-"""A JSONL file of (gold, prediction) rows -> the verdicts that `grpo-math grade` prints.
-
-Does not print.
-"""
+"""A JSONL file of (gold, prediction) rows -> the verdicts that `grpo-math grade` prints."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

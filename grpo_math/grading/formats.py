@@ -1,6 +1,6 @@
 """Answer formats: the formats that a prompt can ask for, and a check that a completion keeps to one.
 
-Does not find the answer in a completion (where.py) nor build prompts (problems/prompts.py).
+where.py finds the answer in a completion, and problems/prompts.py builds prompts.
 """
 
 import re

@@ -7,7 +7,7 @@ seconds of CPU time. The kernel kills the worker when the time is over. Answers 
 expressions in them by their numeric values. Math-Verify compares answers that our grammar cannot read: integrals,
 limits, sets in builder notation.
 
-Does not limit real time: workers.py does. No module imports this one.
+workers.py limits real time. No module imports this one.
 """
 
 import json

@@ -2,8 +2,6 @@
 
 >>> str(Verdict.CORRECT), Verdict.CRASH.ungradable, Verdict.UNCHECKABLE.ungradable
 ('correct', True, False)
-
-Does not grade, and does not turn verdicts into numbers: rewards/ does.
 """
 
 from enum import StrEnum

@@ -16,8 +16,6 @@ offer several candidates, and position picks exactly one of them. The rules, in 
 ('7', '8')
 >>> find(r"x=\boxed{1} and y=\boxed{2}").text, find("I do not know what to say.").text
 ('1, 2', '')
-
-Does not compare and does not parse.
 """
 
 import ast

@@ -8,8 +8,6 @@ repeated on a new worker. Two tries with the same end decide, or one that exceed
 
 Workers start when the first answer needs one, at most `default_size` per process. A worker exits when its input is
 closed, and so when this process exits. Any thread may call. A forked child starts new workers.
-
-Does not read answers: judge.py does.
 """
 
 import json

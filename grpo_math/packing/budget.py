@@ -1,6 +1,6 @@
 """The maximum number of tokens per micro-batch. It is halved when memory runs out, and the step is computed again.
 
-Does not split rows: `micro_batches.py` does.
+micro_batches.py splits the rows.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Move rows between ranks: each rank sends only the rows that another rank computes.
 
-Does not decide which rank computes a row: `plan.py` does.
+plan.py decides which rank computes a row.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ last token of a completion predicts nothing and is omitted. Tokens: (len(prompt)
 
 Rows share a prompt if they are of one group and its tokens are equal. Rows without the number of their group, such as
 those of a script that calls the scoring method, share a prompt if its tokens are equal.
-
-Does not run the model.
 """
 
 from collections.abc import Hashable

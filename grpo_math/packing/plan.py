@@ -4,7 +4,7 @@ A packed row computes each prompt once, so the completions of a prompt belong in
 be as full as memory allows, and no rank should wait for another. The rows of one optimizer step can be combined freely,
 because their gradients are added up: `losses.weight_of_micro_batch` keeps the weight of each.
 
-Does not move a row to another optimizer step, and does not split a completion.
+A row stays in its optimizer step, and a completion stays whole.
 """
 
 from collections.abc import Hashable, Sequence

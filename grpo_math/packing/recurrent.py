@@ -5,8 +5,8 @@ its states from a cache, as it does in generation. Our cache, `States`, keeps th
 prompt is the sum over its completions. The completions of a group run as one batch, padded at their ends, which a
 causal layer does not read.
 
-Does not depend on the meaning of a state. Does not serve layers that continue a state only one token at a time (Mamba's
-first version): they raise `Unpackable` in the first packed pass.
+Layers that continue a state only one token at a time (Mamba's first version) raise `Unpackable` in the first packed
+pass.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ class States:
     def is_recording_past(self, layer: int) -> bool:
         return True  # else a layer computes a single token by writing into its states
 
-    # Before transformers 5.23 a layer reads the attributes of its own cache: ``layers[i].recurrent_states[0]``.
+    # Before transformers 5.23 a layer reads these attributes of its cache: ``layers[i].recurrent_states[0]``.
     record_past = True
 
     @property
@@ -104,7 +104,7 @@ def _forward(
         mask = kwargs.get("attention_mask")
         # `PackedScorer` passes a mask of four dimensions. A mask of a batch has two.
         if mask is not None and mask.dim() == 4:
-            raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
+            raise Unpackable(f"layers ({kind.__name__}) whose code ignores how a row is packed")
         return plain(hidden_states, *args, **kwargs)
     if packed_calls is not None:
         packed_calls.states += 1
@@ -124,7 +124,7 @@ def _forward(
         # another state gives the same output, it does.
         if kind not in verified and states.recurrent_states:
             if torch.equal(after, plain(segments, **{cache: states.repeated(len(segments), added=1.0)})):
-                raise Unpackable(f"layers ({kind.__name__}) that take up a state for one token alone")
+                raise Unpackable(f"layers ({kind.__name__}) that continue a state only one token at a time")
             verified.add(kind)
         outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

@@ -84,7 +84,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        if _loaded() and _knows(_loaded(), scores):
+        if _loaded() and scores.sinks is None and _asked(scores).keys() <= _parameters(_loaded()):
             return of_flash_attn
         # `varlen_attn` has no dropout.
         if _torchs() and not (scores.dropout or scores.needs_eager):
@@ -125,10 +125,6 @@ def _asked(scores: AttentionParams) -> dict[str, Any]:
     window = _window(scores) if scores.window else None
     asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
     return {name: value for name, value in asked.items() if value}
-
-
-def _knows(function: Any, scores: AttentionParams) -> bool:
-    return scores.sinks is None and _asked(scores).keys() <= _parameters(function)
 
 
 @cache  # `signature` is slow, and every layer needs it
@@ -201,7 +197,8 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
-    products = q @ k.transpose(2, 3) * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale)
+    # Scaled before the product, which could exceed the largest number of float16.
+    products = q * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale) @ k.transpose(2, 3)
     # The cap comes before the mask: tanh would turn a masked score of -inf into a finite one.
     if scores.softcap:
         products = scores.softcap * torch.tanh(products / scores.softcap)
@@ -215,8 +212,8 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
 
 
 NAMES: dict[Kernel, str] = {
-    of_torch: "torch's varlen kernel, one call a layer",
-    of_flash_attn: "flash-attn's varlen kernel, one call a layer",
+    of_torch: "torch's varlen kernel, one call per layer",
+    of_flash_attn: "flash-attn's varlen kernel, one call per layer",
     one_by_one: "scaled_dot_product_attention, a call for each sequence",
 }
 

@@ -5,7 +5,7 @@ memory.py adds up the bytes of each term, and seconds.py estimates the time. dev
 vLLM. plan.py combines these, and picture.py writes the answer. measure.py runs layers of each kind of a model on
 tensors without memory, in a separate process.
 
-Does not load weights. Only the process of measure.py imports torch.
+Loads no weights. Only the process of measure.py imports torch.
 """
 
 from grpo_math.planner.picture import picture

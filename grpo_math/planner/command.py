@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Answer:
     for name in ("gpus", "gpu_memory", "cpu_memory", "prompt_tokens"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
-            remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
+            remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
     card = planner.card_of(args.card) if args.card else None
     asked = read(["--config", args.config, *args.fields])

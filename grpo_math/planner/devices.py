@@ -1,8 +1,6 @@
 """The layout of GPUs: the policy's processes, and vLLM on the same GPUs or on separate ones.
 
 `arrange` returns the layout that the recipe asks for.
-
-Does not start anything, and does not change the recipe.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Count the live bytes of fake tensors, and replace GPU kernels that a CPU does not have.
 
-Does not depend on the model. `set_up` changes torch and the trainer: call it only in a separate process.
+`set_up` changes torch and the trainer: call it only in a separate process.
 """
 
 import weakref

@@ -1,7 +1,4 @@
-"""The first layers of a transformers model, set up as the trainer does, on fake tensors.
-
-Does not run the model.
-"""
+"""The first layers of a transformers model, set up as the trainer does, on fake tensors."""
 
 import copy
 from operator import attrgetter

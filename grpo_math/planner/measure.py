@@ -5,8 +5,7 @@ tensors have a shape, a dtype and a storage, but no memory, so that a model of a
 dispatch mode counts storages as they are made and freed. The pass runs at three sizes. For each moment, a linear system
 gives the bytes as a function of the tokens and of the gathered keys.
 
-Does not count the LM head, the optimizer or the allocator: memory.py does. Changes torch: run it only in a separate
-process.
+memory.py adds the LM head, the optimizer and the allocator. Changes torch: run it only in a separate process.
 """
 
 import json
@@ -52,7 +51,7 @@ def packed(row: list[list[Any]]) -> Json:
     return {
         "input_ids": torch.zeros(1, start, dtype=torch.long),
         "position_ids": torch.arange(start)[None],
-        # transformers passes on a mask of four dimensions as it is. Packed attention ignores one of a single element.
+        # transformers passes on a mask of four dimensions unchanged. Packed attention ignores a mask with one element.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool),
         "packed_groups": tuple(layouts),
     }

@@ -5,7 +5,7 @@ temporaries of a layer, by measure.py) or an allowance (`CONTEXT`, `COMMUNICATIO
 The sum of the terms is an upper bound, because not all terms peak at the same time. Nothing here has been measured on
 a GPU.
 
-Does not decide whether a recipe fits: plan.py does.
+plan.py decides whether a recipe fits.
 """
 
 from typing import NamedTuple
@@ -57,9 +57,10 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     """Return the precision with which TRL, peft and accelerate load this recipe.
 
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
-    quantised base (arXiv 2305.14314, section 3), and leaves them in the base's dtype under ZeRO-3. Under DeepSpeed,
-    accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything. ``auto`` is bfloat16 on a GPU,
-    except for trained weights without a float32 copy (build.py). On a CPU it is counted as float32, the upper bound.
+    quantised base (arXiv 2305.14314, section 3), which trainer/float16.py undoes. TRL leaves them in the base's dtype
+    under ZeRO-3. Under DeepSpeed, accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything.
+    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (settings/dtypes.py). On a CPU it is
+    counted as float32, the upper bound.
     """
     cpu, says = settings["use_cpu"], deepspeed or {}
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
@@ -71,7 +72,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
         return Precision(2, 2, False)
     adapter = stream if zero.stage == 3 else 4
-    return Precision(stream, 2 if settings["load_in_4bit"] else adapter, autocast)
+    return Precision(stream, 2 if settings["load_in_4bit"] and not settings["fp16"] else adapter, autocast)
 
 
 # Stored tensors
@@ -168,7 +169,7 @@ def kept(
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model. `reference_model` is a model of its own.
+    # fine-tuning, the reference is a second model. `reference_model` is another model.
     second = total(always) if full and settings["beta"] else 0
     if teacher:
         stream = {"float32": 4, None: precise.stream}.get(settings["reference_dtype"], 2)

@@ -3,7 +3,7 @@
 The measurements of common models are shipped (measured.json). Any other model is measured once, by measure.py in a
 separate process, and the answer is kept in the cache folder.
 
-Does not read weights, and imports neither torch nor transformers.
+Reads no weights, and imports neither torch nor transformers.
 """
 
 import atexit

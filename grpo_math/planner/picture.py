@@ -1,7 +1,4 @@
-"""The answer of a plan as text: the terms, who runs where, what to change.
-
-Does not count anything.
-"""
+"""The answer of a plan as text: the terms, who runs where, what to change."""
 
 from collections.abc import Mapping
 from typing import Any

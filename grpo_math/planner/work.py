@@ -1,7 +1,4 @@
-"""The machine of a run, and its largest micro-batch.
-
-Does not count bytes: memory.py does.
-"""
+"""The machine of a run, and its largest micro-batch."""
 
 from typing import NamedTuple
 
@@ -24,6 +21,7 @@ class Machine(NamedTuple):
     accelerate: Settings | None
     capability: float | None = None  # the compute capability of a GPU, if known
     teacher: Shape | None = None  # of reference_model
+    family: str = ""  # the model's ``model_type``
 
 
 class Work(NamedTuple):

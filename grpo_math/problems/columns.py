@@ -6,7 +6,7 @@ r"""Find the problem and the gold answer in a row: by the common column names, o
 >>> [first(row, name, ACCEPTED[name]) for name in ("problem", "answer", "level")]
 [('question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('level', None)]
 
-Does not check what a column contains: rows.py does.
+rows.py checks what a column contains.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; t
 
 
 def chosen(stated: str | Mapping[str, str] | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the stated one, or the data set's columns and the common names. The stated
-    ones are a text or a mapping.
+    """Return the columns of each field: the one in ``stated``, a text or a mapping, or else the data set's columns and
+    the common names.
 
     >>> columns = chosen("problem=query, answer=meta.gold", {"subject": "type"})
     >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
@@ -85,7 +85,9 @@ def used(present: Iterable[str], columns: Columns) -> list[str]:
 
 def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
     """Return the remedy for a row or a data set that lacks a field."""
-    return f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or say --columns {field}=NAME"
+    return (
+        f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or give --columns {field}=NAME"
+    )
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

@@ -138,7 +138,7 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
         is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
         if is_text and table and not which.used(table[0][1], accepted):
             reason = f"has no line of column names: its first line is {', '.join(table[0][1])[:120]!r}"
-            raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or say --columns problem=NAME")
+            raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or give --columns problem=NAME")
         return path.name.partition(".")[0], dataset, table
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:

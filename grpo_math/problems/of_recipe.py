@@ -1,7 +1,4 @@
-"""The problems of a recipe, for training and for evaluation.
-
-Does not evaluate, and does not check gold answers.
-"""
+"""The problems of a recipe, for training and for evaluation."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +23,9 @@ HELD_OUT = 256  # at most this many problems of a file are held out, and at most
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
     """Replace the argument's name in an error by the recipe's field."""
-    option = "--eval_columns" if fields.get("columns") == "eval_columns" else "--columns"
+    option = {"eval_columns": "--eval_columns", "heldout": "in heldout columns:"}.get(
+        fields.get("columns", ""), "--columns"
+    )
     try:
         yield
     except ConfigError as error:
@@ -49,7 +48,8 @@ class HeldOutSet(NamedTuple):
 
 
 OF_SET: dict[str, Any] = {  # the keys of an entry of heldout, and the types of their values
-    **dict.fromkeys(("data", "split", "columns"), str),
+    **dict.fromkeys(("data", "split"), str),
+    "columns": (str, dict),
     **dict.fromkeys(("n", "samples"), int),
     "temperature": (int, float),
 }
@@ -68,11 +68,11 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     >>> stated["eval_strategy"], stated["eval_steps"], stated["metric_for_best_model"]
     ('steps', 5, 'eval_math500_accuracy')
     """
-    # TRL requires a batch of its own evaluation to consist of whole groups. No held-out set uses these batches.
+    # TRL requires the batches of its evaluation to consist of whole groups. Held-out sets use other batches.
     stated: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
     if s["heldout_every"]:
         stated |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
-    # transformers' own default is the loss, which no held-out set has.
+    # transformers' default is the loss, which held-out sets do not have.
     has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
         stated["metric_for_best_model"] = first_accuracy(s)
@@ -113,7 +113,7 @@ class RecipeProblems:
         split, limit = s["dataset_split"], s["dataset_limit"]
         rows = self._load(fields, s["dataset"], split, s["columns"], limit=limit, seed=s["seed"])
         stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        # A file has one split. If the recipe evaluates and does not say on which problems, some of them are held out.
+        # A file has one split. If the recipe evaluates without naming problems, some of the file's are held out.
         if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or self._during):
             return rows, []
         # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
@@ -170,7 +170,7 @@ class RecipeProblems:
         except UserError as error:
             if s["eval_n"] or self._during:
                 raise
-            # The recipe does not ask for these problems, so the run goes without them.
+            # The recipe does not ask for these problems, so the run does not need them.
             self.no_eval = str(error)
             return []
         if len(rows) < (s["eval_n"] or 0):
@@ -228,7 +228,7 @@ class RecipeProblems:
         elif s["eval_n"] is None:
             lines.append(
                 f"before and after training {self.eval_n} problems of {self.eval_dataset}, {s['eval_split']}, "
-                f"are evaluated: {2 * self.eval_n} completions more (eval_n: 0 turns it off)"
+                f"are evaluated: {2 * self.eval_n} additional completions (eval_n: 0 turns it off)"
             )
         return "; ".join(lines) or None
 

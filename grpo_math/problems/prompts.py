@@ -9,7 +9,7 @@ user's prompt, with a system prompt and an answer format.
 >>> as_template("gsm8k").prompt("What is 3 + 4?")[-1]
 {'role': 'user', 'content': 'What is 3 + 4?'}
 
-Does not tokenize, and does not apply a chat template: TRL does both.
+TRL tokenizes the prompt and applies the chat template.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -170,5 +170,5 @@ def refuse_without_call(template: str, tools: Collection[str]) -> None:
             "prompt_template", template, "shows a call of python, which is not among tools", "set tools: [python]"
         )
     if tools and template == "r1_zero":
-        reason = "is plain text, in which nothing can be called"
+        reason = "is plain text, which has no tool calls"
         raise ConfigError("prompt_template", template, reason, "use boxed, or python")

@@ -7,8 +7,6 @@ r"""A raw row of a data set -> the checked id, problem and gold answer, and the 
 Traceback (most recent call last):
 ...
 grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass --skip_bad_rows')
-
-Does not read files, and does not build prompts.
 """
 
 import re
@@ -93,7 +91,7 @@ def _question(problem: Any, key: str) -> Any:
 def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, source: Source) -> str:
     """Return the gold answer from the answer column."""
     key, answer = _needed(fields, "answer", accepted)
-    # A list, as of OlympiadBench, has the answers of a problem, and a completion has to give all of them.
+    # A list (OlympiadBench) has several answers of a problem. A completion must give all of them.
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
         answer = ", ".join(map(str, answer))
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.

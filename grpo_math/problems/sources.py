@@ -5,7 +5,7 @@ r"""The built-in data sets of sources.yaml: the source, the meaning of the colum
 >>> source_of("openai/gsm8k"), source_of("openr1:extended@v1"), source_of("mine.jsonl")
 ('gsm8k', 'openr1', None)
 
-Does not read data: datasets.py does.
+datasets.py reads the data.
 """
 
 import re

@@ -3,7 +3,7 @@
 `run_dir` reads a run, `plots` draws its history, `viewer` prepares its completions, and `page` fills in page.html.
 `card` fills in card.md, which `hub` pushes. `render` has the templates.
 
-Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
+Imports no torch, and loads nothing from the network.
 """
 
 from grpo_math.report.page import ReportFiles, report

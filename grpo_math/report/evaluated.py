@@ -1,8 +1,5 @@
 """Answer `grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
-comparison of base and trained.
-
-Does not generate, grade or compare: evaluation/ does.
-"""
+comparison of base and trained."""
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -20,6 +17,7 @@ from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_of, listed
 from grpo_math.run.streams import Answer
+from grpo_math.settings.recipe import check
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
@@ -29,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     # The default of an absent word must not replace --run.
     add("run", nargs="?", default=SUPPRESS, help=SUPPRESS)
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
-    add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
+    add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
     add(
@@ -44,6 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--split", default="test", help="default: test; also a part of one: train[:500]")
     add("--n", type=int, help="number of problems, drawn with --seed (default: all)")
     add("--template", help="the prompt (default: the run's, or the data set's)")
+    add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
     add("--tools", help="python or module:function; several: a,b")
     add("--samples", type=int, help="completions per problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
@@ -59,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that are also in this training set")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 
@@ -104,16 +103,18 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
-            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
+            raise ConfigError(name, getattr(args, name), reason, "name only that data set")
     tools = dict(run.tools) if run else {}
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
     # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
-    problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
-    request = run.request if run else Request()
-    if args.template:
+    request, template = (run.request, run.template) if run else (Request(), None)
+    if args.template or args.system_prompt:
         # The system prompt is a part of the run's template.
-        request = replace(request, template=args.template, system_prompt=None)
+        system = check("system_prompt", args.system_prompt)
+        template = prompts.as_template(args.template or (run.template.name if run else prompts.PROBLEM), system)
+        request = replace(request, template=template.name, system_prompt=system)
+    problems = {name: _problems(args, name, run, template, tools.get("tools", ())) for name in names}
     longest = request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model, Sampling
     from grpo_math.evaluation.results import Output, evaluate
@@ -137,9 +138,10 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     return sides
 
 
-def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Sequence[str]) -> tuple[Any, ...]:
+def _problems(
+    args: Namespace, name: str, run: of_run.OfRun | None, template: prompts.Template | None, tools: Sequence[str]
+) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
-    template = args.template or (run.template if run else None)
     asked, samples, temperature = suite.asked(name, template, args.samples, args.temperature)
     rows = load_problems(
         name,

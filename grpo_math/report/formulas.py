@@ -6,7 +6,7 @@ of MathML remain. A formula that cannot be converted stays text.
 >>> mathml(r"\text{<img/src=x/onerror=alert(1)>}") is None
 True
 
-Does not escape the text around a formula: the page's template does.
+The page's template escapes the text around a formula.
 """
 
 import re

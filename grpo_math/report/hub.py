@@ -3,7 +3,7 @@
 `contents` names every file that is uploaded: no optimizer, no checkpoint, no pickle. `push` can be repeated: the Hub
 knows contents by their hash, so an interrupted push continues with what the repository lacks.
 
-The only module that writes to the network. Does not train, evaluate, or delete anything on the Hub.
+The only module that writes to the network. Deletes nothing on the Hub.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Answer `grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors.
-
-Does not push, and merges nothing while training.
-"""
+"""Answer `grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors."""
 
 import argparse
 import sys

@@ -5,7 +5,7 @@ The page on several runs has before and after with intervals, the settings that 
 The model's output is hostile text: page.html escapes all text (render.py), formulas are MathML of known elements
 (formulas.py), and the page's content security policy runs no script except its own and loads nothing.
 
-Does not judge a run: checks/diagnosis.py does. Does not evaluate, and compares two runs only on the same problems.
+Two runs are compared only on the same problems. checks/diagnosis.py has the findings.
 """
 
 import os
@@ -35,6 +35,7 @@ CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # of config.yaml
 # These differ between any two runs, or are elsewhere on the page.
 APART = (*NO_SETTINGS, "output_dir", "logging_dir", "run_name", "hub_model_id")
+LAUNCHED = ("num_processes", "distributed_type")  # these are chosen at the start, and no recipe states them
 CURVES = {
     metrics.HELDOUT_ACCURACY: "Held-out accuracy",
     metrics.ACCURACY: "Accuracy of training completions",
@@ -55,7 +56,7 @@ class ReportFiles(NamedTuple):
     def _repr_html_(self) -> str:
         """Return the page for a notebook, in a frame that is isolated from the notebook."""
         text = escape(self.html.read_text(encoding="utf-8"))
-        # Without allow-same-origin the page has an origin of its own: its script cannot reach the notebook.
+        # Without allow-same-origin the page has a separate origin: its script cannot reach the notebook.
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 
 
@@ -203,11 +204,15 @@ def _row(run: Run, first: Run) -> dict[str, Any]:
 def differing(runs: Sequence[Run]) -> dict[str, list[str | None]]:
     """Return the settings that differ, each with its value in every run; None if a run lacks it.
 
-    >>> runs = [Run(Path(n), config={"seed": 1, "learning_rate": r}) for n, r in (("a", 0.1), ("b", 0.2))]
-    >>> differing(runs)
-    {'learning_rate': ['0.1', '0.2']}
+    A setting that no recipe states is left out: it is a default, or follows from the others.
+
+    >>> configs = ({"seed": 1, "eval_steps": n, "stated": {"heldout_every": n}, "heldout_every": n} for n in (5, 10))
+    >>> differing([Run(Path("x"), config=config) for config in configs])
+    {'heldout_every': ['5', '10']}
     """
-    tables = [dict(flat({k: v for k, v in run.config.items() if k not in APART})) for run in runs]
+    stated = {name for run in runs for name in run.config.get("stated", run.config)} | set(LAUNCHED)
+    names = stated - set(APART)
+    tables = [dict(flat({k: v for k, v in run.config.items() if k in names})) for run in runs]
     values = {name: [table.get(name) for table in tables] for name in sorted(set().union(*tables))}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 

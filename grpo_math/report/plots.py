@@ -2,8 +2,6 @@
 
 `PLOTS` is the table of plots. A curve is one line of a plot: its label and its points. matplotlib is imported when it
 is used, without pyplot: pyplot's global state, and with it the caller's own figures, stays untouched.
-
-Does not read or write files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The progress of a run, the time that is left, and the time of each phase.
-
-Does not watch a run: it reads the history so far.
-"""
+"""The progress of a run, the time that is left, and the time of each phase."""
 
 from statistics import fmean
 from typing import NamedTuple

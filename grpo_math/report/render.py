@@ -1,8 +1,6 @@
 """Fill in the templates of this folder.
 
 A template prints every value as text: control characters as their codes, and in a page all text is escaped.
-
-Does not know the content of a run.
 """
 
 import base64
@@ -37,7 +35,7 @@ def _environment() -> Environment:
 
 
 def _printed(value: Any) -> Any:
-    """Return a value as a template prints it. Markup comes from this package alone."""
+    """Return a value as a template prints it. Only this package writes markup."""
     return escaped(value, keep="\r\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -1,8 +1,5 @@
 """Prepare wandb and trackio: wandb's environment before it starts, and the resolved settings of the recipe. TRL's and
-transformers' own callbacks log every metric and completion.
-
-Does not log a step, and does not start a tracker.
-"""
+transformers' own callbacks log every metric and completion."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Finish a run: the table on the terminal, the report, the model card, the push.
-
-Does not evaluate.
-"""
+"""Finish a run: the table on the terminal, the report, the model card, the push."""
 
 from pathlib import Path
 

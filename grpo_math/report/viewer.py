@@ -1,7 +1,4 @@
-"""Prepare a run's completions for the page's viewer: for each source its rows, filters and sort keys.
-
-Does not read files or write HTML: page.html does.
-"""
+"""Prepare a run's completions for the page's viewer: for each source its rows, filters and sort keys."""
 
 import json
 import re

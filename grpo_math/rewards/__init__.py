@@ -12,7 +12,7 @@ other settings, call the factory in your own module and name the result in the r
 >>> gsm8k(["1 + 1?", "1 + 1?"], ["#### 2", "It is 2."], answer=["2", "2"])
 [1.0, 0.0]
 
-Does not weigh or sum: that is TRL's ``reward_weights``.
+TRL weighs and sums the rewards (``reward_weights``).
 """
 
 from grpo_math.errors import ConfigError, one_of

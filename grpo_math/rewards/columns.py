@@ -1,8 +1,6 @@
 """The inputs of reward functions: TRL's columns as grades, gold answers, formats and lengths, one per completion.
 
 The trainer adds the grades, the time limit and the length limit under the reserved keys below (guard.py).
-
-Does not turn these inputs into rewards: rules.py does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +51,8 @@ def grades_of(name: str, completions: Completions, columns: dict[str, Any]) -> l
 def gold_of(row: Mapping[str, Any]) -> str | None:
     """Return the gold answer of a row: ``answer``, else ``solution`` (TRL's name), or None without either.
 
-    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"}), gold_of({"prompt": "1 + 1?"})
-    ('7', '#### 7', None)
+    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"})
+    ('7', '#### 7')
     """
     values = (_scalar(row.get(name)) for name in GOLD_COLUMNS)
     # In Python True is a number, too.

@@ -1,6 +1,6 @@
 """Calls of reward functions: errors in one line that names the function, and checked numbers.
 
-Does not decide how a run ends: the trainer does, on every rank alike.
+The trainer decides how a run ends, on every rank alike.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def checked(
 @contextmanager
 def _caught(name: str, errors: list[UserError] | None, count: int) -> Iterator[Rewards]:
     """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
-    # After an error nothing uses these zeros: this rank meets the others in the gather of the rewards, then all end.
+    # After an error nothing uses these zeros: this rank takes part in the gather of the rewards, then all ranks end.
     rewards: Rewards = [0.0] * count
     try:
         with _watched(name):

@@ -2,7 +2,7 @@
 
 Each takes TRL's columns as keyword lists and returns one number per completion, or None if the grader could not decide.
 
-Does not grade (grading/ does), and does not catch what a function raises (guard.py does).
+guard.py catches what a function raises.
 """
 
 from fractions import Fraction
@@ -233,7 +233,7 @@ def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
 def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
     """Return minus the length, as a share of the limit; None if the answer could not be graded.
 
-    Here a completion is seen alone. The trainer then relates its length to the right completions of its group
+    This uses one completion. The trainer then compares its length with the right completions of its group
     (`algorithm.advantages.relative_brevity`).
 
     >>> brevity([""] * 2, ["#### 7"] * 2, answer=["7", "7"], completion_ids=[[0] * 256, [0] * 512])

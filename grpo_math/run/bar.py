@@ -1,7 +1,4 @@
-"""Progress: a bar in a terminal, a line a minute in a log file.
-
-Does not count: the caller does.
-"""
+"""Progress: a bar in a terminal, a line a minute in a log file."""
 
 import sys
 import time

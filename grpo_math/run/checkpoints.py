@@ -3,7 +3,7 @@
 A checkpoint is written under its final name, because transformers remembers that name while it writes. A token next to
 it, .checkpoint-N.unfinished, exists until all files are on the disk and files.json lists them.
 
-Does not save or load weights (transformers does), and does not decide if a run may resume (resume.py does).
+transformers saves and loads the weights. resume.py decides if a run may resume.
 """
 
 import json
@@ -35,7 +35,7 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
     ``folder.parent`` deletes it.
     """
     # Only the main process writes the token, seals and deletes. On a network file system another machine may see an
-    # old state of the folder, so it would seal or delete files that are gone.
+    # old state of the folder, so it would seal or delete files that no longer exist.
     if accelerator.is_main_process:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The token comes first: if the power fails at any later moment, the folder is unfinished.
@@ -103,7 +103,7 @@ def damage(folder: Path) -> str | None:
     for name, size in sizes.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             return f"{name} is not what was written"
-    return None if STATE.format(0) in sizes else "it holds weights alone (save_only_model)"
+    return None if STATE.format(0) in sizes else "it contains only weights (save_only_model)"
 
 
 # Which checkpoint
@@ -165,7 +165,7 @@ def step_of(folder: Path) -> int:
     try:
         return int(read_json(folder / "trainer_state.json")["global_step"])
     except (ValueError, KeyError, TypeError, OverflowError):
-        reason = "holds no trainer_state.json that says its step"
+        reason = "has no trainer_state.json with its step"
         raise ConfigError("resume_from_checkpoint", str(folder), reason, "give a checkpoint's folder") from None
 
 

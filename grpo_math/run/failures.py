@@ -4,7 +4,7 @@ Python, torch and safetensors report a failed write in different ways. Over gloo
 was killed. Over NCCL it waits in C++, where no signal handler of Python runs, until the launcher ends the rank
 (train/ranks.py). If a machine vanishes, both wait for ``ddp_timeout``.
 
-Does not delete unfinished files, and does not retry.
+An unfinished file is left where it is.
 """
 
 import errno
@@ -23,7 +23,7 @@ from grpo_math.run.files import existing
 from grpo_math.run.machine import GB
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# torch raises RuntimeError, and safetensors an exception of its own.
+# torch raises RuntimeError, and safetensors raises SafetensorError.
 OF_A_WRITER = re.compile(r"PytorchStreamWriter|unexpected pos|iostream error|Error while serializing: .*os error")
 
 
@@ -32,7 +32,7 @@ class LostRank(UserError):
 
 
 def limit_waiting(ddp_timeout: float) -> None:
-    """Apply ``ddp_timeout`` to gloo too: transformers passes it on for GPUs alone."""
+    """Apply ``ddp_timeout`` to gloo too: transformers passes it on only for GPUs."""
     state = PartialState()
     if state.num_processes > 1 and state.backend == "gloo":
         # Changed afterwards: transformers' arguments have made the process group, on a CPU without their timeout.

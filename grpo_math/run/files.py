@@ -1,6 +1,6 @@
 """Atomic writes: a file is written next to the old one and renamed.
 
-Does not report a write that fails during a run (failures.py does).
+failures.py reports a write that fails during a run.
 """
 
 import json

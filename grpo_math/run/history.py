@@ -1,7 +1,7 @@
 """Lines of a history: only finite numbers, one line for each step.
 
 A resumed run drops the steps after its checkpoint from history.jsonl before it writes them again (log.py), so that no
-line of another attempt is left. Does not read files, and does not judge the values of a line.
+line of another attempt is left.
 """
 
 from collections.abc import Iterable, Mapping

@@ -2,8 +2,6 @@
 
 Redirects are not followed, so a key reaches no other address. Proxies of the environment are not used for this machine.
 No message contains the key.
-
-Does not know what the servers answer: generation/server.py and rewards/judge.py do.
 """
 
 import os
@@ -39,17 +37,17 @@ def read_key(variable: str, given: str | None = None) -> str:
     >>> read_key("KEY", "ab\\nc")
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: KEY='***' holds more than printable ASCII: set it again
+    grpo_math.errors.ConfigError: KEY='***' contains characters other than printable ASCII: set it again
     """
     key = (given or os.environ.get(variable, "")).strip()
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(variable, "***", "holds more than printable ASCII", "set it again")
+        raise ConfigError(variable, "***", "contains characters other than printable ASCII", "set it again")
     return key
 
 
 @cache  # reading them takes 50 milliseconds
 def _certificates() -> ssl.SSLContext:
-    """Return the system's, to which a company may have added its own. httpx's default is certifi's list."""
+    """Return the system's certificates, which may include a company's. httpx's default is certifi's list."""
     return ssl.create_default_context()
 
 

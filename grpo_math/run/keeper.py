@@ -1,10 +1,10 @@
 """A command whose whole tree of processes ends with its owner, however either of them ends. Linux only.
 
-`Kept` starts this file as a separate process, the supervisor. The supervisor starts the command in a new session, which
-the terminal's Ctrl-C does not reach. Only the owner has the writing end of the supervisor's stdin. The end of that
-pipe, also after the owner was killed, asks to end all processes. The supervisor is a subreaper (prctl(2)): a process
-that the command leaves behind, in any session, becomes a child of the supervisor, so no process escapes. When the
-command has ended, the supervisor ends the other processes of the tree.
+`Kept` starts this file as a separate process, the supervisor.
+The supervisor starts the command in a new session, which the terminal's Ctrl-C does not reach. Only the owner has the
+writing end of the supervisor's stdin. When this pipe closes, also because the owner was killed, the supervisor ends all
+processes. The supervisor is a subreaper (prctl(2)): a process that the command leaves behind, in any session, becomes a
+child of the supervisor, so no process escapes. After the command, the supervisor ends the other processes of the tree.
 
 Does not help if the supervisor itself is killed by SIGKILL, or if a process cannot be killed (a hung GPU driver).
 """
@@ -27,7 +27,7 @@ KILLED = 10.0  # seconds until a process should be gone after SIGKILL
 
 
 class Kept:
-    """A command that runs until it ends, until `stop`, or until this process is gone.
+    """A command that runs until it ends, until `stop`, or until this process ends.
 
     ``grace``: seconds that the command has after SIGTERM. The processes that it leaves get SIGKILL.
 

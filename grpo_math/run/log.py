@@ -2,8 +2,6 @@
 the stacks of a run that hangs.
 
 Each line of the history is flushed when it is written: a run that is killed loses no step that it reported.
-
-Does not read a run directory: report/ does.
 """
 
 import faulthandler
@@ -167,7 +165,7 @@ class Watchdog(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint.
+    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and checkpoints.
 
     >>> from transformers import TrainerState
     >>> state = TrainerState(log_history=list(range(KEPT + 5)))

@@ -1,6 +1,6 @@
 """The machine of a run: main memory, CPUs, GPUs, network ports, and the versions of the packages.
 
-Does not import torch until the GPUs are asked for. Does not reserve a port: another program may take it before use.
+Imports torch only to list GPUs. A free port may be taken by another program before use.
 """
 
 import os

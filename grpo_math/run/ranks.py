@@ -1,6 +1,6 @@
 """Agreement among processes: all processes call these functions, and all get the same result.
 
-Does not start processes (train/launcher.py) or notice that one has ended (failures.py).
+train/launcher.py starts processes, and failures.py notices that one has ended.
 """
 
 import time
@@ -39,7 +39,7 @@ def broadcast_from_main(call: Callable[[], Any]) -> Any:
             # Not every library's exception can be pickled. The other processes get its text.
             other = RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}")
             outcome = [None, error if isinstance(error, UserError) else other]
-    # Also after an error: without this call the others would wait for ever.
+    # Called after an error too: otherwise the other processes would wait forever.
     if state.num_processes > 1:
         _wait_for_main(state, done)
     broadcast_object_list(outcome)
@@ -51,7 +51,7 @@ def broadcast_from_main(call: Callable[[], Any]) -> Any:
 def agree_on_first(value: str | None) -> str | None:
     """Return the first process's text that is not empty, on all processes.
 
-    For what a process finds out on its own: if one stopped alone, the others would wait in their next collective.
+    For facts that one process discovers: if it stopped alone, the others would wait in their next collective.
     """
     from accelerate.utils import gather_object
 

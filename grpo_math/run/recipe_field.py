@@ -1,6 +1,6 @@
-"""A field of a recipe: its default and what `--help` and docs/settings.md say about it.
+"""A field of a recipe: its default and what `--help` and docs/reference.md say about it.
 
-Does not check a value: the dataclass that holds the field does.
+The dataclass that contains the field checks its values.
 """
 
 from dataclasses import field

@@ -16,7 +16,7 @@ from grpo_math.run.redact import without_secrets
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
-# Settings that say where a run's output goes, how often it is saved and whom it talks to: not what is computed.
+# Settings of output, saving and services. They do not change what is computed.
 APART = {
     *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
     *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
@@ -26,7 +26,7 @@ APART = {
     *("watchdog_minutes", "ddp_timeout"),
 }
 
-# Settings that say which weights are trained and what the optimizer keeps of them: not even force can change these.
+# Settings of the trained weights and the optimizer's state. Even ``resume: force`` cannot change them.
 KEPT = (
     *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
     *("optim", "distributed_type"),

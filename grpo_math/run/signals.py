@@ -8,8 +8,8 @@ SIGHUP comes when a connection drops. A run that was started with `nohup` ignore
 More signals of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step
 to finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
 
-Imports nothing that takes time, so that signals are handled from the first moment.
-Does not save: log.py does, and all ranks agree there.
+Imports nothing that takes time, so that signals are handled from the first moment. log.py saves, and all ranks agree
+there.
 """
 
 import os
@@ -85,12 +85,12 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 
 def end_at_once(number: int, frame: Any) -> None:
-    """End the process with `AGAIN`. While modules are imported, an exception may be caught, or leave a half module."""
+    """End the process with `AGAIN`. During imports an exception may be caught, or leave a half module."""
     os._exit(AGAIN)
 
 
 class Stopped(SystemExit):
-    """A signal of `STOPPING` has come, and there was nothing to finish."""
+    """A signal of `STOPPING` arrived when there was no step to finish."""
 
 
 class Stop:
@@ -135,7 +135,7 @@ class Stop:
 
     def _ask(self, code: int, line: str) -> None:
         if not self.code and int(os.environ.get("RANK", 0)) == 0:
-            # Not print: the signal may have interrupted a print, and Python's buffer refuses a second one.
+            # Not with print: the signal may have interrupted a print, and Python's buffer rejects a second one.
             os.write(2, f"\n{line}\n".encode())
         self.code = max(self.code, code)
 

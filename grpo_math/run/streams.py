@@ -1,7 +1,4 @@
-"""Standard output and error of a command: a full device, a closed pipe, an ASCII terminal.
-
-Does not know what is printed.
-"""
+"""Standard output and error of a command: a full device, a closed pipe, an ASCII terminal."""
 
 import io
 import sys

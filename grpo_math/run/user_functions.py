@@ -1,7 +1,4 @@
-"""Functions of the user, which a setting names as ``module:function``.
-
-Does not know what a function is for: the field that names it does.
-"""
+"""Functions of the user, which a setting names as ``module:function``."""
 
 import difflib
 import importlib

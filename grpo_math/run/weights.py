@@ -1,8 +1,5 @@
 """The trained weights of a run: their folder (adapter/, model/, or the run's own for ``trainer.save_model()``), and
-whether each process has all of them during the run.
-
-Does not load them.
-"""
+whether each process has all of them during the run."""
 
 import os
 from pathlib import Path

@@ -5,7 +5,7 @@
 TRL takes the right-hand side, and the user has to compute the left. Here either side can be given. A batch that does
 not divide evenly is refused before TRL refuses it; the error gives the nearest valid value.
 
-Does not know how many rows fit into memory: the caller gives a limit. Does not check types and ranges: fields.py does.
+The caller gives a limit of the rows that fit into memory. fields.py checks types and ranges.
 """
 
 import math

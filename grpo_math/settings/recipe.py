@@ -8,7 +8,7 @@
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
 
-Does not check combinations of settings: rules.py and batch.py do.
+rules.py and batch.py check combinations of settings.
 """
 
 import os
@@ -79,7 +79,7 @@ def read(argv: Sequence[str]) -> Recipe:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
-    # A bad setting keeps its default, so that the other checks can go on and report more than one mistake.
+    # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     values = defaults() | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 

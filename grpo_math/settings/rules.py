@@ -5,7 +5,7 @@
 >>> level, str(line)
 ('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
 
-Does not check the type, range or choices of one setting (fields.py), and does not use torch or data (checks/ do).
+fields.py checks the type, range and choices of each setting. checks/ has the checks that need data.
 """
 
 import logging
@@ -30,7 +30,6 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
 # Rewards that can be negative.
 BELOW_ZERO = ("brevity", "overlong", "repetition")
 LEAVE = "leave it out"
-NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
 
@@ -119,7 +118,7 @@ UPDATE = [
     Rule(
         "multi_objective_aggregation",
         lambda s: s["baseline"] == "pass_at_k" and _NORMALIZES(s),
-        "does not work with baseline='pass_at_k', which takes verdicts alone",
+        "does not work with baseline='pass_at_k', which reads only verdicts",
     ),
     unused("advantage_eps", _is("baseline", "pass_at_k"), "baseline='pass_at_k' has its own scale"),
     Rule(
@@ -164,11 +163,11 @@ UPDATE = [
         "without gradient_checkpointing would copy all that every layer saves",
         "set gradient_checkpointing to true",
     ),
+    Rule("fp16", lambda s: s["fp16"] and s["use_cpu"], "is computed on GPUs alone, and accelerate ignores it on a CPU"),
     Rule(
-        "fp16",
-        lambda s: s["fp16"] and not s["allow_float16"],
-        NAN,
-        "use bf16, or neither (float32), or add allow_float16: true",
+        "use_transformers_continuous_batching",
+        lambda s: s["fp16"] and s["use_transformers_continuous_batching"],
+        "turns the trained weights into float16, whose gradients cannot be scaled (fp16)",
     ),
     Rule(
         "loss_type",
@@ -451,7 +450,7 @@ PROGRAM = [
     Rule(
         "heldout_every",
         lambda s: s["heldout_every"] and s["eval_strategy"] != "no",
-        "and eval_strategy={eval_strategy} both say when to evaluate",
+        "and eval_strategy={eval_strategy} both set when to evaluate",
         "leave one of the two out",
     ),
     Rule(
@@ -529,7 +528,7 @@ PROGRAM = [
         lambda s: (
             s["baseline"] == "pass_at_k" and (s["rewards"] != ["accuracy"] or s["reward_weights"] not in (None, [1]))
         ),
-        "is not the verdict alone, which baseline='pass_at_k' needs",
+        "is more than the verdict, and baseline='pass_at_k' needs the verdict only",
         "set rewards: [accuracy], without reward_weights",
     ),
     Rule(
@@ -589,14 +588,14 @@ PROGRAM = [
     Rule(
         "learning_rate",
         lambda s: s["use_peft"] and s["learning_rate"] < LOW_LORA,
-        "hardly moves an adapter in some hundred steps",
+        "is so low that an adapter barely changes in a few hundred steps",
         "learning_rate: 1e-5",
         "warning",
     ),
     Rule(
         "sync_ref_model",
         lambda s: s["use_peft"] and s["sync_ref_model"],
-        "cannot work with use_peft: TRL keeps no second model beside an adapter",
+        "cannot work with use_peft: TRL loads no second model with an adapter",
         "use reference_refresh_steps",
     ),
     *(
@@ -610,9 +609,15 @@ PROGRAM = [
     ),
     Rule(
         "dtype",
-        lambda s: s["dtype"] == "float16" and not s["allow_float16"],
-        NAN,
-        "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16",
+        lambda s: s["dtype"] == "float16" and not s["use_peft"],
+        "would train float16 weights, whose gradients cannot be scaled",
+        "set dtype: float32 (fp16: true still multiplies in float16), or use_peft: true",
+    ),
+    Rule(
+        "dtype",
+        lambda s: s["dtype"] == "float16" and s["bf16"] is False and not s["fp16"],
+        "without fp16 has no loss scale, so that small gradients become zero",
+        "set fp16: true",
     ),
     # Steps, saving and logging
     unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),

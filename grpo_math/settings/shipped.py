@@ -1,7 +1,4 @@
-"""Find shipped files by their checkout names, from any folder.
-
-Does not read the files, except for the comment at the start.
-"""
+"""Find shipped files by their checkout names, from any folder."""
 
 from itertools import takewhile
 from pathlib import Path

@@ -3,7 +3,7 @@
 A recipe for `trl grpo` or open-r1 runs unchanged. A field that TRL or transformers has removed or renamed is
 reported in one line.
 
-Does not check values: recipe.py does, after the translation.
+recipe.py checks the values after the translation.
 """
 
 import difflib

@@ -1,7 +1,4 @@
-"""The vLLM of a recipe: which process runs it, and what training sends to it.
-
-Does not contact a server.
-"""
+"""The vLLM of a recipe: which process runs it, and what training sends to it."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """Limits of the Python tool: the mapping ``python:`` of a recipe.
 
-Does not enforce them: sandbox.py, server.py and python.py do.
+sandbox.py, server.py and python.py enforce them.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Run one program as a Python prompt does: print its output, then the value of its last line if that is an expression.
 
 If the program raises, the last line of the error is printed.
-
-Does not enter the sandbox: the process is already in it.
 """
 
 import ast

@@ -3,7 +3,7 @@
 A call forks a warm server twice (server.py). A supervisor process measures the program. This module sends the program
 and receives an answer of limited length. Nothing stays from call to call. Any thread may call.
 
-Does not set up the sandbox: sandbox.py does.
+sandbox.py sets up the sandbox.
 """
 
 import importlib.util
@@ -124,7 +124,7 @@ def call(code: str, limits: PythonLimits) -> Answer:
             return Answer(*replies[1])
         # The program was started, and its supervisor ended without an answer. Only a failed start is repeated.
         if replies == [""]:
-            return Answer("the program's process is gone", "failed")
+            return Answer("the program's process has ended", "failed")
     error = replies[0] if replies else "no process"
     raise ToolError(f"a program of the Python tool cannot be started: {error}: end other programs")
 

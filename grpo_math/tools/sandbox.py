@@ -3,7 +3,7 @@
 `enter` is called in the program's own process and cannot be undone there. Every layer is set up, or `enter` raises
 `OSError`: no program runs without one of them.
 
-Does not start a program, and does not limit the program's folder and threads: server.py does.
+server.py limits the program's folder and threads.
 """
 
 import ctypes

@@ -8,7 +8,7 @@ For each call the server forks a supervisor, which reads the program and its lim
 process, and kills it if it exceeds a limit. The supervisor sends one line if no program could be started: the error.
 Else it sends two lines: an empty text, and later the answer with its status.
 
-Does not restrict the program: sandbox.py does.
+sandbox.py restricts the program.
 """
 
 import gc

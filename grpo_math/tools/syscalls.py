@@ -5,7 +5,7 @@ mounts, new folders and symbolic links, changes of a file's owner, mode and time
 counts, and the calls that only administrators need. The numbers are those of Linux on x86-64 and ARM64; other machines
 have no filter.
 
-Does not install the filter: sandbox.py does.
+sandbox.py installs the filter.
 """
 
 import errno

@@ -1,1 +1,1 @@
-"""One run: launched, trained, gone on with, ended. `python -m grpo_math.train` is the training program."""
+"""One run: launch, training, resume, end. `python -m grpo_math.train` is the training program."""

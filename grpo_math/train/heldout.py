@@ -1,7 +1,4 @@
-"""The metrics of the held-out sets that a run evaluates during training, under transformers' names.
-
-Does not generate or grade: evaluation/ does, as before and after a run.
-"""
+"""The metrics of the held-out sets that a run evaluates during training, under transformers' names."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -2,10 +2,10 @@
 
 The planner assigns the GPUs and chooses an accelerate config that fits. If the layout has a vLLM server, the server
 starts first, on its GPUs, and stops last. Server and training have a supervisor each (run/keeper.py), so that no
-process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their
+process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go only to the training processes, which finish their
 step and save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
-Does not span several machines: launch/slurm/ does. Does not check combinations of settings: the training program does.
+All processes run on this machine: for several, launch/slurm/ has scripts.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train as the recipe says, and return the exit code of training."""
+    """Train a recipe, and return the exit code of training."""
     if args.copy is not None:
         print(f"copied   {shipped.copy(args.copy)}")
         return 0

@@ -1,6 +1,6 @@
 """The layout of a run on this machine: the GPUs of training and of the vLLM server, and the accelerate config.
 
-Does not start anything (launcher.py and serve.py do), and does not span several machines.
+launcher.py and serve.py start the processes.
 """
 
 import os
@@ -103,7 +103,7 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     settings = {**defaults(), **recipe}
     size = settings["vllm_tensor_parallel_size"]
     layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
-    return layout._replace(why="the plan does not know this recipe's memory")
+    return layout._replace(why="the plan cannot compute this recipe's memory")
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:

@@ -4,7 +4,7 @@ A recipe is a YAML file with fields of `TrainArguments`, `MathGRPOConfig` and TR
 be given on the command line, which wins. The run writes to ``output_dir``: config.yaml, history.jsonl, before.json and
 after.json (if ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
 
-Does not override anything of TRL: trainer/trainer.py does.
+trainer/trainer.py has every override of TRL.
 """
 
 import os
@@ -110,9 +110,9 @@ def _settings_of(read: recipe.Recipe) -> Settings:
 
 
 def _refuse_separate_processes() -> None:
-    """Raise `ConfigError` if accelerate started several processes that do not know each other.
+    """Raise `ConfigError` if accelerate started several processes that are not connected.
 
-    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train alone, into the same folder.
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train by itself, into the same folder.
     """
     ranks = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
@@ -192,10 +192,10 @@ class Run:
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         broadcast_from_main(lambda: check_weights(path))
-        # Only now: a run that is refused prints one line.
+        # Not earlier, because a rejected run prints one line.
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
-        # Only now: a run that is refused leaves no files.
+        # Not earlier, because a rejected run writes no files.
         broadcast_from_main(lambda: lock.hold(self.run_dir))
         config.resume_from_checkpoint, finished = broadcast_from_main(
             lambda: choose_checkpoint(setup, config, self.run_dir)
@@ -369,6 +369,6 @@ def _advice(settings: dict[str, Any], processes: int) -> str:
     """Return the changes that the memory plan suggests, as the end of an error's line."""
     try:
         changes = planner.plan(settings, gpus=processes)["suggestions"]
-    except UserError:  # a model or a layout that the plan does not know
+    except UserError:  # a model or a layout that the plan does not support
         return ""
     return f"; the plan's advice: {', then '.join(', '.join(change['set']) for change in changes)}" if changes else ""

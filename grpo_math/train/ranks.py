@@ -7,7 +7,7 @@ that was killed could print nothing, so one line names it.
 Signals are passed on to the processes, which finish their step, however long it takes. torch's agent would kill them
 after 30 seconds, and SIGUSR1 would end only the agent.
 
-Does not choose anything: launcher.py does.
+launcher.py chooses the number of processes.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Decide where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
 
-Does not load the checkpoint: transformers and trainer/state.py do.
+transformers and trainer/state.py load the checkpoint.
 """
 
 import sys
@@ -53,7 +53,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     # After all refusals: a run that is refused changes nothing.
     checkpoints.set_aside_after(run_dir, step)
     if checkpoint:
-        print(f"Going on from {checkpoint}.", file=sys.stderr)
+        print(f"Resuming from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
 
 

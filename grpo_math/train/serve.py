@@ -1,6 +1,6 @@
 """The vLLM server of a recipe: its command and its ports; and `grpo-math serve`, which runs it alone until Ctrl-C.
 
-Does not train (launcher.py does), and does not sync weights to the server (generation/sync.py does).
+generation/sync.py syncs the weights to the server.
 """
 
 import argparse
@@ -136,8 +136,8 @@ def start_of(
 def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
     """Return the recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
 
-    A server binds its port half a minute later, so two runs that prefer the same number would collide. Training is told
-    the address and prefers none.
+    A server binds its port half a minute later, so two runs that prefer the same number would collide. Training gets
+    the address as an argument and prefers none.
     """
     stated = recipe.get("vllm_server_port")
     if stated and not port_is_free(stated):

@@ -3,7 +3,7 @@
 pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
 `launch/vllm_environment.sh` calls this file from a checkout in which nothing is installed yet.
 
-Does not start a server (serve.py does), and imports only Python's own library and this package's errors.
+Imports only Python's own library and this package's errors.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 history.jsonl, the trackers and the report contain all metrics and columns.
 
-Does not print the progress of a recipe's run: run/log.py does.
+run/log.py prints the progress of a recipe's run.
 """
 
 import math

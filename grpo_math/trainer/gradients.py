@@ -35,7 +35,7 @@ class FlatGradientBuffer:
         self.parameters = list(parameters)
         self.free: dict[int, Tensor] = {}  # unused slots of the buffer, by the parameter's number
         for number, parameter in enumerate(self.parameters):
-            # Autograd cannot be told where to allocate a gradient. It only has a hook after the allocation.
+            # Autograd chooses where to allocate a gradient. It only has a hook after the allocation.
             parameter.register_post_accumulate_grad_hook(partial(self._move, number))
 
     def allocate(self) -> None:

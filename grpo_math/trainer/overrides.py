@@ -1,7 +1,4 @@
-"""Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does.
-
-Does not override a method of TRL: `trainer.py` does.
-"""
+"""Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
 import inspect
 from typing import TYPE_CHECKING, Any

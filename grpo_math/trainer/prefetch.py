@@ -8,8 +8,6 @@ log-probs) corrects for the older adapter, too.
 The next prompts follow from the sampler, whose order follows from the seed. `PrefetchedRollout`
 (generation/prefetch.py) runs the requests in a thread without collectives. A checkpoint contains the prefetched batch,
 so that a run can resume.
-
-Does not sample: generation/sync.py does.
 """
 
 import math

@@ -1,9 +1,9 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
-A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`). For a stream, only the columns are checked, and
-nothing if only its rows show them.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
+For a stream, only the columns are checked, and nothing if only its rows show them.
 
-Does not call reward functions (rewards/guard.py does), and does not grade.
+rewards/guard.py calls the functions.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
 def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
     """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
 
-    A column ``grade`` of the data is the user's, and is passed as any other column.
+    If the data have a column ``grade``, it is passed like other columns.
 
     >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
     (True, False)

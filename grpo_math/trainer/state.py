@@ -4,7 +4,7 @@ It contains the rollout that is being trained on, the position in it, the metric
 each collaborator of the trainer. A killed run that is started again then ends with the weights, history and completions
 of a run that was not killed: bitwise on a CPU in float32.
 
-Does not save or load weights: transformers does, and reference.py for the reference of the KL term.
+transformers saves the weights. reference.py saves the reference of the KL term.
 """
 
 import json
@@ -53,12 +53,14 @@ def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
     table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
+    steps = trainer._buffered_inputs or ()
+    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in steps]
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
         # Between two rollouts there is nothing to save: the next step samples.
-        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if trainer.in_rollout else None,
+        "rollout": rollout if trainer.in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
@@ -70,10 +72,6 @@ def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
-
-
-def _plain_step(step: Any) -> Any:
-    return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
 def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
@@ -143,7 +141,10 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere, for `agree_to_save_last_step` if the next step fails."""
+    """Return `state_of` and what transformers saves elsewhere.
+
+    `agree_to_save_last_step` writes it if the next step fails.
+    """
     return {
         **state_of(trainer),
         "step": trainer.state.global_step,

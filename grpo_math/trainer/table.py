@@ -1,9 +1,8 @@
 """Columns of TRL's table of completions that explain a row: group, problem, gold answer, verdict, reward, length.
 
-A script may log columns of its own, so the values of a column may be of several types, or of none that Parquet has.
+A script may log other columns, so a column may contain several types, or a type that Parquet lacks.
 
-Does not write the table: TRL and run_files.py do, as ``completions/completions_STEP.parquet``, and TRL sends it to the
-trackers.
+TRL and run_files.py write the table as ``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
 """
 
 import json

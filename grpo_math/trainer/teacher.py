@@ -3,7 +3,7 @@
 With k1, bias correction and no rewards, the KL term alone is on-policy distillation (arXiv 2306.13649): its mean
 gradient is that of the reverse KL of each token (`algorithm/losses.py`).
 
-Does not score: TRL does, as it scores any reference.
+TRL scores it as any reference.
 """
 
 from typing import Any
@@ -18,14 +18,13 @@ from grpo_math.trainer.config import MathGRPOConfig
 
 
 def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
-    """Raise `ConfigError` for a teacher that cannot be scored beside ``model``. Loads no weights.
+    """Raise `ConfigError` for a teacher that cannot be scored with the tokens of ``model``. Loads no weights.
 
     ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
     """
-    plugin = args.deepspeed_plugin
-    if args.fsdp or (plugin is not None and plugin.zero_stage == 3):
-        kind = "FSDP" if args.fsdp else "ZeRO-3"
-        raise ConfigError("reference_model", name, f"does not work with {kind}", "use ZeRO-2 or DDP")
+    # settings/rules.py refuses FSDP. The stage may be in a file of DeepSpeed.
+    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+        raise ConfigError("reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP")
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
     check_reference(name, getattr(tokenizer, "tokenizer", tokenizer))

@@ -125,7 +125,7 @@ class TiledMLP:
 
         # `checkpoint` saves its tensor arguments. The layer's own checkpoint would then recompute the whole MLP to get
         # them. So a tile is passed as its number, and an empty tensor in a list tells `checkpoint` the device whose
-        # random numbers dropout uses. Before torch 2.13 `checkpoint` also saves an empty tensor of its own: the hooks
+        # random numbers dropout uses. Before torch 2.13 `checkpoint` also saves a second empty tensor: the hooks
         # hide it from the layer's checkpoint.
         device = [rows.new_empty(0)]
         with saved_tensors_hooks(_unchanged, _unchanged):

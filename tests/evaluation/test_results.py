@@ -122,7 +122,7 @@ def test_answers_of_another_evaluation_are_refused(changes, words, small, six, w
 
 def test_results_whose_answers_are_gone_are_not_written_over(small, tmp_path):
     (tmp_path / "before.json").write_text("mine")
-    with pytest.raises(ConfigError, match="holds results without their answers"):
+    with pytest.raises(ConfigError, match="contains results without their answers"):
         evaluate(small, ROWS, output=tmp_path / "before.json", progress=False)
     assert (tmp_path / "before.json").read_text() == "mine"
 

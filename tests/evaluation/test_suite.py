@@ -64,7 +64,7 @@ def test_each_set_is_named_once(names):
     ("name", "output", "message"),
     [
         ("adapter", None, "has neither adapter/ nor model/, so it has not finished: repeat the command"),
-        ("config.yaml", None, "holds no config.yaml that names a model"),
+        ("config.yaml", None, "has no config.yaml with a model name"),
         ("", "one.json", "output='one.json' is one file, and --run writes two: give a folder"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_model_with_flash_attention_is_packed_with_it(family, ours, flash_atte
     assert trainer.scorer is not None
     assert logps < 1e-4
     assert gradient < 1e-5
-    assert attention.kernels_used == {"flash-attn's varlen kernel, one call a layer"}
+    assert attention.kernels_used == {"flash-attn's varlen kernel, one call per layer"}
     assert model.config._attn_implementation == "flash_attention_2"
     assert model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False).shape[1] > 3
 
@@ -195,10 +195,14 @@ def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(mo
         ({}, {"s_aux": 8}, "attention with 's_aux'"),
         ({}, {"is_causal": False}, "not causal"),
         ({}, {"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
-        ({"sliding_window": 8}, {}, "a sliding window that its attention is not told"),
-        ({"sliding_window": 8, "layer_types": ["full_attention"]}, {"sliding_window": 8}, "a sliding window"),
-        ({"attn_logit_softcapping": 50.0}, {}, "a cap of the scores"),
-        ({}, {"softcap": 50.0}, "a cap of the scores"),
+        ({"sliding_window": 8}, {}, "attention whose sliding window differs from the config's"),
+        (
+            {"sliding_window": 8, "layer_types": ["full_attention"]},
+            {"sliding_window": 8},
+            "whose sliding window differs",
+        ),
+        ({"attn_logit_softcapping": 50.0}, {}, "whose softcap differs"),
+        ({}, {"softcap": 50.0}, "whose softcap differs"),
     ],
 )
 def test_what_would_change_the_scores_without_an_error_is_refused_by_name(config, given, reason):

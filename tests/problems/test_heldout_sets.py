@@ -1,5 +1,7 @@
 """The sets that are evaluated during training: which problems, which settings of transformers, and what is refused."""
 
+import json
+
 import pytest
 
 from grpo_math.errors import UserError
@@ -73,7 +75,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     )
     assert problems("--dataset", file, "--eval_n", "4").about_eval == divided
     assert problems("--dataset", file).about_eval == (
-        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 completions more "
+        f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 additional completions "
         "(eval_n: 0 turns it off)"
     )
     assert problems("--eval_n", "0").about_eval is None
@@ -104,6 +106,16 @@ def test_problems_that_cannot_be_read_are_refused_under_the_name_of_their_settin
     asked = problems(*words)
     with pytest.raises(UserError, match=message):
         _ = asked.held_out, asked.during
+
+
+def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
+    (tmp_path / "odd.jsonl").write_text('{"frage": "What is 3 + 4?", "gold": "7"}\n')
+    entry = {"data": str(tmp_path / "odd.jsonl")}
+    words = ("--eval_n", "0", *EVERY, "--heldout")
+    with pytest.raises(UserError, match="or say in heldout columns: problem=NAME"):
+        _ = problems(*words, json.dumps(entry)).during
+    (one,) = problems(*words, json.dumps({**entry, "columns": {"problem": "frage"}})).during
+    assert names(one.rows) == {"What is 3 + 4?"}
 
 
 def test_a_recipe_names_its_sets():
@@ -153,7 +165,7 @@ def test_heldout_every_and_keep_best_are_short_forms_of_transformers_settings(wo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*EVERY, "--eval_strategy", "epoch"], "both say when to evaluate"),
+        ([*EVERY, "--eval_strategy", "epoch"], "both set when to evaluate"),
         (["--eval_strategy", "steps"], "eval_steps=None is missing"),
         (["--heldout", '{"data": "math500"}'], "nothing is evaluated during training"),
         (["--load_best_model_at_end"], "load_best_model_at_end=True needs evaluations during training"),

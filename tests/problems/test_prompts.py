@@ -208,7 +208,7 @@ def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
         (as_template, ["boxed", None, "latex"], "answer_format='latex' is not known"),
         (as_template, ["test_prompts_own:nothing"], "returned a list: return text, or messages with role and content"),
         (as_template, ["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
-        (refuse_without_call, ["r1_zero", ["python"]], "r1_zero' is plain text, in which nothing can be called"),
+        (refuse_without_call, ["r1_zero", ["python"]], "r1_zero' is plain text, which has no tool calls"),
         (refuse_without_call, ["python", ["search"]], "python' shows a call of python, which is not among tools"),
     ],
 )

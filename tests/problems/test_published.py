@@ -180,7 +180,7 @@ def test_columns_without_a_common_name_are_named(tmp_path):
         load_problems(str(folder))
     assert str(error.value) == (
         f"dataset='{folder}' has no column for the answer: its columns are query, meta, kind, big; accepted are "
-        f"{', '.join(columns.ACCEPTED['answer'])}, or say --columns answer=NAME"
+        f"{', '.join(columns.ACCEPTED['answer'])}, or give --columns answer=NAME"
     )
     with pytest.raises(ConfigError, match=r"no column for the answer: .*; accepted are target, or"):
         load_problems(str(folder), columns="answer=target")

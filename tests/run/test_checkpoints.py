@@ -91,7 +91,7 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     with pytest.raises(UserError) as error:
         checkpoints.newest_whole(tmp_path)
     assert str(error.value) == (
-        f"{two} is damaged (it holds weights alone (save_only_model)); {one} is damaged (state_0.pt is not what was "
+        f"{two} is damaged (it contains only weights (save_only_model)); {one} is damaged (state_0.pt is not what was "
         "written); no complete one is left: name a new output_dir"
     )
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_without_its_step_is_refused(state, tmp_path):
     folder = checkpoint(tmp_path, 7)
     assert checkpoints.step_of(folder) == 7
     (folder / "trainer_state.json").write_text(state)
-    with pytest.raises(ConfigError, match=r"resume_from_checkpoint=.* holds no trainer_state.json that says its step"):
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint=.* has no trainer_state.json with its step"):
         checkpoints.step_of(folder)
 
 

@@ -48,7 +48,8 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
     ("level", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)], ids=["the owner", "the supervisor"]
 )
 def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(level, number, family):
-    program = f"import sys; from grpo_math.run.keeper import Kept; Kept([sys.executable, {family!r}, 'plain']).wait()"
+    command = f"[sys.executable, {family!r}, 'plain']"
+    program = f"import sys; from grpo_math.run.keeper import Kept; Kept({command}).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(family)) == 4)
     [owner, *descendants(owner.pid)][level].send_signal(number)

@@ -138,7 +138,7 @@ def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(number, 
     assert ended == code
     saved_after(run_dir, "\n".join(lines), f"{word} after step {{}} of 4")
     _, lines = train(reward=signalled)
-    assert f"Going on from {run_dir}/checkpoint-2." in lines
+    assert f"Resuming from {run_dir}/checkpoint-2." in lines
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4]
 
 

@@ -315,7 +315,7 @@ def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tm
     plan, config = arranged(0, "multi_gpu")
     assert (plan[:4], config.path.stem) == (("server", 2, 0, 1), "multi_gpu")
     # The plan does not know FSDP.
-    assert arranged(3, "fsdp2")[0] == ("server", 2, 1, 1, "the plan does not know this recipe's memory", 0)
+    assert arranged(3, "fsdp2")[0] == ("server", 2, 1, 1, "the plan cannot compute this recipe's memory", 0)
     (tmp_path / "mine.yaml").write_text("main_process_port: 7\n")
     plan, config = arranged(0, str(tmp_path / "mine.yaml"))
     assert plan.policy == 1

@@ -81,8 +81,7 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
 def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_names_all_that_is_logged(train, tmp_path):
     run_dir, lines = tmp_path / "run", "\n".join(train(*BEST, "--max_steps=3")[1])
     assert re.search(
-        r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0",
-        lines,
+        r"before and after training 128 problems of \S+, heldout, are evaluated: 256 additional completions", lines
     )
     assert len(json.loads((run_dir / "before.json").read_text())["rows"]) == 128
     of_step = promised({"rollout", "graded", "clip"}, ["letters"], map(str, Verdict))

@@ -173,7 +173,7 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     for name, position in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
         job = {"arguments": arguments(tiny(), tmp_path / name, settings), **position}
         done = program_of([job], tmp_path, *command, ok=not position)
-    assert "Going on from" in done.stderr
+    assert "Resuming from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
     same(tmp_path / "killed", tmp_path / "whole")
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_and_nothing_is_changed(ch
 def test_force_goes_on_with_other_settings(again, tmp_path):
     code, lines = again(max_steps=3, resume="force")
     assert code == 0
-    assert f"Going on from {tmp_path}/run/checkpoint-2." in lines
+    assert f"Resuming from {tmp_path}/run/checkpoint-2." in lines
     assert [line for line in lines if " of 3: " in line] == ["2 of 3: training", "3 of 3: evaluating after training"]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
     assert [line["step"] for line in history(tmp_path / "run")] == [1, 2, 3]
@@ -364,12 +364,12 @@ def test_force_goes_on_with_other_settings(again, tmp_path):
 @pytest.mark.parametrize(
     ("change", "settings", "printed"),
     [
-        (bool, {"resume_from_checkpoint": "RUN/checkpoint-1"}, "Going on from RUN/checkpoint-1."),
+        (bool, {"resume_from_checkpoint": "RUN/checkpoint-1"}, "Resuming from RUN/checkpoint-1."),
         (
             lambda run_dir: [edit(run_dir), cut(run_dir, "checkpoint-2/optimizer.pt")],
             {},
             "warning: RUN/checkpoint-2 is damaged (optimizer.pt is not what was written): continuing from "
-            "RUN/checkpoint-1\nGoing on from RUN/checkpoint-1.",
+            "RUN/checkpoint-1\nResuming from RUN/checkpoint-1.",
         ),
     ],
     ids=["named", "damaged"],

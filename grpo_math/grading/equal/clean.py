@@ -6,8 +6,6 @@ r"""Normalise characters and LaTeX commands that mean the same, without changing
 ('42', '1 000', '1000', '(1,2]', '5%', '$5')
 >>> clean(r"\dfrac12"), clean("5\u200b"), clean("four apples"), clean("..")
 ('\\frac12', '5', '4 apples', '.')
-
-Does not parse, and does not strip units.
 """
 
 import re

@@ -7,8 +7,6 @@ True
 
 Words are not parsed as products of letters: a word outside the notation makes the text `Unreadable`. So do integrals
 and limits, which Math-Verify reads.
-
-Does not evaluate.
 """
 
 import re

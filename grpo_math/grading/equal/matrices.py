@@ -3,8 +3,6 @@ r"""Matrices and determinants in LaTeX environments.
 >>> from grpo_math.grading.equal.expression import parse
 >>> parse(r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}").widths
 (2, 2)
-
-Does not read the cells: expression.py does.
 """
 
 from itertools import chain

@@ -2,8 +2,6 @@ r"""The notation of expressions: functions, Greek letters, words, and the patter
 
 >>> NUMBER.match("1,200.5").group(), BASED.match("101_{2}").groups()
 ('1,200.5', ('101', '2', None))
-
-Does not parse: expression.py does.
 """
 
 import re

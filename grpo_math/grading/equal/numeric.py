@@ -10,7 +10,7 @@ The result "different" is certain if mpmath is correct. The result "equal" is wr
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
 (<Comparison.EQUAL: 'equal'>, <Comparison.DIFFERENT: 'different'>)
 
-Does not bound its own time or memory: the worker process does.
+The worker process limits time and memory.
 """
 
 import math

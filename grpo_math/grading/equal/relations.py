@@ -7,8 +7,6 @@ A chain of equalities gives all of its members: ``x = 5 = 6`` is not the answer 
 True
 >>> interval(parse("1 < x <= 2")) == parse("(1, 2]")
 True
-
-Does not compare.
 """
 
 from collections.abc import Callable, Sequence

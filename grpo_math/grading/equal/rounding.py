@@ -2,8 +2,6 @@ r"""Compare decimals with the exact numbers that they round: long decimals, and 
 
 >>> stands_for(Fraction("0.333333333333"), Fraction(1, 3), 12), stands_for(Fraction("0.333"), Fraction(1, 3), 12)
 (True, False)
-
-Does not compare other expressions.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,6 @@ r"""The position in a text that is parsed: what is next, and the numbers there.
 
 >>> Scanner("1 1/2", True).number(), Scanner("<= 3", True).take("<", "<=")
 (Number(value=Fraction(3, 2)), '<')
-
-Does not build expressions: expression.py does.
 """
 
 import re

@@ -9,8 +9,6 @@ Lists and sets have no order; tuples are ordered; intervals have brackets. ``x =
 ('equal', 'different')
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}"), EXACT).value
 'undecided'
-
-Does not read texts, and does not compare units.
 """
 
 from collections import Counter

@@ -4,8 +4,6 @@
 True
 >>> sorted(names(Power(Variable("x"), Variable("n"))))
 ['n', 'x']
-
-Does not parse and does not compare.
 """
 
 from collections.abc import Callable, Iterator

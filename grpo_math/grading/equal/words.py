@@ -3,7 +3,7 @@ r"""Answers that are not expressions: times of day, dates, choice letters, plain
 >>> same_words("8:34 pm", "20:34", compare=None).value, same_words("Tuesday", "It is tuesday", compare=None).value
 ('equal', 'equal')
 
-Does not read mathematics: UNDECIDED means that expression.py has to read the texts.
+UNDECIDED means that expression.py has to read the texts.
 """
 
 import re
@@ -94,16 +94,6 @@ SEVERAL = re.compile(  # signs that join or end formulas; a value next to a set 
     r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
-
-
-def is_time_date_or_choice(text: str) -> bool:
-    """Return True if a cleaned text is a time of day, a date or a choice, which `same_words` compares.
-
-    >>> [is_time_date_or_choice(text) for text in ("4:30 p.m.", "June 20", "(B) 12", "Tuesday")]
-    [True, True, True, False]
-    """
-    plain = _plain(text)
-    return any((_time(plain), DATE.fullmatch(plain), _choice(plain)))
 
 
 def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
