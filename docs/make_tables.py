@@ -1,9 +1,7 @@
 """Fill the computed tables of docs/: `python docs/make_tables.py` lists the pages that differ, `--write` writes them.
 
-settings.md is written as a whole, from the fields of a recipe and their help texts; the source of the fields is parsed,
-not imported. In other pages a table stands between ``<!-- table NAME: ... -->`` and ``<!-- end -->``.
-
-Does not describe the fields of TRL and transformers, which have pages of their own, and measures nothing.
+A table is between ``<!-- table NAME: ... -->`` and ``<!-- end -->``. The settings are the fields of a recipe that TRL
+and transformers do not have. Their source is parsed, not imported.
 """
 
 from __future__ import annotations
@@ -19,22 +17,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SOURCES = (("grpo_math/settings/arguments.py", "TrainArguments"), ("grpo_math/trainer/config.py", "MathGRPOConfig"))
 BLOCK = re.compile(r"(<!-- table (\w+): .*? -->\n\n)(.*?)(\n\n<!-- end -->)", re.DOTALL)
-HEAD = """# Settings
-
-```bash
-grpo-math doctor --config launch/configs/demo_cpu.yaml --learning_rate 1e-4 --output_dir runs/checked
-```
-
-```text
-ok: no error, no warning
-```
-
-A recipe takes the fields below, and every field of TRL's
-[`GRPOConfig`](https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig), transformers'
-[`TrainingArguments`](https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments) and
-TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py). The default is in
-brackets. The command line wins over the recipe.
-"""
 
 
 def own_fields() -> dict[str, tuple[str, str]]:
@@ -59,35 +41,32 @@ def _yaml(value: object) -> str:
 
 
 def settings() -> str:
-    """Return the text of settings.md. Each field belongs to one group; a new field has to be put into one."""
+    """Return our fields in groups. Each field belongs to one group; a new field has to be put into one."""
     fields = own_fields()
     grouped = [name for names in TABLES["groups"].values() for name in names]
     assert sorted(grouped) == sorted(fields), f"a group of fields.yaml needs, or has: {set(grouped) ^ set(fields)}"
-    parts = [HEAD]
+    parts = []
     for title, names in TABLES["groups"].items():
         lines = [f"- **`{name}`** ({default}): {text}" for name in names for default, text in [fields[name]]]
-        lines = [line.replace(" ()", "") for line in lines]
-        parts.append("\n".join([f"## {title}\n", *lines, ""]))
-    return "\n".join(parts)
+        parts.append("\n".join([f"### {title}\n", *(line.replace(" ()", "") for line in lines)]))
+    return "\n\n".join(parts)
 
 
 def table(name: str) -> str:
     """Return a computed table as Markdown. The program of each is imported only here: some need torch."""
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
-    if name == "findings":
-        return findings()
-    if name == "methods":
-        return methods()
+    if program := {"settings": settings, "findings": findings, "methods": methods}.get(name):
+        return program()
     from benchmarks import layouts
 
     return layouts.tables()[name]
 
 
 def findings() -> str:
-    """Return the symptom of each finding. The line of a finding has the cause and the remedy."""
+    """Return the names of the findings. The line of a finding has the symptom, the cause and the remedy."""
     from grpo_math.checks.diagnosis import CHECKS
 
-    return "\n".join(f"- `{name}`: {check.symptom}" for name, check in CHECKS.items())
+    return ", ".join(f"`{name}`" for name in CHECKS)
 
 
 def methods() -> str:
@@ -113,7 +92,7 @@ def _value(value: object) -> str:
 
 def pages() -> dict[Path, str]:
     """Return each page with a computed part and the text that it has to have."""
-    texts = {DOCS / "settings.md": settings()}
+    texts = {}
     for path in sorted(DOCS.glob("*.md")):
         page = path.read_text(encoding="utf-8")
         if BLOCK.search(page):

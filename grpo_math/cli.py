@@ -128,6 +128,20 @@ COMMANDS = {
     ),
 }
 
+# Words of an option's value are names of files.
+COMPLETION = """\
+type compdef > /dev/null 2>&1 || [ -z "$ZSH_VERSION" ] || {{ autoload -Uz compinit && compinit; }}
+[ -z "$ZSH_VERSION" ] || {{ autoload -Uz bashcompinit && bashcompinit; }}
+_grpo_math() {{
+  local words
+  case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+  if [ "$COMP_CWORD" = 1 ]; then words="{commands}"; fi
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _grpo_math grpo-math"""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -154,7 +168,8 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]
     if not argv or argv[0].startswith("-"):
-        _list().parse_args(argv or ["--help"])
+        if _list().parse_args(argv or ["--help"]).completion:
+            print(completion())
         return 0
     name, *words = argv
     one_of("command", name, tuple(COMMANDS))
@@ -214,7 +229,20 @@ def _list() -> argparse.ArgumentParser:
         formatter_class=_format,
     )
     parser.add_argument("--version", action="version", version=f"grpo_math {__version__}")
+    parser.add_argument("--completion", action="store_true", help="print a script that completes words in bash and zsh")
     return parser
+
+
+def completion() -> str:
+    """Return a shell script that contains every command and option, so that the Tab key starts no Python."""
+    from grpo_math.settings.fields import fields
+
+    cases = []
+    for name, command in COMMANDS.items():
+        options = [*_options(parser_of(name)), *(fields() if command.fields else ())]
+        words = " ".join(f"--{option}" for option in dict.fromkeys(options))
+        cases.append(f'    {name}) words="{words}" ;;')
+    return COMPLETION.format(commands=" ".join([*COMMANDS, "help"]), cases="\n".join(cases))
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
@@ -243,14 +271,17 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"grpo_math.{COMMANDS[name].module}")
 
 
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    # argparse has no public list of a parser's options.
+    return [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+
+
 def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
     from grpo_math.settings.translate import hint
 
     word = word.partition("=")[0]  # the value may be a token
     name = word.removeprefix("--")
-    # argparse has no public list of a parser's options.
-    known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
-    near = hint(name, known) if word.startswith("--") else ""
+    near = hint(name, _options(parser)) if word.startswith("--") else ""
     return UserError(f"{word} is not an option of {parser.prog}: {near or f'see {parser.prog} --help'}")
 
 

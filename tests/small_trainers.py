@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_math.algorithm.correction import sampler_ratio
 from grpo_math.generation.chat import OF_SMOLLM2
 from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer.config import MathGRPOConfig
@@ -98,17 +99,21 @@ def grades(rows, completions):
 
 
 def sample_apart(trainer):
-    """Give each rollout the ratios that a vLLM's own log-probs would give, made up."""
+    """Give each rollout the log-probs of a sampler that differs from the policy, and TRL's weights of its tokens."""
     generate = trainer._generate_and_score_completions
 
     def with_ratios(inputs):
         with patch.object(trainer, "use_vllm", False):
             output = generate(inputs)
         seed = trainer.state.global_step + 100 * trainer.accelerator.process_index
-        shape = output["completion_mask"].shape
-        ratio = 0.5 + torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        output["importance_sampling_ratio"] = torch.where(output["completion_mask"].bool(), ratio, 1.0)
-        output["sampling_per_token_logps"] = torch.zeros(shape)
+        mask = output["completion_mask"]
+        noise = (0.5 + torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed))).log()
+        rows = [torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], dim=1) for name in ("ids", "mask")]
+        with torch.no_grad():
+            logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, *rows, mask.size(1))
+        settings = (getattr(trainer, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max"))
+        output["importance_sampling_ratio"] = sampler_ratio(noise * mask, *settings)
+        output["sampling_per_token_logps"] = logps - noise
         return output
 
     trainer._generate_and_score_completions = with_ratios

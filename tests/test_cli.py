@@ -1,8 +1,10 @@
 """The command line: JSON on stdout, help on one screen. Mistakes: test_bad_input.py."""
 
 import contextlib
+import io
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -50,6 +52,24 @@ def test_help_is_a_command_and_a_run_needs_no_option(capsys):
     parser = parser_of("evaluate")
     runs = [parser.parse_args(words).run for words in (["runs/a", "--data", "d"], ["--run", "runs/a"], ["--n", "5"])]
     assert runs == ["runs/a", "runs/a", None]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("repo", {"report"}), ("train --learning_r", {"--learning_rate"}), ("evaluate --comp", {"--compare"})],
+)
+def test_a_shell_completes_commands_options_and_fields(typed, completed, completion):
+    words = ["grpo-math", *typed.split()]
+    call = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _grpo_math; echo ${{COMPREPLY[@]}}"
+    output = subprocess.run(["bash", "-c", f"{completion}\n{call}"], capture_output=True, text=True, check=True).stdout
+    assert set(output.split()) == completed
+
+
+@pytest.fixture(scope="module")
+def completion():
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(["--completion"]) == 0
+    return output.getvalue()
 
 
 def test_the_help_of_train_has_the_twenty_most_used_fields():

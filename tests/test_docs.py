@@ -27,8 +27,8 @@ def test_the_changelog_begins_with_the_version():
 
 
 def test_the_readme_and_the_pages_are_read_to_the_end():
-    assert len(README.splitlines()) <= 170
-    assert len(ALL.split()) <= 16_000
+    assert len(README.splitlines()) <= 150
+    assert len(ALL.split()) <= 11_500
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_every_computed_table_is_what_its_program_writes():
 
 def test_the_page_of_metrics_names_each_metric():
     """By its whole name, or by what follows the slash: `memory/allocated`, `reserved`."""
-    page = PAGES["docs/metrics.md"]
+    page = PAGES["docs/reference.md"]
     for name in METRICS:
         group, _, short = name.partition("/")
         assert f"`{name}`" in page or (f"`{short}`" in page and f"`{group}/" in page), name
@@ -97,7 +97,7 @@ def test_every_path_that_is_named_is_there():
 
 
 def test_the_tree_names_every_module_and_no_other():
-    tree = PAGES["docs/design.md"].partition("```text\ngrpo_math/")[2].partition("```")[0]
+    tree = PAGES["docs/internals.md"].partition("```text\ngrpo_math/")[2].partition("```")[0]
     package = ROOT / "grpo_math"
     folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
     named = set(re.findall(r"^ {2}(\w+(?:\.py|/))", tree, re.MULTILINE))
@@ -107,13 +107,3 @@ def test_the_tree_names_every_module_and_no_other():
 @pytest.mark.parametrize("name", [*(f"grpo-math {command}" for command in COMMANDS), *REWARDS, *TEMPLATES])
 def test_every_command_reward_and_template_is_shown(name):
     assert f"`{name}`" in ALL or f"\n{name} " in ALL
-
-
-def test_what_doctor_is_said_to_say_it_says():
-    """tests/checks/test_doctor.py holds that it gives these lines for these settings."""
-    cases = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text(encoding="utf-8"))
-    lines = [re.fullmatch(r"\w+: (.*)\. Remedy: (.*) \((\w+)\)", case["says"]) for case in cases]
-    rows = re.search(r"\| doctor says \|.*\n\| ---.*\n((?:\|.*\n)+)", PAGES["docs/troubleshooting.md"])
-    assert rows, "the page has no such table"
-    for row in rows[1].splitlines():
-        assert any(row == f"| `{line[1]}` | {line[2]} | `{line[3]}` |" for line in lines if line), row

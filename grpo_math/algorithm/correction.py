@@ -1,19 +1,39 @@
-"""Metrics of the correction between sampler and trainer: weights that are dropped, or that fade with length.
+"""The correction between sampler and trainer: its weights, and metrics of those that are dropped or fade with length.
 
 vLLM and the trainer give a token slightly different log-probs. TRL corrects for it: it multiplies a token's loss by
 exp(trainer's log-prob - vLLM's), or a whole completion's by exp of the sum, and truncates or drops a weight above 3.
 Under noise of `sigma` nats per token a sum over T tokens has a spread of sigma * sqrt(T), so a long completion can lose
 most of its gradient in the sequence modes while a short one keeps all of it.
-
-TRL computes the weights.
 """
 
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_math.algorithm.rows import Rows, scored
 from grpo_math.run import metrics
+
+
+def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float | None) -> Tensor:
+    """Return TRL's weights of tokens (B, T), or of completions (B, 1) in a sequence mode.
+
+    ``differences`` (B, T) are the trainer's log-probs minus the sampler's, and 0 for a token that does not count.
+    ``mode`` is ``vllm_importance_sampling_mode``; ``low`` and ``high`` are its bounds.
+
+    >>> differences = torch.tensor([[0.0, 2.0]])
+    >>> sampler_ratio(differences, "token_truncate", None, 3.0)
+    tensor([[1., 3.]])
+    >>> sampler_ratio(differences, "sequence_mask", None, 3.0)
+    tensor([[0.]])
+    """
+    level, action = mode.split("_")
+    ratio = (differences.sum(dim=1, keepdim=True) if level == "sequence" else differences).exp()
+    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
+    if action == "truncate":
+        return ratio.clamp(*bounds)
+    return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
 
 
 def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:

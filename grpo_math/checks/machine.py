@@ -18,7 +18,7 @@ from grpo_math import planner
 from grpo_math.checks import Finding
 from grpo_math.checks.model import lengths_of
 from grpo_math.checks.setup import Setup, finding_of
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import UserError, one_of
 from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
@@ -26,9 +26,9 @@ from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
-from grpo_math.settings import fields, rules
+from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.dtypes import bfloat16_errors
+from grpo_math.settings.dtypes import dtype_error, has_bfloat16
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
@@ -100,12 +100,12 @@ def _installed(name: str) -> str:
 def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
-    # accelerate launch passes the number format of its config in this variable.
-    launched = setup.accelerate.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if launched == "fp16" and not s["allow_float16"]:
-        raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
-    for error in bfloat16_errors(s, min(gpus, default=None)):
-        raise error
+    if gpus:
+        # Reading the config of a model may use the network, and only float16 depends on the family.
+        in_float16 = s["fp16"] or not has_bfloat16(min(gpus))
+        family = setup.model_config.get("model_type", "") if in_float16 else ""
+        if error := dtype_error(s, min(gpus), family):
+            raise error
     kernel = s["attn_implementation"] or "sdpa"
     if not {"/", "|"} & set(kernel):
         one_of("attn_implementation", kernel, ATTENTION)

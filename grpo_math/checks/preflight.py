@@ -77,8 +77,8 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
-# Only the doctor makes these, because they take seconds.
-OF_DOCTOR: dict[str, Check] = {"audit": audit.check, "attack": attack.check}
+# Only the doctor makes these, because they take seconds or print examples.
+OF_DOCTOR: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
 AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.

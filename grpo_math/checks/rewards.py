@@ -16,6 +16,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
@@ -45,7 +46,7 @@ JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
     rows, overlap = setup.problems.rows, setup.problems.overlap
-    yield Finding("info", f"{len(rows)} problems to train on")
+    yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:
         yield Finding("info", evaluated)
     for one in setup.problems.during:
@@ -101,6 +102,13 @@ def golds(setup: Setup) -> Iterator[Finding]:
         level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
         yield Finding(level, f"{message}; {example}", CORRECT)
     yield from _only_own_text(rows, answer_format)
+
+
+def examples(setup: Setup) -> Iterator[Finding]:
+    """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
+    golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
+    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {number}") for gold in golds]
+    yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
 
 
 def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.backends import Model, check_chat
-from grpo_math.generation.completions import pieces, token_ids, tokens
+from grpo_math.generation.completions import pieces, read_off, stop_ids, token_ids, tokens
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
 from grpo_math.generation.request import Request
 from grpo_math.problems.prompts import Template, as_template
@@ -39,26 +40,35 @@ class Asked:
         self.forget()
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
-        """Return the answer of each side as a stream of pieces. Earlier turns are part of a chat's prompt."""
+        """Return the answer of each side as a stream of pieces. Earlier turns are part of a chat's prompt.
+
+        The end of a stream adds its side to ``truncated`` if the answer was cut at the token limit.
+        """
+        self.truncated: set[str] = set()
         return {name: self._answer(name, question, temperature, seed) for name in self.models}
 
     def _answer(self, name: str, question: str, temperature: float, seed: int) -> Iterator[str]:
         prompt, model = self._prompt(name, question), self.models[name]
         tokenizer, weights = model.tokenizer, model.weights
         (ids,) = token_ids(tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
-        generated = tokens(
-            weights,
-            tokenizer,
-            ids,
-            replace(self.request, temperature=temperature),
-            seed=seed,
-            # The base of an adapter is the same model without it.
-            adapter=name != "base" or model.adapter is None,
+        generated, written = tee(
+            tokens(
+                weights,
+                tokenizer,
+                ids,
+                replace(self.request, temperature=temperature),
+                seed=seed,
+                # The base of an adapter is the same model without it.
+                adapter=name != "base" or model.adapter is None,
+            )
         )
         text = ""
         for piece in pieces(tokenizer, generated):
             text += piece
             yield piece
+        stops = self.request.end_tokens(stop_ids(tokenizer, weights.generation_config))
+        if read_off(tokenizer, list(written), stops, self.request.stop).truncated:
+            self.truncated.add(name)
         # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.
         if not isinstance(prompt, str):
             self.messages[name] = [*prompt, {"role": "assistant", "content": text}]

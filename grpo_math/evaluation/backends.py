@@ -25,7 +25,7 @@ from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, loading, model_path
+from grpo_math.generation.models import check_weights, inference_dtype, load_tokenizer, loading, model_path
 from grpo_math.generation.request import QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
@@ -237,14 +237,14 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
 
 
 def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any] | None = None) -> Any:
-    options: dict[str, Any] = {"dtype": fast_dtype()}
+    options: dict[str, Any] = {"dtype": loaded(model, inference_dtype)}
     if quantisation:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=bool(quantisation["load_in_4bit"]),
             load_in_8bit=bool(quantisation["load_in_8bit"]),
             bnb_4bit_quant_type=quantisation["bnb_4bit_quant_type"] or "nf4",
             bnb_4bit_use_double_quant=bool(quantisation["use_bnb_nested_quant"]),
-            bnb_4bit_compute_dtype=fast_dtype(),
+            bnb_4bit_compute_dtype=options["dtype"],
         )
     weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options))
     if adapter is not None:

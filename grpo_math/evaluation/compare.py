@@ -136,18 +136,17 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
 
     Raises `ResultsError` that names what differs.
     """
-    for name, remedy in SAME.items():
-        was, now = (_shared(results, name) for results in (before, after))
-        if was != now:
-            raise ResultsError(f"{name} differs (before {was!r}, after {now!r}): {remedy}")
     requests = before.get("request") or {}, after.get("request") or {}
     # An older file has no request, or lacks a field of it.
-    for name in requests[0].keys() & requests[1].keys():
-        if requests[0][name] != requests[1][name]:
-            values = f"before {requests[0][name]!r}, after {requests[1][name]!r}"
-            raise ResultsError(
-                f"request.{name} differs ({values}): evaluate both with the same settings to compare them"
-            )
+    shared = [name for name in requests[0] if name in requests[1] and name not in SAME]
+    remedies = dict.fromkeys(shared, "evaluate both with the same settings to compare them")
+    # The request comes first: its system prompt says more than the hash of the prompts.
+    for name, remedy in {**remedies, **SAME}.items():
+        pair = requests if name in remedies else (before, after)
+        was, now = (_shared(results, name) for results in pair)
+        if was != now:
+            field = f"request.{name}" if name in remedies else name
+            raise ResultsError(f"{field} differs (before {was!r}, after {now!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
     texts = [{(*key, row.get("problem"), row.get("gold")) for key, row in rows.items()} for rows in (old, new)]
     if alone := sorted(texts[0] ^ texts[1], key=str):

@@ -14,6 +14,7 @@ from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, is_folder, near, read_json
 from grpo_math.run.replaced import replaced
+from grpo_math.settings.dtypes import overflow_report
 
 
 def model_path(name: str | None) -> str:
@@ -187,26 +188,39 @@ def weights_of(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
-def gpu_has_bfloat16() -> bool:
-    """Return True if the accelerator computes in bfloat16. transformers also counts cards that emulate it (T4, V100,
-    RTX 20xx), where autocast makes float32 slower and less exact."""
+def inference_dtype(path: str) -> str:
+    """Return the format in which to load a model without training: `fast_dtype`, or float32 if float16 overflows."""
+    from transformers import AutoConfig
+
+    dtype = fast_dtype()
+    if dtype != "float16":
+        return dtype
+    family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
+    return "float32" if overflow_report(family) else dtype
+
+
+def gpu_dtype() -> str:
+    """Return the 16-bit format that the accelerator computes in, or ``float32`` without an accelerator.
+
+    transformers also counts cards that emulate bfloat16 (T4, V100, RTX 20xx). They compute in float16.
+    """
     import torch
     from transformers.utils import is_torch_bf16_gpu_available
 
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return is_torch_bf16_gpu_available()
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16" if is_torch_bf16_gpu_available() else "float32"
 
 
 def fast_dtype(use_cpu: bool = False) -> str:
-    """Return ``bfloat16`` on an accelerator that supports it and on CPUs with bfloat16 instructions, else ``float32``.
+    """Return `gpu_dtype` on a GPU, ``bfloat16`` on CPUs with bfloat16 instructions, and ``float32`` on other CPUs.
 
     bfloat16 is faster than float32 on a CPU with AVX512-BF16 or AMX, and slower on other CPUs.
     """
     import torch
 
     if torch.cuda.is_available() and not use_cpu:
-        return "bfloat16" if gpu_has_bfloat16() else "float32"
+        return gpu_dtype()
     cpu = Path("/proc/cpuinfo")
     flags = cpu.read_text() if cpu.exists() else ""  # only on Linux
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"

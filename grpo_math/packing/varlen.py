@@ -201,7 +201,8 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
-    products = q @ k.transpose(2, 3) * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale)
+    # Scaled before the product, which could exceed the largest number of float16.
+    products = q * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale) @ k.transpose(2, 3)
     # The cap comes before the mask: tanh would turn a masked score of -inf into a finite one.
     if scores.softcap:
         products = scores.softcap * torch.tanh(products / scores.softcap)

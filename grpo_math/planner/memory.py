@@ -57,9 +57,10 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     """Return the precision with which TRL, peft and accelerate load this recipe.
 
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
-    quantised base (arXiv 2305.14314, section 3), and leaves them in the base's dtype under ZeRO-3. Under DeepSpeed,
-    accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything. ``auto`` is bfloat16 on a GPU,
-    except for trained weights without a float32 copy (build.py). On a CPU it is counted as float32, the upper bound.
+    quantised base (arXiv 2305.14314, section 3), which trainer/float16.py undoes. TRL leaves them in the base's dtype
+    under ZeRO-3. Under DeepSpeed, accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything.
+    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (settings/dtypes.py). On a CPU it is
+    counted as float32, the upper bound.
     """
     cpu, says = settings["use_cpu"], deepspeed or {}
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
@@ -71,7 +72,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
         return Precision(2, 2, False)
     adapter = stream if zero.stage == 3 else 4
-    return Precision(stream, 2 if settings["load_in_4bit"] else adapter, autocast)
+    return Precision(stream, 2 if settings["load_in_4bit"] and not settings["fp16"] else adapter, autocast)
 
 
 # Stored tensors

@@ -23,12 +23,12 @@ from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.batch import divisors
-from grpo_math.settings.dtypes import FLOAT32, bfloat16_errors, has_bfloat16
+from grpo_math.settings.dtypes import corrections, dtype_error, has_bfloat16
 from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
-# Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
+# Fields with loss terms over whole micro-batches: a token budget has no effect with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
 
@@ -115,7 +115,7 @@ class Counted:
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
         # A byte short for any number of tokens: halving them is no progress.
         yield self.sequence > longest, 0, line
-        for error in bfloat16_errors(settings, machine.capability):
+        if error := dtype_error(settings, machine.capability, machine.family):
             yield 1, 0, str(error)
 
     def answer(self) -> Json:
@@ -192,7 +192,8 @@ def _plans(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
         except ConfigError:
             if not plans:
                 raise
-        if plans[-1][1].fits:
+        # A problem of lengths or number formats counts as one byte. No other config solves it.
+        if plans[-1][1].severity[0] <= 2:
             break
     return plans
 
@@ -250,7 +251,9 @@ def _read(
         teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    return Machine(shape, gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt, accelerate, capability, teacher), settings
+    family = config.get("model_type", "")
+    sizes = (gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt)
+    return Machine(shape, *sizes, accelerate, None if on_cpu else capability, teacher, family), settings
 
 
 # Suggested changes
@@ -274,12 +277,13 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    # Frozen weights lose almost no accuracy in bfloat16.
-    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else {}
+    # Frozen weights lose almost no accuracy in 16 bit. Without bfloat16, ``auto`` is float16.
+    with_float16 = {"dtype": "auto"} if s["fp16"] else {}
+    half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else with_float16
     adapter = {**ADAPTER, **half}
     colocated = s["use_vllm"] and s["vllm_mode"] == "colocate" and s["vllm_tensor_parallel_size"] == 1
     choices: dict[str, list[Json]] = {
-        "dtype": [half] if half and s["use_peft"] and s["dtype"] != "bfloat16" else [],
+        "dtype": [half] if half and s["use_peft"] and s["dtype"] == "float32" else [],
         "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
         "micro_batch": [*_micro_batches(counted, whole=bool(whole_steps))],
@@ -393,10 +397,8 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
     nearest: list[Counted] = []
     for config, counted in plans:
         # A GPU without bfloat16 leaves no choice.
-        start, fixes = counted, {}
-        if errors := bfloat16_errors(counted.settings, counted.machine.capability):
-            fixes = {error.field: FLOAT32[error.field] for error in errors}
-            start = counted.changed([fixes]) or counted
+        fixes = corrections(counted.settings, counted.machine.capability, counted.machine.family)
+        start = (counted.changed([fixes]) if fixes else None) or counted
         choices = candidates(start)
         dear = list(choices).index("accelerate_config")
         if any(cost < [dear] for cost, *_ in found):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.settings.dtypes import FLOAT32, has_bfloat16
+from grpo_math.settings.dtypes import automatic
 from grpo_math.settings.fields import defaults
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
@@ -41,10 +41,7 @@ def resolve(recipe: Settings, capability: float | None = None) -> Json:
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
     settings = {**defaults(), **recipe}
-    if not has_bfloat16(capability):
-        # Training turns bfloat16 on only if the GPU has it.
-        automatic = {"dtype": "auto", "bf16": None}
-        settings |= {name: FLOAT32[name] for name, value in automatic.items() if settings[name] == value}
+    settings |= automatic(settings, capability)
     kernel = settings["attn_implementation"] or "sdpa"
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {

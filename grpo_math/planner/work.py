@@ -21,6 +21,7 @@ class Machine(NamedTuple):
     accelerate: Settings | None
     capability: float | None = None  # the compute capability of a GPU, if known
     teacher: Shape | None = None  # of reference_model
+    family: str = ""  # the model's ``model_type``
 
 
 class Work(NamedTuple):

@@ -23,7 +23,9 @@ HELD_OUT = 256  # at most this many problems of a file are held out, and at most
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
     """Replace the argument's name in an error by the recipe's field."""
-    option = "--eval_columns" if fields.get("columns") == "eval_columns" else "--columns"
+    option = {"eval_columns": "--eval_columns", "heldout": "in heldout columns:"}.get(
+        fields.get("columns", ""), "--columns"
+    )
     try:
         yield
     except ConfigError as error:
@@ -46,7 +48,8 @@ class HeldOutSet(NamedTuple):
 
 
 OF_SET: dict[str, Any] = {  # the keys of an entry of heldout, and the types of their values
-    **dict.fromkeys(("data", "split", "columns"), str),
+    **dict.fromkeys(("data", "split"), str),
+    "columns": (str, dict),
     **dict.fromkeys(("n", "samples"), int),
     "temperature": (int, float),
 }

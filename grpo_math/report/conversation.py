@@ -4,7 +4,7 @@ The text of a model is shown as text alone: a control character appears as its c
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from grpo_math.errors import UserError, escaped
 from grpo_math.run.streams import Answer
@@ -33,26 +33,28 @@ def run(args: argparse.Namespace) -> Answer | int:
 
     asked = Asked(args.target, args.only, args.template, args.max_completion_length)
 
-    def answers(question: str) -> Streams:
+    def ask(question: str) -> Streams:
         return asked.answers(question, args.temperature, args.seed)
 
     if args.json:
-        texts = {name: "".join(pieces) for name, pieces in answers(args.question).items()}
-        return Answer({"question": args.question, "template": asked.template, "answers": texts}, "")
+        texts = {name: "".join(pieces) for name, pieces in ask(args.question).items()}
+        known = {"question": args.question, "template": asked.template}
+        return Answer({**known, "answers": texts, "truncated": sorted(asked.truncated)}, "")
     if args.question is not None:
-        answer(answers(args.question))
+        print_answers(ask(args.question), asked.truncated)
         return 0
     print(f"template {asked.template}, at most {asked.max_new_tokens} tokens; {HELP}")
-    converse(answers, asked.forget)
+    converse(lambda question: print_answers(ask(question), asked.truncated), asked.forget)
     return 0
 
 
-def answer(streams: Streams) -> None:
-    """Print the answer of each model as it comes.
+def print_answers(streams: Streams, truncated: Collection[str] = ()) -> None:
+    """Print the answer of each model as it comes. The end of a stream adds its name to ``truncated`` if it was cut.
 
-    >>> answer({"base": iter(["It is ", "54."]), "trained": iter(["#### 55"])})
+    >>> print_answers({"base": iter(["It is ", "54."]), "trained": iter(["#### 55"])}, ["base"])
     base:
     It is 54.
+    (cut at the token limit: --max_completion_length N allows more)
     trained:
     #### 55
     """
@@ -62,9 +64,11 @@ def answer(streams: Streams) -> None:
         for piece in pieces:
             print(escaped(piece, keep="\n\t"), end="", flush=True)
         print()
+        if name in truncated:
+            print("(cut at the token limit: --max_completion_length N allows more)")
 
 
-def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
+def converse(answer: Callable[[str], None], forget: Callable[[], None]) -> None:
     """Answer questions from the terminal until its end (Ctrl-D). Ctrl-C cuts an answer short."""
     while True:
         try:
@@ -78,6 +82,6 @@ def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
             print(HELP)
         elif question:
             try:
-                answer(ask(question))
+                answer(question)
             except KeyboardInterrupt:
                 print("\n(cut)")

@@ -17,6 +17,7 @@ from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_of, listed
 from grpo_math.run.streams import Answer
+from grpo_math.settings.recipe import check
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
@@ -26,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     # The default of an absent word must not replace --run.
     add("run", nargs="?", default=SUPPRESS, help=SUPPRESS)
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
-    add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
+    add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
     add(
@@ -41,6 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--split", default="test", help="default: test; also a part of one: train[:500]")
     add("--n", type=int, help="number of problems, drawn with --seed (default: all)")
     add("--template", help="the prompt (default: the run's, or the data set's)")
+    add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
     add("--tools", help="python or module:function; several: a,b")
     add("--samples", type=int, help="completions per problem (default: 1)")
     add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
@@ -56,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that are also in this training set")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 
@@ -108,11 +110,13 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
     # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
-    problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
-    request = run.request if run else Request()
-    if args.template:
+    request, template = (run.request, run.template) if run else (Request(), None)
+    if args.template or args.system_prompt:
         # The system prompt is a part of the run's template.
-        request = replace(request, template=args.template, system_prompt=None)
+        system = check("system_prompt", args.system_prompt)
+        template = prompts.as_template(args.template or (run.template.name if run else prompts.PROBLEM), system)
+        request = replace(request, template=template.name, system_prompt=system)
+    problems = {name: _problems(args, name, run, template, tools.get("tools", ())) for name in names}
     longest = request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model, Sampling
     from grpo_math.evaluation.results import Output, evaluate
@@ -136,9 +140,10 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     return sides
 
 
-def _problems(args: Namespace, name: str, run: of_run.OfRun | None, tools: Sequence[str]) -> tuple[Any, ...]:
+def _problems(
+    args: Namespace, name: str, run: of_run.OfRun | None, template: prompts.Template | None, tools: Sequence[str]
+) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
-    template = args.template or (run.template if run else None)
     asked, samples, temperature = suite.asked(name, template, args.samples, args.temperature)
     rows = load_problems(
         name,

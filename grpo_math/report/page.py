@@ -35,6 +35,7 @@ CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # of config.yaml
 # These differ between any two runs, or are elsewhere on the page.
 APART = (*NO_SETTINGS, "output_dir", "logging_dir", "run_name", "hub_model_id")
+LAUNCHED = ("num_processes", "distributed_type")  # these are chosen at the start, and no recipe states them
 CURVES = {
     metrics.HELDOUT_ACCURACY: "Held-out accuracy",
     metrics.ACCURACY: "Accuracy of training completions",
@@ -203,11 +204,15 @@ def _row(run: Run, first: Run) -> dict[str, Any]:
 def differing(runs: Sequence[Run]) -> dict[str, list[str | None]]:
     """Return the settings that differ, each with its value in every run; None if a run lacks it.
 
-    >>> runs = [Run(Path(n), config={"seed": 1, "learning_rate": r}) for n, r in (("a", 0.1), ("b", 0.2))]
-    >>> differing(runs)
-    {'learning_rate': ['0.1', '0.2']}
+    A setting that no recipe states is left out: it is a default, or follows from the others.
+
+    >>> configs = ({"seed": 1, "eval_steps": n, "stated": {"heldout_every": n}, "heldout_every": n} for n in (5, 10))
+    >>> differing([Run(Path("x"), config=config) for config in configs])
+    {'heldout_every': ['5', '10']}
     """
-    tables = [dict(flat({k: v for k, v in run.config.items() if k not in APART})) for run in runs]
+    stated = {name for run in runs for name in run.config.get("stated", run.config)} | set(LAUNCHED)
+    names = stated - set(APART)
+    tables = [dict(flat({k: v for k, v in run.config.items() if k in names})) for run in runs]
     values = {name: [table.get(name) for table in tables] for name in sorted(set().union(*tables))}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 

@@ -4,6 +4,7 @@ A run may still be under way: the last line of its history may be incomplete, an
 """
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from grpo_math.reading import is_folder, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import settled
-from grpo_math.yaml_files import read_yaml
+from grpo_math.run.resume import config_of
 
 History = list[dict[str, float]]
 
@@ -106,8 +107,7 @@ def read_run(run_dir: str | Path) -> Run:
     run = Run(Path(run_dir))
     folder = run.directory
     run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
-    if (folder / "config.yaml").exists():
-        run.config = read_yaml(folder / "config.yaml")
+    run.config = config_of(folder) or {}
     if (folder / "history.jsonl").exists():
         run.history = _history(folder / "history.jsonl")
     run.before = _evaluation(folder, BEFORE)
@@ -139,6 +139,15 @@ def completion_files(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("completions/*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
+def tables(files: Iterable[Path]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each file of completions."""
+    for path in files:
+        from pyarrow.parquet import read_table
+
+        with reading(path):
+            yield read_table(path).to_pylist()
+
+
 def _read_completions(run: Run) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
     files = completion_files(run.directory)
@@ -147,11 +156,7 @@ def _read_completions(run: Run) -> None:
         run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")
     texts: list[Any] = []
     # From the newest back, so that the last step is shown.
-    for path in files[::-1][::stride][::-1]:
-        from pyarrow.parquet import read_table
-
-        with reading(path):
-            rows = read_table(path).to_pylist()
+    for rows in tables(files[::-1][::stride][::-1]):
         # TRL logs a batch again at each step that trains on it.
         earlier, texts = texts, [(row["prompt"], row["completion"]) for row in rows]
         if texts != earlier:

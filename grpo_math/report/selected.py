@@ -6,8 +6,7 @@ from pathlib import Path
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.reading import reading
-from grpo_math.report.run_dir import completion_files
+from grpo_math.report.run_dir import completion_files, tables
 from grpo_math.run.streams import Answer
 
 
@@ -19,18 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Write each different completion once, as a row with prompt and completion."""
-    from pyarrow.parquet import read_table
-
     file = Path(args.to)
     if file.exists():
         raise ConfigError("to", args.to, "exists", "name a new file")
-    lines: dict[str, None] = {}  # a set that keeps the order
-    for path in completion_files(Path(args.run_dir)):
-        with reading(path):
-            for row in read_table(path).to_pylist():
-                if not args.right or row.get("verdict") == Verdict.CORRECT:
-                    selected = {name: row[name] for name in ("prompt", "completion")}
-                    lines[json.dumps(selected, ensure_ascii=False)] = None
+    selected = (
+        {name: row[name] for name in ("prompt", "completion")}
+        for rows in tables(completion_files(Path(args.run_dir)))
+        for row in rows
+        if not args.right or row.get("verdict") == Verdict.CORRECT
+    )
+    # A dict is a set that keeps the order.
+    lines = dict.fromkeys(json.dumps(row, ensure_ascii=False) for row in selected)
     if not lines:
         reason = f"has no {'correct ' if args.right else ''}completions"
         raise ConfigError("run_dir", args.run_dir, reason, "train with log_completions, on data with gold answers")

@@ -1,7 +1,7 @@
 """The reward `tool_use`, and the search for tool results that the model had written before the call.
 
 A call has an effect if its result is the answer and the model had not written the answer before the result, in its code
-or next to it. docs/tools.md explains the rule and how it is checked.
+or next to it. docs/operations.md explains the rule and how it is checked.
 """
 
 import re

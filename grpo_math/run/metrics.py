@@ -76,6 +76,8 @@ TIMEOUT_FREQUENCY = "tools/timeout_frequency"
 ECHO_FREQUENCY = "tools/echo_frequency"
 CALLED = "tools/called"
 SKIPPED = "skipped"
+LOSS_SCALE = "float16/loss_scale"
+OVERFLOWED = "float16/overflowed"
 TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
 SECONDS_GENERATE = "seconds/generate"
@@ -159,6 +161,8 @@ METRICS: dict[str, Metric] = {
     ECHO_FREQUENCY: Metric("share", "results that the model had already written itself", "tools"),
     CALLED: Metric("share", "completions with a call", "tools"),
     SKIPPED: Metric("share", "steps that were skipped because their gradient was not finite"),
+    LOSS_SCALE: Metric("1", "factor of the loss, which keeps small gradients above zero", "float16"),
+    OVERFLOWED: Metric("share", "steps that were skipped because this factor was too large: it halves", "float16"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
     SECONDS_STEP: Metric("seconds", "wall time of the step: the sum of the phases below"),
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that reuses a rollout"),

@@ -1,4 +1,4 @@
-"""A field of a recipe: its default and what `--help` and docs/settings.md say about it.
+"""A field of a recipe: its default and what `--help` and docs/reference.md say about it.
 
 The dataclass that contains the field checks its values.
 """

@@ -15,66 +15,61 @@ from grpo_math.run.recipe_field import setting
 class TrainArguments:
     dataset: str = setting(
         "generated",
-        "The problems to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
-        "[@revision] on the Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), "
-        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, long_products).",
+        "The problems to train on: a known set (gsm8k, math, ...), owner/name[:config][@revision] on the Hub, a "
+        "folder, a file, or generated:LEVEL,LEVEL (sums, differences, products, long_products).",
     )
     columns: str | None = setting(
         None,
-        "Columns of dataset with uncommon names: problem=query,answer=meta.gold (also id, level and subject). Default: "
-        "the common spellings.",
+        "The columns of dataset by their meaning, if their names are not the usual ones: "
+        "problem=query,answer=meta.gold (also id, level and subject).",
     )
-    dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
+    dataset_split: str = setting("train", "The split to train on, or a part of it: train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
     prompt_template: str | None = setting(
         None,
-        "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}, which is the user's "
-        "message; your own as module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} "
-        "alone with a system_prompt.",
+        "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}; your own as "
+        "module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} alone with a "
+        "system_prompt.",
     )
-    system_prompt: str | None = setting(
-        None, "The system message of the prompt, instead of the template's: a text, or a file with the text."
-    )
+    system_prompt: str | None = setting(None, "A text or a file that replaces the template's system message.")
     answer_format: str | None = setting(
         None,
-        "The form in which the prompt asks for the answer: gsm8k, direct, boxed, r1_zero, xml, think or python. "
-        "Default: the one of that name, or else the one whose tags the prompt shows, or else boxed.",
+        "The form in which the prompt asks for the answer, by the name of its template. Default: the template's, "
+        "or the form whose tags the prompt shows, or boxed.",
     )
     rewards: list[str] = setting(
         ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )
     tools: list[str] = setting(
         [],
-        "Functions that the model may call while it answers: python, which runs a program in a separate process, or "
-        "your own as module:function. Needs a chat template that renders calls.",
+        "Functions that the model may call: python, which runs a program in a sandbox, or your own as module:function.",
     )
     python: dict | None = setting(
         None,
-        "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars. "
-        "Default: those of PythonLimits.",
+        "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars.",
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
         None,
-        "Problems that are evaluated before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none without held-out problems or, without vLLM, if no process has the whole model.",
+        "Problems that are evaluated before and after training. 0: none. Default: 128, or fewer if fewer are "
+        "held out; 0 if no process contains the whole model and vLLM is off.",
         ge=0,
     )
     heldout_every: int = setting(
-        0, "Evaluate during training every this many steps: short for eval_strategy: steps and eval_steps.", ge=0
+        0, "Evaluate every this many steps during training: short for eval_strategy: steps and eval_steps.", ge=0
     )
     heldout: list[dict] = setting(
         [],
-        "The sets that are evaluated during training, each a mapping with data, and optionally split, columns, n, "
-        "samples and temperature: [{data: math500, n: 100}]. Default: 64 problems of eval_dataset, greedy.",
+        "The sets that are evaluated during training, each a mapping with data, and optionally split, columns, "
+        "n, samples and temperature. Default: 64 problems of eval_dataset, greedy.",
     )
     keep_best: bool = setting(
         False,
-        "Save and protect the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), "
-        "and name it in best.json.",
+        "Save the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), and "
+        "name it in best.json.",
     )
     stop_at: float | None = setting(
         None,
@@ -84,22 +79,21 @@ class TrainArguments:
     )
     watchdog_minutes: float = setting(
         20.0,
-        "After this many minutes without a step, every rank prints its stacks: where it waits. Nothing is ended. "
-        "0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for each other.",
+        "After this many minutes without a step, every rank prints its stacks. 0: off. Keep it below ddp_timeout "
+        "(30 minutes).",
         ge=0,
     )
     prompts_per_step: int = setting(
         0,
-        "Prompts in one optimizer step, over all processes. The batch size of a process and the accumulation follow "
-        "from it, and per_device_train_batch_size becomes the largest number of rows computed at a time. 0: TRL's own "
-        "fields decide.",
+        "Prompts in one optimizer step, over all processes. per_device_train_batch_size then limits the rows of "
+        "one pass. 0: TRL's own fields decide.",
         ge=0,
     )
 
     resume: str = setting(
         "auto",
-        "How to start if output_dir already contains a run. auto: continue it if its settings are the same. force: "
-        "continue it with the new settings.",
+        "If output_dir already contains a run: auto continues it if its settings are the same, force continues "
+        "it with the new settings.",
         choices=("auto", "force"),
     )
 

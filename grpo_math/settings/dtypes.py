@@ -1,13 +1,22 @@
-"""The number formats that a GPU computes in. `grpo-math doctor` and `grpo-math plan` share these rules."""
+"""The number formats that a GPU computes in. Training, `grpo-math doctor` and `grpo-math plan` share these rules.
 
+A GPU without bfloat16 computes in float16, whose largest number is 65504 and whose gradients need a loss scale.
+"""
+
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
-# The settings of a GPU without bfloat16.
-FLOAT32: dict[str, Any] = {"dtype": "float32", "bf16": False}
+FLOAT32: dict[str, Any] = {"dtype": "float32", "bf16": False, "fp16": False}
+# Families whose activations exceed 65504, by the beginning of their ``model_type``, with a report of the overflow.
+_UNSLOTH = "https://github.com/unslothai/unsloth-zoo/blob/main/unsloth_zoo/model_lists.py"
+OVERFLOWING = {
+    "gemma3": "https://github.com/huggingface/transformers/issues/36822",
+    **dict.fromkeys(("gpt_oss", "qwen3_5"), _UNSLOTH),
+}
 
 
 def has_bfloat16(capability: float | None) -> bool:
@@ -18,18 +27,71 @@ def has_bfloat16(capability: float | None) -> bool:
     return capability is None or capability >= BFLOAT16_SINCE
 
 
-def bfloat16_errors(settings: Mapping[str, Any], capability: float | None) -> list[ConfigError]:
-    """Return an error for each setting that needs bfloat16, if the GPU lacks it.
+def overflow_report(family: str) -> str:
+    """Return the address of a report that this family overflows in float16, or "".
 
-    >>> print(*bfloat16_errors({"bf16": None, "dtype": "bfloat16"}, 7.5))
-    dtype='bfloat16' needs a GPU of compute capability 8.0 or more, and this one has 7.5: set dtype to float32 and \
-bf16 to false
-    >>> bfloat16_errors({"bf16": True, "dtype": "bfloat16"}, 8.0)
-    []
+    >>> overflow_report("gemma3_text"), overflow_report("qwen3")
+    ('https://github.com/huggingface/transformers/issues/36822', '')
+    """
+    return next((address for start, address in OVERFLOWING.items() if family.startswith(start)), "")
+
+
+def auto_dtype(half: str, *, use_peft: bool, fp16: bool, has_copy: bool = False) -> str:
+    """Return the format of the weights for ``dtype: auto`` on a device that computes in ``half``.
+
+    ``has_copy``: DeepSpeed or FSDP keeps a float32 copy of trained weights. Without a copy, rounding removes AdamW's
+    steps at a learning rate of 1e-6. torch's loss scale, which ``fp16`` turns on, refuses trained float16 weights.
+
+    >>> auto_dtype("float16", use_peft=True, fp16=True), auto_dtype("float16", use_peft=False, fp16=True)
+    ('float16', 'float32')
+    """
+    frozen_or_copied = use_peft and fp16 if half == "float16" else use_peft or has_copy
+    return half if frozen_or_copied else "float32"
+
+
+def automatic(settings: Mapping[str, Any], capability: float | None) -> dict[str, Any]:
+    """Return the settings that training chooses on a GPU without bfloat16, in place of ``auto`` and of an unset bf16.
+
+    >>> automatic({"dtype": "auto", "bf16": None, "fp16": False, "use_peft": True}, 7.5)
+    {'bf16': False, 'fp16': True, 'dtype': 'float16'}
     """
     if has_bfloat16(capability):
-        return []
+        return {}
+    chosen: dict[str, Any] = {"bf16": False, "fp16": True} if settings["bf16"] is None else {}
+    if settings["dtype"] == "auto":
+        fp16 = chosen.get("fp16", settings["fp16"])
+        chosen["dtype"] = auto_dtype("float16", use_peft=settings["use_peft"], fp16=fp16)
+    return chosen
+
+
+def corrections(settings: Mapping[str, Any], capability: float | None, family: str = "") -> dict[str, Any]:
+    """Return the settings to change because the GPU, or the model's family, cannot compute in their formats."""
+    trained = {**settings, **automatic(settings, capability)}
+    if overflow_report(family) and (trained["fp16"] or trained["dtype"] == "float16"):
+        return FLOAT32
+    if has_bfloat16(capability):
+        return {}
+    changes = {"dtype": "auto"} if settings["dtype"] == "bfloat16" else {}
+    return {**changes, "bf16": False, "fp16": True} if settings["bf16"] else changes
+
+
+def dtype_error(settings: Mapping[str, Any], capability: float | None, family: str = "") -> ConfigError | None:
+    """Return the error of settings that need `corrections`, with these as its remedy, or None.
+
+    >>> settings = {"bf16": None, "fp16": False, "dtype": "bfloat16", "use_peft": True}
+    >>> print(dtype_error(settings, 7.5))
+    dtype='bfloat16' needs a GPU of compute capability 8.0 or more, and this one has 7.5: set dtype: auto
+    >>> print(dtype_error({**settings, "dtype": "auto"}, 7.5, "gemma3"))
+    dtype='auto' computes gemma3 in float16, in which its activations overflow \
+(https://github.com/huggingface/transformers/issues/36822): set dtype: float32, bf16: false, fp16: false
+    >>> dtype_error(settings, 8.0, "gemma3")
+    """
+    changes = corrections(settings, capability, family)
+    if not changes:
+        return None
     reason = f"needs a GPU of compute capability {BFLOAT16_SINCE} or more, and this one has {capability}"
-    uses = {"bf16": settings["bf16"], "dtype": settings["dtype"] == "bfloat16"}
-    remedy = "set dtype to float32 and bf16 to false"
-    return [ConfigError(name, settings[name], reason, remedy) for name, used in uses.items() if used]
+    if changes is FLOAT32:
+        reason = f"computes {family} in float16, in which its activations overflow ({overflow_report(family)})"
+    name = next(iter(changes))
+    remedy = ", ".join(f"{field}: {json.dumps(value)}".replace('"', "") for field, value in changes.items())
+    return ConfigError(name, settings[name], reason, f"set {remedy}")

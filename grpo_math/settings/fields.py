@@ -103,7 +103,7 @@ def most_used() -> str:
     >>> most_used().splitlines()[1:3]
     [' Model', "  --model_name_or_path      a folder, a Hub id, or 'embedded'"]
     """
-    lines = ["the most used fields (docs/settings.md and --help-all have all of them):"]
+    lines = ["the most used fields (docs/reference.md and --help-all have all of them):"]
     for group, meanings in TABLES["most_used"].items():
         lines.append(f" {group}")
         lines += [f"  --{name:<23} {meaning}" for name, meaning in meanings.items()]

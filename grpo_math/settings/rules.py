@@ -30,7 +30,6 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
 # Rewards that can be negative.
 BELOW_ZERO = ("brevity", "overlong", "repetition")
 LEAVE = "leave it out"
-NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
 
@@ -164,11 +163,11 @@ UPDATE = [
         "without gradient_checkpointing would copy all that every layer saves",
         "set gradient_checkpointing to true",
     ),
+    Rule("fp16", lambda s: s["fp16"] and s["use_cpu"], "is computed on GPUs alone, and accelerate ignores it on a CPU"),
     Rule(
-        "fp16",
-        lambda s: s["fp16"] and not s["allow_float16"],
-        NAN,
-        "use bf16, or neither (float32), or add allow_float16: true",
+        "use_transformers_continuous_batching",
+        lambda s: s["fp16"] and s["use_transformers_continuous_batching"],
+        "turns the trained weights into float16, whose gradients cannot be scaled (fp16)",
     ),
     Rule(
         "loss_type",
@@ -610,9 +609,15 @@ PROGRAM = [
     ),
     Rule(
         "dtype",
-        lambda s: s["dtype"] == "float16" and not s["allow_float16"],
-        NAN,
-        "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16",
+        lambda s: s["dtype"] == "float16" and not s["use_peft"],
+        "would train float16 weights, whose gradients cannot be scaled",
+        "set dtype: float32 (fp16: true still multiplies in float16), or use_peft: true",
+    ),
+    Rule(
+        "dtype",
+        lambda s: s["dtype"] == "float16" and s["bf16"] is False and not s["fp16"],
+        "without fp16 has no loss scale, so that small gradients become zero",
+        "set fp16: true",
     ),
     # Steps, saving and logging
     unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),

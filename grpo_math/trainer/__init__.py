@@ -1,6 +1,6 @@
 """Rewards -> advantages -> loss -> gradient: `MathGRPOTrainer` and its collaborators, loaded on first use.
 
-docs/design.md ("One training step") has the data flow.
+docs/internals.md ("One training step") has the data flow.
 """
 
 from importlib import import_module

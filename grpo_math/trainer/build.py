@@ -15,6 +15,7 @@ from grpo_math.rewards.columns import Reward
 from grpo_math.run.redact import without_secrets
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import kinds_of_checkpoint
+from grpo_math.settings.dtypes import auto_dtype
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -37,9 +38,8 @@ def trainer_of(
     """Return the trainer of a recipe, with its weights loaded. ``tools``: the `Toolbox` of its evaluations."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        # Without a float32 copy of bfloat16 weights, rounding removes AdamW's steps at a learning rate of 1e-6.
-        precise = model_args.use_peft or kinds_of_checkpoint(config)
-        model_args.dtype = fast_dtype(config.use_cpu) if precise else "float32"
+        trained = {"use_peft": model_args.use_peft, "has_copy": bool(kinds_of_checkpoint(config))}
+        model_args.dtype = auto_dtype(fast_dtype(config.use_cpu), fp16=config.fp16, **trained)
     options: Any = config.model_init_kwargs or {}
     defaults = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}

@@ -22,7 +22,7 @@ from trl import GRPOConfig
 from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import gpu_has_bfloat16
+from grpo_math.generation.models import gpu_dtype
 from grpo_math.run.recipe_field import setting
 from grpo_math.run.redact import is_secret
 from grpo_math.run.replaced import replaced
@@ -36,36 +36,27 @@ class MathGRPOConfig(GRPOConfig):
     baseline: str = setting(
         "group_mean",
         "The baseline subtracted from a reward: group_mean, leave_one_out, or none. pass_at_k: the advantages of "
-        "pass@k, from verdicts only. Or module:function, which turns rewards (P, G) into advantages (P, G).",
+        "pass@k. Or module:function, which turns rewards (P, G) into advantages (P, G).",
         choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
     )
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. dppo: the ratio to the "
-        "sampler, without tokens whose probability has moved too far. Or module:function, the loss of each token from "
-        "(logps, old_logps, advantages, mask), all (B, T).",
+        "clip: PPO's clipped ratio. reinforce: the score function. dppo: the ratio to the sampler, without "
+        "tokens whose probability has moved too far. Or module:function, the loss of each token.",
         choices=("clip", "reinforce", "dppo", "module:function"),
     )
-    dppo_high: float = setting(
-        0.2, "The most by which dppo lets the probability of a token with A > 0 rise.", gt=0, le=1
-    )
-    dppo_low: float = setting(
-        0.2, "The most by which dppo lets the probability of a token with A < 0 fall.", gt=0, le=1
-    )
+    dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise.", gt=0, le=1)
+    dppo_low: float = setting(0.2, "How far dppo lets the probability of a token with A < 0 fall.", gt=0, le=1)
     advantage_eps: float = setting(
-        1e-4, "Added to the standard deviation that an advantage is divided by. Shipped recipes have 1e-6.", gt=0
+        1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
     )
     reference_refresh_steps: int = setting(
-        0,
-        "Every this many optimizer steps, the reference of the KL term becomes the current policy, with full "
-        "fine-tuning and with LoRA; 0: never.",
-        ge=0,
+        0, "Every this many optimizer steps, the reference of the KL term becomes the current policy; 0: never.", ge=0
     )
     kl_estimator: str = setting(
         "k3",
-        "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their gradients differ, "
-        "and depend on use_bias_correction_kl.",
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2.",
         choices=("k3", "k1", "k2"),
     )
     reference_model: str | None = setting(
@@ -77,37 +68,34 @@ class MathGRPOConfig(GRPOConfig):
     reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
     resample_groups: int = setting(
         0,
-        "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all correct or all "
-        "wrong by verdict are replaced by fresh prompts; 0: none.",
+        "Dynamic sampling, as in DAPO: extra rounds in which groups that are all correct or all wrong are "
+        "replaced by fresh prompts; 0: none.",
         ge=0,
     )
     drop_solved: float = setting(
         0.0,
-        "Leave out problems that were right in this share of their last completions (ScaleRL: 0.9), while enough for a "
-        "rollout are left; 0: none.",
+        "Leave out problems that were right in this share of their last completions (ScaleRL: 0.9); 0: none.",
         ge=0,
         le=1,
     )
     pack_updates: bool = setting(
         True,
-        "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "
-        "completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
+        "Compute the prompt of a group once, compute no padding, and skip completions whose advantage is zero. "
+        "The gradient is the same; false computes as TRL does.",
     )
     max_tokens_per_micro_batch: int = setting(
         0,
-        "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. 0: as "
-        "many as TRL's padded micro-batch would have.",
+        "The most tokens in one pass of a packed update; a longer completion stays whole. 0: as many as TRL's "
+        "padded micro-batch would have.",
         ge=0,
     )
     activation_offloading: bool = setting(
-        False,
-        "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the GPU computes. "
-        "This is TRL's own offloading, as in its SFTTrainer.",
+        False, "Keep what gradient checkpointing saves of each layer in pinned main memory, as in TRL's SFTTrainer."
     )
     longest_first: bool | None = setting(
         None,
-        "Before the first step, compute the largest micro-batch that can occur and discard the result, so that "
-        "running out of memory shows at once. Default: true on a GPU, false on a CPU.",
+        "Compute the largest possible micro-batch before the first step, so that running out of memory shows at "
+        "once. Default: on a GPU.",
     )
     max_nonfinite_steps: int = setting(
         10,
@@ -115,16 +103,11 @@ class MathGRPOConfig(GRPOConfig):
         "checkpoint.",
         ge=1,
     )
-    allow_float16: bool = setting(
-        False,
-        "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is refused "
-        "unless this is true.",
-    )
     grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
     vllm_sync: str = setting(
         "adapter",
-        "The weights sent to vLLM when a PEFT adapter is trained. adapter: only the adapter. merged: every weight, "
-        "with the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
+        "The weights sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every "
+        "weight, as TRL does.",
         choices=("adapter", "merged"),
     )
     vllm_share_weights: bool = setting(
@@ -134,8 +117,8 @@ class MathGRPOConfig(GRPOConfig):
     )
     staleness: int = setting(
         0,
-        "1: the vLLM server samples the next batch while this one is trained on, by the adapter of one rollout before, "
-        "and the loss is corrected for that. 0: they take turns.",
+        "1: the vLLM server samples the next batch while this one is trained on, and the loss is corrected for "
+        "that. 0: they take turns.",
         ge=0,
         le=1,
     )
@@ -143,7 +126,9 @@ class MathGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         # TRL's default would turn bf16 on for a CPU, too, and transformers would then refuse to start.
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and gpu_has_bfloat16()
+            dtype = gpu_dtype()
+            self.fp16 = self.fp16 or (dtype == "float16" and not self.use_cpu)
+            self.bf16 = dtype == "bfloat16" and not self.fp16
         # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
         for name, field in recipe_fields().items():
             field.refuse(getattr(self, name, None), getattr(self, name, None))

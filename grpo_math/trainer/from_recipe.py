@@ -5,6 +5,7 @@ settings/recipe.py reads the recipe.
 
 import os
 import re
+from argparse import SUPPRESS
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -76,4 +77,10 @@ def print_help() -> None:
     usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"
     parser = TrlParser(list(CLASSES), prog="grpo_math.train", usage=usage, allow_abbrev=False)
     parser.set_defaults(**OURS)
+    listed = set[str]()
+    for action in parser._actions:
+        # TrlParser adds a spelling with hyphens, and --no_FIELD, which is --FIELD false here.
+        action.option_strings = [word for word in action.option_strings if "-" not in word[2:]]
+        action.help = SUPPRESS if action.dest in listed else action.help
+        listed.add(action.dest)
     parser.print_help()

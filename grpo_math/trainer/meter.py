@@ -133,7 +133,7 @@ def first_rollout(
     >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
     first rollout: 75% cut at the limit, 50% in the format, 0% correct, mean length 8, 8 tokens/s, 1.0 s a step + update
     warning: 75% of the first completions are cut at the limit: raise max_completion_length, or ask for shorter answers
-    warning: none of the first 2 completions is correct: read them in completions/, or take easier problems
+    warning: none of the first 2 completions is correct: read them with grpo-math report RUN, or take easier problems
     """
     shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "correct"}
     # Without gold answers the log lacks two of these.
@@ -147,7 +147,7 @@ def first_rollout(
         remedy = "raise max_completion_length, or ask for shorter answers"
         lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
     if by_verdict and last.get(metrics.ACCURACY) == 0:
-        remedy = "read them in completions/, or take easier problems"
+        remedy = "read them with grpo-math report RUN, or take easier problems"
         lines.append(f"warning: none of the first {count} completions is correct: {remedy}")
     return lines
 

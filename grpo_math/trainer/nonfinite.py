@@ -25,16 +25,21 @@ class NonFiniteSteps:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.in_a_row = state["in_a_row"]
 
-    def seen(self, grad_norm: Any) -> bool:
+    def seen(self, grad_norm: Any, may_overflow: bool = False) -> bool:
         """Return True if this step is skipped.
+
+        ``may_overflow``: the loss scale of float16 may be too large. The scale then falls, and the step does not count.
 
         >>> steps = NonFiniteSteps(2)
         >>> steps.seen(0.5), steps.seen(float("nan")), steps.seen(1.0), steps.in_a_row
         (False, True, False, 0)
+        >>> steps.seen(float("nan")), steps.seen(float("inf"), may_overflow=True), steps.in_a_row
+        (True, True, 1)
         """
         # A NaN or an infinity in any gradient makes the norm over all of them non-finite.
         skipped = not math.isfinite(float(grad_norm))
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if not (skipped and may_overflow):
+            self.in_a_row = self.in_a_row + 1 if skipped else 0
         return skipped
 
     def error(self, step: int) -> UserError | None:
@@ -52,6 +57,6 @@ class NonFiniteSteps:
         steps = f"step {first}" if self.in_a_row == 1 else f"steps {first} to {step + 1}, {self.in_a_row} in a row"
         return UserError(
             f"the gradient was not finite in {steps}: the weights are still those of step {first - 1}; lower "
-            "learning_rate, or train in bfloat16 or float32 instead of float16 (max_nonfinite_steps is the limit of "
-            "such steps in a row)"
+            "learning_rate, or train in float32 if this is float16 (max_nonfinite_steps says how many may follow each "
+            "other)"
         )

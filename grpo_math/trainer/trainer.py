@@ -1,6 +1,6 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides private methods of TRL. docs/design.md ("One training step") has the data flow.
+This is the only file that overrides private methods of TRL. docs/internals.md ("One training step") has the data flow.
 Differences from TRL:
 
 - the loss is algorithm/losses.py, which has more surrogates and KL estimators. A test compares it with TRL's;
@@ -54,7 +54,7 @@ from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, gradients, longest, state, table, tiled_mlp
+from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, pickled_without_tokens, settings_of
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -120,6 +120,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
+        self._policy_loss = 0.0  # of the last optimizer step, on all ranks
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
         # A snapshot of the last complete step, for a run that fails in the next one.
@@ -152,6 +153,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
             self.ref_model = load_teacher(self.settings, self.model, self.accelerator)
@@ -488,8 +490,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        skipped = self.nonfinite.seen(norm)
-        self._metrics["train"][metrics.SKIPPED].append(float(skipped))
+        scaler = self.accelerator.scaler
+        may_overflow = float16.may_overflow(scaler, self._policy_loss)
+        skipped = self.nonfinite.seen(norm, may_overflow)
+        self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
+        if scaler is not None:
+            self.add_metrics({metrics.LOSS_SCALE: scaler.get_scale(), metrics.OVERFLOWED: skipped and may_overflow})
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
             model.zero_grad()
@@ -572,25 +578,47 @@ class MathGRPOTrainer(GRPOTrainer):
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             share = share * accumulation / self.args.steps_per_generation
+        old_logps, sampling_logps = (
+            rows.get("old_per_token_logps", logps.detach()),
+            rows.get("sampling_per_token_logps"),
+        )
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        sampler_ratio = rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None
+        if corrects and self._uses_rollout_once and sampling_logps is not None:
+            # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
+            # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
+            old_logps = logps.detach()
+            differences = torch.nan_to_num((old_logps - sampling_logps) * mask, nan=0.0)
+            sampler_ratio = correction.sampler_ratio(
+                differences,
+                self.vllm_importance_sampling_mode,
+                self.vllm_importance_sampling_clip_min,
+                self.vllm_importance_sampling_clip_max,
+            )
         entropy_mask = None
         if self.top_entropy_quantile < 1.0:
             entropy_mask = self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
         return LossInputs(
             logps=logps,
-            old_logps=rows.get("old_per_token_logps", logps.detach()),
+            old_logps=old_logps,
             advantages=advantages if advantages.dim() > 1 else advantages[:, None],
             mask=mask,
             entropies=entropies,
             ref_logps=rows["ref_per_token_logps"] if self.beta != 0.0 else None,
-            sampling_logps=rows.get("sampling_per_token_logps"),
-            sampler_ratio=rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None,
+            sampling_logps=sampling_logps,
+            sampler_ratio=sampler_ratio,
             entropy_mask=entropy_mask,
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
             row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
             accumulation=accumulation,
         )
+
+    @property
+    def _uses_rollout_once(self) -> bool:
+        """True if no optimizer step lies between a rollout and its update. Without vLLM TRL scores nothing then."""
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        return self.mode == "train" and self.args.gradient_accumulation_steps % generate_every == 0
 
     def _loss_settings(self) -> LossSettings:
         coefficient = self.entropy_coef if self._entropy_bonus_enabled else None
@@ -624,6 +652,7 @@ class MathGRPOTrainer(GRPOTrainer):
         """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
         means = figures.reduce_means(self.accelerator, training_steps)
         self.add_metrics(means.figures)
+        self._policy_loss = means.policy_loss
         if not self._entropy_bonus_enabled:
             return
         self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})

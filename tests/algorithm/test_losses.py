@@ -142,6 +142,10 @@ def stand_in(chosen):
         epsilon_low=0.2,
         use_vllm=chosen["sampler"] is not None,
         vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=chosen["sampler"],
+        vllm_importance_sampling_clip_min=0.5,
+        vllm_importance_sampling_clip_max=2.0,
+        _uses_rollout_once=False,
         max_completion_length=9,
         current_gradient_accumulation_steps=3,
         aux_loss_enabled=True,
@@ -160,7 +164,7 @@ def stand_in(chosen):
     return trainer
 
 
-def random_rows(chosen, rows=5, width=6):
+def random_rows(chosen, rows=5, width=6, old=None):
     """Rows of which one has no token, and one a token that a tool wrote. A sampler's log-prob is missing."""
     seed = repr(sorted(chosen.items(), key=str))
     generator = torch.Generator().manual_seed(Random(seed).getrandbits(32))
@@ -169,7 +173,8 @@ def random_rows(chosen, rows=5, width=6):
     mask = (torch.arange(width) < lengths[:, None]).long()
     tool_mask = torch.ones_like(mask)
     tool_mask[0, 2] = 0
-    logps, old, ref, sampling = log_probs
+    logps, drawn, ref, sampling = log_probs
+    old = drawn if old is None else old
     sampling = sampling.clone()
     sampling[1, 1] = torch.nan
     shape = (rows,) if chosen["advantages"] == "of completions" else (rows, width)
@@ -230,6 +235,21 @@ def test_loss_gradients_and_figures_are_trls_for_all_pairs_of_settings_and_many_
         for name, value in figures.items():
             assert our_figures[name] == pytest.approx(value, abs=1e-6, rel=1e-6, nan_ok=True), (name, chosen)
         assert our_entropy == pytest.approx(entropy, abs=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [value for value in SETTINGS["sampler"] if value])
+@pytest.mark.parametrize("loss_type", ["dapo", "vespo"])
+def test_a_rollout_that_is_used_once_takes_its_old_log_probs_and_the_samplers_weights_from_the_update(
+    sampler, loss_type
+):
+    chosen = {**DEFAULTS, "sampler": sampler, "loss_type": loss_type}
+    trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
+    exact, *_ = random_rows(chosen, old=logps.detach())
+    expected = loss_of_trl(trainer, exact, logps, entropies)
+    trainer._uses_rollout_once = True
+    terms = MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies)
+    assert torch.equal(terms.old_logps, logps)
+    torch.testing.assert_close(loss_of_ours(trainer, inputs, logps, entropies), expected)
 
 
 def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():

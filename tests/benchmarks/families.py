@@ -1,7 +1,7 @@
 """Which families of transformers' causal language models are packed: `python tests/benchmarks/families.py > table.md`.
 
 Every family that a tiny random model can be made of is scored by TRL's method and by ours, in float32 on a CPU: the
-table of docs/models.md. About half an hour; names of families as arguments run those alone.
+table of docs/reference.md. About half an hour; names of families as arguments run those alone.
 
 Does not load weights: what only a trained checkpoint of a family has (another layer, a longer window) is not seen.
 """

@@ -1,4 +1,4 @@
-"""Rows per second of CPU time, ours and Math-Verify's: the table of docs/grading.md.
+"""Rows per second of CPU time, ours and Math-Verify's: for docs/grading.md.
 
     GRPO_MATH_DATA=DATA python tests/benchmarks/grading.py
 

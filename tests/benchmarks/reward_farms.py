@@ -1,4 +1,4 @@
-"""What each reward function pays a policy that knows nothing of the problem: the table of docs/rewards.md.
+"""What each reward function pays a policy that knows nothing of the problem: the table of docs/grading.md.
 
     GRPO_MATH_DATA=DATA python tests/benchmarks/reward_farms.py
 

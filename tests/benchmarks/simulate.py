@@ -1,4 +1,4 @@
-"""The plan against a simulation of the same recipe, for docs/planning.md: `python tests/benchmarks/simulate.py`.
+"""The plan against a simulation of the same recipe, for docs/scaling.md: `python tests/benchmarks/simulate.py`.
 
 Every shipped recipe for a GPU with a LoRA, with a LoRA over 4 bit and with all weights, where that fits 80 GB; then a
 small recipe for one model of each family of FAMILIES, with a LoRA and with a LoRA over 4 bit. It takes minutes a row;

@@ -1,4 +1,4 @@
-"""Seconds of training until a held-out accuracy, by stock TRL or ours: the table of docs/performance.md.
+"""Seconds of training until a held-out accuracy, by stock TRL or ours: for docs/internals.md.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--seed 0]
 

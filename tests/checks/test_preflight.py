@@ -82,7 +82,6 @@ OVER = (
 )
 HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
-FLOAT32 = "Remedy: set dtype to float32 and bf16 to false"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
 DISK = "error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output_dir"
@@ -175,8 +174,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
     ],
     "number_format": [
-        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. {FLOAT32}"]),
-        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. {FLOAT32}"]),
+        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. Remedy: set bf16: false, fp16"]),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. Remedy: set dty"]),
         ([*GPU, "--dtype", "float32"], {"gpus": [7.5]}, []),
         (["--bf16", "true"], {"gpus": [7.5]}, []),  # on the CPU
         (
@@ -198,12 +197,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ([*GPU, "--dtype", "bfloat16", "--deepspeed", "zero2.json"], {"gpus": [8.0]}, []),
         ([*GPU, "--dtype", "bfloat16"], {"gpus": [8.0], "accelerate": {"distributed_type": "FSDP"}}, []),
         ([*GPU, "--dtype", "bfloat16"], {"gpus": [8.0], "env": {"ACCELERATE_USE_FSDP": "true"}}, []),
+        (GPU, {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}}, []),
+        ([*GPU, "--dtype", "auto"], {"gpus": [7.5]}, []),
         (
-            GPU,
-            {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}},
-            ["error: mixed_precision='fp16' has given NaN with accumulation on GPUs without bfloat16 (T4, V100). Rem"],
+            [*GPU, "--dtype", "auto", "--use_peft", "--model_name_or_path", "."],
+            {"gpus": [7.5], "files": {"config.json": '{"model_type": "gemma3_text"}'}},
+            ["error: dtype='auto' computes gemma3_text in float16, in which its activations overflow (https://github"],
         ),
-        ([*GPU, "--allow_float16"], {"gpus": [8.0], "accelerate": {"mixed_precision": "fp16"}}, []),
+        ([*GPU, "--model_name_or_path", "google/gemma-3-1b-it"], {"gpus": [8.0]}, []),
         (
             [*GPU, "--attn_implementation", "flash_attention_2"],
             {"gpus": [8.0]},
@@ -235,7 +236,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 15.9)}, [DISK]),
         (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 16.1)}, []),
         (["--dtype", "bfloat16"], {"disk": SimpleNamespace(free=134_515_008 * 7.9)}, [DISK]),
-        (["--dtype", "float16", "--allow_float16"], {"disk": SimpleNamespace(free=134_515_008 * 8.1)}, []),
+        (["--dtype", "float16"], {"disk": SimpleNamespace(free=134_515_008 * 8.1)}, []),
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
     ],
     "memory": [

@@ -1,6 +1,6 @@
 """Faults that take minutes, on the real SLURM of this folder: `tests/cluster/run.sh --long`.
 
-pytest does not collect this file by itself. docs/clusters.md says what the last run showed.
+pytest does not collect this file by itself. docs/scaling.md says what the last run showed.
 """
 
 import pytest

@@ -30,10 +30,12 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
         (row,) = evaluate(small, rows, adapter=adapter, max_new_tokens=7, progress=False)["rows"]
         # The limit may cut a character of several tokens, which a stream does not show.
         assert output[name].rstrip(CUT) == row["completion"].rstrip(CUT)
+        assert (name in both.truncated) is row["truncated"]
         asked = Asked(str(run), only=name)
         assert (asked.template, asked.max_new_tokens) == ("boxed", 7)
         assert {side: "".join(stream) for side, stream in asked.answers(QUESTION).items()} == {name: output[name]}
     assert output["base"] != output["trained"]
+    assert both.truncated
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):

@@ -124,7 +124,7 @@ def test_what_is_raised_about_weights_is_one_line_if_the_recipe_can_correct_it(r
 @pytest.mark.parametrize(
     ("gpu", "use_cpu", "flags", "dtype"),
     [
-        *((gpu, False, "", dtype) for gpu, dtype in ((True, "bfloat16"), (False, "float32"))),
+        *((gpu, False, "", dtype) for gpu, dtype in ((True, "bfloat16"), (False, "float16"))),
         *((None, True, flags, "bfloat16") for flags in ("sse avx512_bf16", "amx_bf16 sse")),
         *((gpu, True, "sse", "float32") for gpu in (None, True)),
     ],

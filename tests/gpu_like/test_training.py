@@ -56,6 +56,16 @@ def test_float32_weights_under_autocast_end_near_those_of_float32(tiny, tokenize
     assert 0 < relative(on_gpu - before, here - before) < 0.5
 
 
+@pytest.mark.parametrize("weights_in", [torch.float32, torch.float16])
+def test_float16_trains_an_adapter_in_float32_with_a_loss_scale(weights_in, tiny, tokenizer, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny(), dtype=weights_in)
+    settings = {"fp16": True, "bf16": None, "peft_config": LORA, "logging_steps": 1}
+    on_gpu, before = trained(lambda: model, tokenizer, tmp_path, False, **settings)
+    here, _ = trained(tiny, tokenizer, tmp_path, True, peft_config=LORA)
+    assert on_gpu.dtype == torch.float32
+    assert 0 < relative(on_gpu - before, here - before) < 0.5
+
+
 def test_a_model_with_layers_on_two_devices_is_not_packed_and_trains(tiny, tokenizer, tmp_path, caplog):
     """As TRL loads it in one process that sees two GPUs, with ``device_map="auto"``."""
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)

@@ -129,12 +129,14 @@ def test_only_the_end_of_a_long_completion_is_read():
 # The tables of docs/grading.md, example by example: the page and the grader say the same.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
+MORE = Path(__file__).parents[1] / "cases" / "grading_examples.md"  # more rows of the same form
 
 
 def table(section: str) -> list[list[str]]:
-    """The cells of the first table of a section, without its head."""
-    text = re.search(rf"^## {section}\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)[1]
-    rows = re.search(r"^\| .*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1].splitlines()
+    """The cells of the first table of a section, of the page and of the file, without its head."""
+    texts = (re.search(rf"^## {section}\n(.*?)(?:^## |\Z)", text, re.MULTILINE | re.DOTALL)[1] for text in (PAGE, MORE))
+    tables = (re.search(r"^\| .*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1] for text in texts)
+    rows = "".join(tables).splitlines()
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows]
 
 

@@ -1,5 +1,7 @@
 """The sets that are evaluated during training: which problems, which settings of transformers, and what is refused."""
 
+import json
+
 import pytest
 
 from grpo_math.errors import UserError
@@ -104,6 +106,16 @@ def test_problems_that_cannot_be_read_are_refused_under_the_name_of_their_settin
     asked = problems(*words)
     with pytest.raises(UserError, match=message):
         _ = asked.held_out, asked.during
+
+
+def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
+    (tmp_path / "odd.jsonl").write_text('{"frage": "What is 3 + 4?", "gold": "7"}\n')
+    entry = {"data": str(tmp_path / "odd.jsonl")}
+    words = ("--eval_n", "0", *EVERY, "--heldout")
+    with pytest.raises(UserError, match="or say in heldout columns: problem=NAME"):
+        _ = problems(*words, json.dumps(entry)).during
+    (one,) = problems(*words, json.dumps({**entry, "columns": {"problem": "frage"}})).during
+    assert names(one.rows) == {"What is 3 + 4?"}
 
 
 def test_a_recipe_names_its_sets():

@@ -9,13 +9,14 @@ from grpo_math.cli import main
 from grpo_math.evaluation import ask
 from grpo_math.report.conversation import HELP, converse
 
+CUT = "(cut at the token limit: --max_completion_length N allows more)"
 SHOWN = "7\n\t8\\x1b]0;owned\\x07"  # what a model says moves no cursor
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Two models: one answers with the question and how it is asked, one with what could take over a terminal."""
-    asked = Mock(template="boxed", max_new_tokens=7)
+    asked = Mock(template="boxed", max_new_tokens=7, truncated={"base"})
     asked.answers = lambda *given: {"base": iter(map(str, given)), "trained": iter(["7\n\t8", "\x1b]0;owned\x07"])}
     monkeypatch.setattr(ask, "Asked", Mock(return_value=asked))
     return asked
@@ -25,13 +26,14 @@ def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
     words = ["ask", "run", "2 + 2?", "--temperature", "0.5", "--seed", "3"]
     assert main(words) == 0
     ask.Asked.assert_called_with("run", None, None, None)
-    assert capsys.readouterr().out == f"base:\n2 + 2?0.53\ntrained:\n{SHOWN}\n"
+    assert capsys.readouterr().out == f"base:\n2 + 2?0.53\n{CUT}\ntrained:\n{SHOWN}\n"
     assert main([*words, "--json", "--only", "base", "--template", "plain", "--max_completion_length", "9"]) == 0
     ask.Asked.assert_called_with("run", "base", "plain", 9)
     assert json.loads(capsys.readouterr().out) == {
         "question": "2 + 2?",
         "template": "boxed",
         "answers": {"base": "2 + 2?0.53", "trained": "7\n\t8\x1b]0;owned\x07"},
+        "truncated": ["base"],
     }
     assert main(["ask", "run", "--json"]) == 2
     assert "--json answers one question" in capsys.readouterr().err
@@ -40,7 +42,7 @@ def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
 def test_a_conversation_goes_on_until_its_end(asked, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", Mock(side_effect=["Hello", " ", "/help", "/new", " And now? ", EOFError]))
     assert main(["ask", "run"]) == 0
-    one, two = (f"base:\n{question}0.00\ntrained:\n{SHOWN}\n" for question in ("Hello", "And now?"))
+    one, two = (f"base:\n{question}0.00\n{CUT}\ntrained:\n{SHOWN}\n" for question in ("Hello", "And now?"))
     assert capsys.readouterr().out == f"template boxed, at most 7 tokens; {HELP}\n{one}{HELP}\n{two}\n"
     asked.forget.assert_called_once_with()
 

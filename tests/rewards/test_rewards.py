@@ -462,7 +462,7 @@ TURNS = [
 
 
 def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
-    """The search of docs/tools.md: 0 or 1, never without a right answer, and never more for further calls."""
+    """The search of docs/operations.md: 0 or 1, never without a right answer, and never more for further calls."""
     conversations = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
     golds, texts = [GOLD] * len(conversations), [text_of(one) for one in conversations]
     grades = grade_batch(golds, texts, answer_format="python")

@@ -200,7 +200,11 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"max_steps": 8, "warmup_steps": 8}, False),
         ({"max_steps": 8, "warmup_steps": 8, "lr_scheduler_type": "constant"}, True),
         ({"push_to_hub": True, "hub_strategy": "end"}, True),
-        ({"dtype": "float16", "allow_float16": True}, True),
+        ({"dtype": "float16"}, False),
+        (LORA | {"dtype": "float16"}, True),
+        (LORA | {"dtype": "float16", "bf16": False}, False),
+        (LORA | {"dtype": "float16", "bf16": False, "fp16": True}, True),
+        ({"fp16": True, "use_transformers_continuous_batching": True}, False),
         (LORA, True),
         (LORA | {"learning_rate": 4.9e-6}, False),
         (LORA | {"lora_alpha": 128}, True),  # 8 times the rank of 16

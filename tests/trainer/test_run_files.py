@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_evaluated_is_named(row, message):
 
 @pytest.mark.full
 def test_the_script_of_the_docs_runs(tiny, tmp_path):
-    text = (ROOT / "docs/training.md").read_text()
+    text = (ROOT / "docs/start.md").read_text()
     (script,) = re.findall(r"^```python\n(# sums\.py\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for old, new in (('"embedded"', repr(tiny())), ("max_steps=40", "max_steps=2"), ("limit=64", "limit=4")):
         assert old in script

@@ -96,16 +96,6 @@ SEVERAL = re.compile(  # signs that join or end formulas; a value next to a set 
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
 
 
-def is_time_date_or_choice(text: str) -> bool:
-    """Return True if a cleaned text is a time of day, a date or a choice, which `same_words` compares.
-
-    >>> [is_time_date_or_choice(text) for text in ("4:30 p.m.", "June 20", "(B) 12", "Tuesday")]
-    [True, True, True, False]
-    """
-    plain = _plain(text)
-    return any((_time(plain), DATE.fullmatch(plain), _choice(plain)))
-
-
 def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     """Compare two cleaned texts as times of day, dates, choices or words.
 

@@ -1,0 +1,45 @@
+"""Training in float16, on GPUs without bfloat16: what torch's loss scale needs of the trained weights.
+
+The loss is multiplied by a scale, so that small gradients do not become zero. If a gradient then overflows, the step is
+skipped and the scale is halved; after 2000 steps without an overflow it is doubled. accelerate and torch do that, and
+transformers saves the scale in a checkpoint.
+
+Does not serve DeepSpeed, which has a loss scale and a float32 copy of the weights of its own.
+"""
+
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, is_peft_model
+
+from grpo_math.errors import ConfigError
+from grpo_math.settings.dtypes import dtype_error
+
+
+def make_adapter_float32(model: Any, accelerator: Any) -> None:
+    """Turn the trained weights of an adapter into float32, if this run computes in float16.
+
+    TRL rounds the adapter of a quantised base to bfloat16, and a script may load one in 16 bit. Raises `ConfigError`
+    for a family that overflows in float16, and for trained 16-bit weights without an adapter.
+    """
+    if accelerator.mixed_precision != "fp16":
+        return
+    settings = {"dtype": str(model.dtype).removeprefix("torch."), "bf16": False, "fp16": True}
+    if error := dtype_error(settings, None, model.config.model_type):
+        raise error
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            if not is_peft_model(model):
+                reason = f"cannot scale the gradients of {settings['dtype']} weights"
+                raise ConfigError("fp16", True, reason, "load the model in float32, or train an adapter")
+            parameter.data = parameter.data.float()
+
+
+def may_overflow(scaler: Any, loss: float) -> bool:
+    """Return True if the loss scale may be the reason for a gradient that is not finite.
+
+    With an infinite loss, or a scale that does not enlarge the gradients, the reason is another one.
+    """
+    return scaler is not None and scaler.get_scale() > 1 and abs(loss) < torch.inf
