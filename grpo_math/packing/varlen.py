@@ -84,7 +84,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        if _loaded() and _knows(_loaded(), scores):
+        if _loaded() and scores.sinks is None and _asked(scores).keys() <= _parameters(_loaded()):
             return of_flash_attn
         # `varlen_attn` has no dropout.
         if _torchs() and not (scores.dropout or scores.needs_eager):
@@ -125,10 +125,6 @@ def _asked(scores: AttentionParams) -> dict[str, Any]:
     window = _window(scores) if scores.window else None
     asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
     return {name: value for name, value in asked.items() if value}
-
-
-def _knows(function: Any, scores: AttentionParams) -> bool:
-    return scores.sinks is None and _asked(scores).keys() <= _parameters(function)
 
 
 @cache  # `signature` is slow, and every layer needs it

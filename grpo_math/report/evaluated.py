@@ -165,7 +165,10 @@ def _problems(
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     """Return the JSON object and the text. The tables of a run are those of the comparison."""
     names = list(next(iter(sides.values())))
-    shown = {side: _first({name: _without_rows(results[name]) for name in names}) for side, results in sides.items()}
+    shown = {
+        side: _first({name: {key: value for key, value in results[name].items() if key != "rows"} for name in names})
+        for side, results in sides.items()
+    }
     if "base" not in sides:
         return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(_lines(sides[""]))
     before, after = sides["base"], sides["trained"]
@@ -179,10 +182,6 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
 def _first(values: dict[str, Any]) -> Any:
     """Return the only value, or all of them by name."""
     return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _without_rows(results: Results) -> Results:
-    return {name: value for name, value in results.items() if name != "rows"}
 
 
 def _lines(results: Mapping[str, Results]) -> list[str]:

@@ -88,15 +88,12 @@ def dry_run(
         stack.enter_context(replaced(trainer, **copies))
         for module in trainer.accelerator.unwrap_model(model).modules():
             # A dynamic RoPE changes its frequencies, and notes the longest row.
-            copies = {name: value.clone() for name, value in module._buffers.items() if _is_state(value)}
+            # Quantized weights may be buffers, too. They do not change, and are large.
+            states = {name: value for name, value in module._buffers.items() if isinstance(value, Tensor)}
+            copies = {name: value.clone() for name, value in states.items() if value.is_floating_point()}
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
         _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))
-
-
-def _is_state(buffer: Tensor | None) -> bool:
-    # Quantized weights may be buffers, too. They do not change, and are large.
-    return buffer is not None and buffer.is_floating_point()
 
 
 def _try_longest(

@@ -58,7 +58,11 @@ def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
         # Between two rollouts there is nothing to save: the next step samples.
-        "rollout": [_plain_step(step) for step in trainer._buffered_inputs or ()] if trainer.in_rollout else None,
+        "rollout": [
+            step.state_dict() if isinstance(step, TrainingStep) else step for step in trainer._buffered_inputs or ()
+        ]
+        if trainer.in_rollout
+        else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
@@ -70,10 +74,6 @@ def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
-
-
-def _plain_step(step: Any) -> Any:
-    return step.state_dict() if isinstance(step, TrainingStep) else step
 
 
 def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
