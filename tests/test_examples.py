@@ -84,9 +84,11 @@ def test_the_notebook_of_a_free_gpu_runs_from_the_first_cell_to_the_last(tmp_pat
 
     def command(text):
         words = ["sh", "-c", text.format(**names)]
-        shown[cell["id"]] = run(words, cwd=tmp_path, PATH=path, **environment)
+        shown[cell["id"]] = run(words, cwd=tmp_path, PATH=path)
 
     names["_command"] = command
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     for cell in cells:
         text = "".join(cell["source"])

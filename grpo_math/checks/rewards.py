@@ -44,7 +44,7 @@ JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
 def problems(setup: Setup) -> Iterator[Finding]:
-    """There are problems, each with one gold answer, and held-out ones are as many as asked for and not trained on."""
+    """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
     rows, overlap = setup.problems.rows, setup.problems.overlap
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:

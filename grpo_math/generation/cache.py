@@ -78,7 +78,8 @@ class GrowingLayer(DynamicLayer):
     def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         self.rows = rows
         self.length = length
-        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self.buffers)
+        self.keys = self.buffers[0][:rows, :, :length]
+        self.values = self.buffers[1][:rows, :, :length]
         return self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

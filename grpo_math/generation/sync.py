@@ -178,7 +178,8 @@ class AdapterGeneration(VLLMGeneration):
             raise cannot_share(f"{kind} splits each weight over the GPUs")
         float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
-            float32, self.context = broadcast_from_main(self._connect)
+            float32, context = broadcast_from_main(self._connect)
+            self.context = context
         else:
             self._load_colocated()
             self.context = self.max_model_length or self.context

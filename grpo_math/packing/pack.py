@@ -87,7 +87,7 @@ def layout(
         # The first row of each row's group, without a transfer.
         first = (group[:, None] == group).int().argmax(dim=1)
         differs = (prompt_ids != prompt_ids[first]) & (prompt_mask > 0) | (prompt_mask != prompt_mask[first])
-        # 0 for the prompt of the group's first row, else a number of the row's own.
+        # 0 for the prompt of the group's first row, else a number that only this row has.
         numbers = torch.arange(1, len(group) + 1, device=group.device)
         columns = [group[:, None], (numbers * differs.any(dim=1))[:, None]]
     # One transfer for all, because each transfer makes the CPU wait for the GPU.

@@ -69,7 +69,9 @@ def run(args: Namespace) -> Answer | int:
         before, after = map(compare.read_results, args.compare)
         comparison = compare.comparison(before, after)
         return Answer(comparison, compare.terminal_table(comparison))
-    args.model, args.adapter = with_base(args.model, args.adapter)
+    model, adapter = with_base(args.model, args.adapter)
+    args.model = model
+    args.adapter = adapter
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
@@ -163,7 +165,10 @@ def _problems(
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     """Return the JSON object and the text. The tables of a run are those of the comparison."""
     names = list(next(iter(sides.values())))
-    shown = {side: _first({name: _without_rows(results[name]) for name in names}) for side, results in sides.items()}
+    shown = {
+        side: _first({name: {key: value for key, value in results[name].items() if key != "rows"} for name in names})
+        for side, results in sides.items()
+    }
     if "base" not in sides:
         return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(_lines(sides[""]))
     before, after = sides["base"], sides["trained"]
@@ -177,10 +182,6 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
 def _first(values: dict[str, Any]) -> Any:
     """Return the only value, or all of them by name."""
     return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _without_rows(results: Results) -> Results:
-    return {name: value for name, value in results.items() if name != "rows"}
 
 
 def _lines(results: Mapping[str, Results]) -> list[str]:

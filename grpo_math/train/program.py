@@ -112,12 +112,12 @@ def _settings_of(read: recipe.Recipe) -> Settings:
 def _refuse_separate_processes() -> None:
     """Raise `ConfigError` if accelerate started several processes that are not connected.
 
-    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train by itself, into the same folder.
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train on its own, into one folder.
     """
     ranks = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
     if launched and not ranks & os.environ.keys():
-        reason = "makes accelerate start processes that train apart from each other"
+        reason = "makes accelerate start processes that train separately"
         raise ConfigError("distributed_type", "MULTI_CPU", reason, "use MULTI_GPU with use_cpu: true")
 
 
@@ -197,9 +197,8 @@ class Run:
             _say(line)
         # Not earlier, because a rejected run writes no files.
         broadcast_from_main(lambda: lock.hold(self.run_dir))
-        config.resume_from_checkpoint, finished = broadcast_from_main(
-            lambda: choose_checkpoint(setup, config, self.run_dir)
-        )
+        checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
+        config.resume_from_checkpoint = checkpoint
         if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.

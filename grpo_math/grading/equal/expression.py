@@ -211,7 +211,8 @@ class _Reader(Scanner):
             self.reread += self.at - start
             if isinstance(error, TooLarge) or self.reread > 400:
                 raise
-            self.at, self.depth = start + 1, depth
+            self.at = start + 1
+            self.depth = depth
             return self.members("}")
 
     def members(self, closing: str) -> Tree:
@@ -259,7 +260,8 @@ class _Reader(Scanner):
     def brackets(self) -> Tree:
         start, opening = self.at, self.text[self.at]
         self.at += 1
-        outer_bars, self.bars = self.bars, 0
+        outer_bars = self.bars
+        self.bars = 0
         items = self.items()
         closing = self.need(")", "]")
         self.bars = outer_bars
