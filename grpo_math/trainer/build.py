@@ -9,6 +9,7 @@ from typing import Any
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from grpo_math.errors import ConfigError
 from grpo_math.generation.models import fast_dtype, model_path, weights_of
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
@@ -45,16 +46,23 @@ def trainer_of(
     config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}
     # transformers refuses an eval_strategy without a data set, and the held-out sets are no data set of the trainer.
     with weights_of(path, options), replaced(config, eval_strategy="no"):
-        trainer = _Trainer(
-            model=path,
-            reward_funcs=rewards,
-            args=config,
-            train_dataset=Dataset.from_list(list(rows)),
-            processing_class=tokenizer,
-            peft_config=get_peft_config(model_args),
-            quantization_config=get_quantization_config(model_args),
-            tools=list(tools.functions) if tools else None,
-        )
+        try:
+            trainer = _Trainer(
+                model=path,
+                reward_funcs=rewards,
+                args=config,
+                train_dataset=Dataset.from_list(list(rows)),
+                processing_class=tokenizer,
+                peft_config=get_peft_config(model_args),
+                quantization_config=get_quantization_config(model_args),
+                tools=list(tools.functions) if tools else None,
+            )
+        except ValueError as error:
+            # peft adapts the stacked experts of a layer as one parameter.
+            if "ParamWrapper does not work with lora_dropout" not in str(error):
+                raise
+            reason = f"does not work with the stacked experts of {path}"
+            raise ConfigError("lora_dropout", model_args.lora_dropout, reason, "set it to 0.0") from None
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_families import tiny_model
 from small_trainers import config, letters
 from trl import ModelConfig
 
@@ -21,6 +22,13 @@ def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
     model = ModelConfig(small, dtype="auto", use_peft=lora, lora_target_modules=["q_proj", "v_proj"])
     trainer = build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
     assert trainer.model.get_input_embeddings().weight.dtype == dtype
+
+
+def test_dropout_with_stacked_experts_is_one_line(chars, tmp_path):
+    tiny_model("mixtral").save_pretrained(tmp_path / "mixtral")
+    model = ModelConfig(str(tmp_path / "mixtral"), use_peft=True, lora_target_modules="all-linear", lora_dropout=0.1)
+    with pytest.raises(ConfigError, match=r"lora_dropout=0.1 does not work with the stacked experts .*: set it to 0.0"):
+        build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
 
 
 @pytest.mark.parametrize("computes", [True, False])
