@@ -118,8 +118,6 @@ def shortest(rows: Rows) -> Rows:
 
 def gather_rows(rows: Rows, accelerator: Any) -> Rows:
     """Gather the rows of all ranks, in the order of ranks. All ranks call this."""
-    if accelerator.num_processes == 1:
-        return rows
     gathered = dict(rows)
     for name, value in rows.items():
         if is_per_row(value):

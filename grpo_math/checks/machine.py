@@ -83,8 +83,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         installed = _installed(name)
         if not installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
-            continue
-        if required and not required.specifier.contains(installed, prereleases=True):
+        elif required and not required.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
 

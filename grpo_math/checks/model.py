@@ -223,10 +223,9 @@ def show(argv: Sequence[str], n: int) -> Answer:
     for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):
         text = setup.tokenizer.decode(ids, skip_special_tokens=False)
         shown.append({"id": row["id"], "answer": row["answer"], "ids": ids, "text": text})
-        visible = escaped(text, keep="\n")
         lines += [
             f"--- {row['id']}: {len(ids)} tokens, gold answer {row['answer']!r}",
-            f"{visible}[the completion starts here]",
+            escaped(text, keep="\n") + "[the completion starts here]",
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format

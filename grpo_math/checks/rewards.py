@@ -158,9 +158,12 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     reward_functions(setup)
     if "llm_judge" in names:
         return  # a trial would ask a model that may cost money
-    rows, texts = _trial(setup)
+    rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported it
+    # First all correct completions, then all wrong ones of equal length.
+    answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
+    texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
     totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"
@@ -209,13 +212,6 @@ def gradable(setup: Setup, most: int) -> list[Problem]:
     wrong = _verdicts(answers, list(map(other_answer, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
     return list(compress(sample, usable))[:most]
-
-
-def _trial(setup: Setup) -> tuple[list[Problem], list[str]]:
-    """Return rows, and two made-up completions of each: first all correct ones, then all wrong ones of equal length."""
-    rows, answer_format = gradable(setup, PAIRS), setup.problems.template.answer_format
-    answers = [row["answer"] for row in rows]
-    return rows, [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
 
 
 def other_answer(gold: str) -> str:

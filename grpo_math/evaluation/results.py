@@ -204,11 +204,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     with reading(path):
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
-    # Only the settings of this version are compared: an older file may state more.
     for name in settings:
-        # An older file has no request.
-        if name == "request" and name not in measured:
-            continue
         if measured.get(name) != settings[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {settings[name]!r}"
             raise ConfigError("output", str(path), was, "name another file, or change the setting back")

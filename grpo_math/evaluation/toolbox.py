@@ -44,8 +44,9 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
     """Return a trainer's tools; None without any."""
     turns = getattr(trainer, "turns", None)
     if turns is None:
-        if getattr(trainer, "environment_factories", None):
-            raise UserError("a trainer with an environment_factory cannot be evaluated: evaluate the saved model")
+        for name, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
+            if getattr(trainer, attribute, None):
+                raise UserError(f"{name}: an evaluation would not ask as training does. Evaluate the saved model.")
         return None
     return _toolbox(turns.conversation.tools, turns.conversation.most)
 

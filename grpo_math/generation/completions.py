@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from tokenizers.decoders import DecodeStream
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from grpo_math.generation.completion import Completion
@@ -82,18 +83,22 @@ def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
     stops = settings["generation_config"].eos_token_id
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
-        inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(model.device)
+        # On the left, also with a script's tokenizer, which may pad on the right or have no padding token.
+        rows = [torch.tensor(prompt) for prompt in prompts]
+        ids, mask = (
+            pad_sequence(some, batch_first=True, padding_side="left").to(model.device)
+            for some in (rows, [torch.ones_like(row) for row in rows])
+        )
         was_training = model.training
         model.eval()
         try:
             # An evaluation during training must not change the random numbers of the training.
             with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
                 torch.manual_seed(seed)
-                output = model.generate(**inputs, **settings)
+                output = model.generate(input_ids=ids, attention_mask=mask, **settings)
         finally:
             model.train(was_training)
-        rows = output[:, inputs["input_ids"].size(1) :].tolist()
-        return [read_off(tokenizer, ids, stops, request.stop) for ids in rows]
+        return [read_off(tokenizer, row, stops, request.stop) for row in output[:, ids.size(1) :].tolist()]
 
     return generate
 

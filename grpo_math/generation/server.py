@@ -167,8 +167,9 @@ http://127.0.0.1:8000, without a user or password
         # A vLLM built from source has a development version, which a specifier otherwise rejects.
         if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
             return version
-        reason = f"runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'"
-        raise ServerError(f"{self.url} {reason}", 200)
+        raise ServerError(
+            f"{self.url} runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'", 200
+        )
 
     def healthy(self) -> bool:
         """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""

@@ -59,12 +59,11 @@ class SharedBase:
 
     def create(self, make: Callable[..., Any], path: str, **kwargs: Any) -> Any:
         """Return TRL's model of ``path``, made by ``make``, with parameters that take no memory."""
-        if kwargs.get("quantization_config") is not None:
-            raise cannot_share("the base is quantised")
         if kwargs.get("revision") not in (None, "main"):
             raise cannot_share(f"vLLM loads the revision main, not {kwargs['revision']}")
-        self.skeleton = skeleton = make(path, **{**kwargs, "device_map": "meta"})
-        if getattr(skeleton.config, "quantization_config", None) is not None:
+        self.skeleton = skeleton = make(path, **{**kwargs, "device_map": "meta", "quantization_config": None})
+        # A recipe may ask for it, or the checkpoint may be stored so.
+        if kwargs.get("quantization_config") or getattr(skeleton.config, "quantization_config", None):
             raise cannot_share("the base is quantised")
         # An expanded number has the shape of the parameter and the memory of one element.
         state = {name: torch.zeros((), dtype=t.dtype).expand(t.shape) for name, t in skeleton.state_dict().items()}
@@ -118,9 +117,9 @@ class SharedBase:
             else:
                 module._buffers[leaf] = view
         self.modules[""].__dict__.pop("hf_device_map")
-        addresses = {storage_address(view) for view in self.views.values()}
+        self.addresses = {storage_address(view) for view in self.views.values()}
         for tensor in [*model.parameters(), *model.buffers()]:
-            if storage_address(tensor) not in addresses:
+            if storage_address(tensor) not in self.addresses:
                 tensor.data = tensor.data.to(device)
         # `merge_adapter`, `merge_and_unload` and TRL's sync of merged weights call the method of each layer.
         for module in model.modules():
@@ -130,9 +129,8 @@ class SharedBase:
 
     def check(self, model: nn.Module) -> None:
         """Raise `ConfigError` if a base parameter is not the engine's: moving or casting a model copies its weights."""
-        addresses = {storage_address(view) for view in self.views.values()}
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad and "lora_" not in name and storage_address(parameter) not in addresses:
+            if not parameter.requires_grad and "lora_" not in name and storage_address(parameter) not in self.addresses:
                 raise cannot_share(f"{name} was copied after the engine had loaded")
 
 

@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, partialmethod
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,27 +70,26 @@ class ServerUnavailable(UserError):
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
     adapter. Otherwise it makes its own class with a `KeyedClient`."""
-    if not args.use_vllm:
-        yield
-        return
     trls, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
-    shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
+    shared = SharedBase() if args.use_vllm and getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
-        if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
-            return AdapterGeneration(args, shared, **kwargs)
-        if shared:
-            raise cannot_share("no adapter is trained, so the base changes")
-        if getattr(args, "staleness", 0):
-            reason = "needs an adapter: full weights would change while the server samples"
-            raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
-        return trls(**kwargs)
+        with restored_methods(kwargs["model"]):
+            if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
+                return AdapterGeneration(args, shared, **kwargs)
+            if shared:
+                raise cannot_share("no adapter is trained, so the base changes")
+            if getattr(args, "staleness", 0):
+                reason = "needs an adapter: full weights would change while the server samples"
+                raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
+            return trls(**kwargs)
 
     # TRL has no argument for these: its constructors look them up by name in these modules.
-    names = {"VLLMGeneration": generation}
-    if shared:
-        names["create_model_from_path"] = partial(shared.create, make_model)
-    with replaced(grpo_trainer, **names), replaced(vllm_generation, VLLMClient=KeyedClient):
+    make = partial(shared.create, make_model) if shared else make_model
+    with (
+        replaced(grpo_trainer, VLLMGeneration=generation, create_model_from_path=make),
+        replaced(vllm_generation, VLLMClient=KeyedClient),
+    ):
         yield
 
 
@@ -104,6 +103,28 @@ def release_cache(llm: Any, sleep: Callable[..., None], level: int) -> None:
     else:  # before vLLM 0.31: the weights go to main memory and come back to the same addresses
         sleep(level=1)
         llm.wake_up(tags=["weights"])
+
+
+@contextmanager
+def restored_methods(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the classes of ``model`` after an engine has loaded inside this context.
+
+    vLLM runs some families with transformers' classes, and replaces two of their methods. With these methods, the
+    trainer's hooks would not run, and no other model of the class could be made.
+    """
+    constructors = {type(module): type(module).__init__ for module in model.modules()}
+    yield
+    for kind, constructor in constructors.items():
+        if kind.__init__ is not constructor:
+            kind.__init__ = constructor  # type: ignore[method-assign]
+            kind.__call__ = partialmethod(call_module, kind.__call__)  # type: ignore[method-assign]
+
+
+def call_module(module: torch.nn.Module, of_vllm: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a module of a class whose ``__call__`` vLLM has replaced by ``of_vllm``."""
+    # Only vLLM's constructor sets this attribute.
+    call = of_vllm if "do_not_compile" in vars(module) else torch.nn.Module.__call__
+    return call(module, *args, **kwargs)
 
 
 class KeyedClient(VLLMClient):
@@ -241,8 +262,9 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("staleness", 1, reason, "start it with --max-loras 2")
         if self.max_completion_length >= context:
             reason = f"leaves no room for a prompt in the {context} tokens of {server.url}"
-            remedy = "start it with a larger --max-model-len"
-            raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
+            raise ConfigError(
+                "max_completion_length", self.max_completion_length, reason, "start it with a larger --max-model-len"
+            )
         # TRL's trainer reads the server's logprobs_mode through its client.
         self.vllm_client: Any = SimpleNamespace(get_server_info=server.settings)
         # The canary may be strict only if the model, the server and autocast all compute in float32.
@@ -282,8 +304,10 @@ class AdapterGeneration(VLLMGeneration):
 
         The seeds follow from the run's seed, so that another server or a restart does not change the samples.
         """
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
-        settings = {name: getattr(self, name) for name in names}
+        settings = {
+            name: getattr(self, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+        }
         request = request_of({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
         # Other keys, such as a seed, are the user's own.
         extra = {**self.generation_kwargs, **request.for_vllm()}
@@ -340,8 +364,10 @@ class AdapterGeneration(VLLMGeneration):
 
     def _wait(self) -> None:
         if not self.server.healthy():
-            server = f"the vLLM server at {self.server.url}, after sync {self.syncs}"
-            logger.warning_once(f"waiting up to {self.server_timeout:.0f} s for {server} ...")
+            logger.warning_once(
+                f"waiting up to {self.server_timeout:.0f} s for the vLLM server at {self.server.url}, "
+                f"after sync {self.syncs} ..."
+            )
         self.server.wait(self.server_timeout)
         self.server.check_version()
 
@@ -407,11 +433,6 @@ class AdapterGeneration(VLLMGeneration):
             super()._init_vllm()
         if self.shared:
             self.shared.attach(self.model, self.accelerator.device)
-        # vLLM compiles the classes of some families, and replaces their `__call__`. It reads this attribute, which only
-        # its own instances have.
-        for module in self.model.modules():
-            if type(module).__call__ is not torch.nn.Module.__call__:
-                module.do_not_compile = True  # type: ignore[assignment]
 
     # For the canary
 

@@ -27,6 +27,10 @@ NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
 ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
 STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
+# RoPEs that choose their frequencies by the largest position of a pass. TRL pads a rollout to one width, so all its
+# passes have the same frequencies. Packed rows differ in length.
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+LONGEST_ROW = "positions that depend on the longest row of a pass"
 # Arguments that layers pass, and that do not change attention scores.
 UNUSED = {"position_ids", "use_cache", "scored_index", "output_router_logits"}
 
@@ -155,6 +159,10 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"layers of type {other[0]!r}"
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Some models have parameters for each kind of layer.
+    if LENGTH_DEPENDENT & {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}:
+        return LONGEST_ROW
     return None
 
 

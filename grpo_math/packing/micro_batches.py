@@ -31,15 +31,14 @@ Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of 
 class MicroBatch:
     """Rows that are computed together, and the ``weight`` of their loss.
 
-    ``completions``: how many of the rows are completions. Without one, a masked row keeps ranks in step.
+    ``rows`` are TRL's dict, because the settings decide which tensors a rollout has, and scripts may add some: all of
+    them move, split and are saved alike. `MathGRPOTrainer._loss_inputs` reads them. ``completions``: how many of the
+    rows are completions. Without one, a masked row keeps ranks in step.
     """
 
     rows: Rows
     weight: float | Tensor
     completions: int
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "weight": self.weight, "completions": self.completions}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
@@ -58,8 +57,7 @@ class TrainingStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain types, for `torch.load`."""
-        counts = {"skipped_rows": self.skipped_rows, "skipped_tokens": self.skipped_tokens}
-        return {"micro_batches": [one.state_dict() for one in self.micro_batches], **counts}
+        return {**vars(self), "micro_batches": [vars(one) for one in self.micro_batches]}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
@@ -160,7 +158,7 @@ class Splitter:
         of_ranks = gather_object([(columns, widths(local))])
         all_columns = zip(*(sizes for sizes, _ in of_ranks), strict=True)
         prompts, prompt_tokens, lengths = (list(chain(*column)) for column in all_columns)
-        wide = largest_widths([widths for _, widths in of_ranks])
+        wide = largest_widths([of_rank for _, of_rank in of_ranks])
         budget = budget or _padded_tokens(wide, n_rows)
         plans = arrange(prompts, prompt_tokens, lengths, budget, len(of_ranks))
         needed = [list(chain(*plan)) for plan in plans]
@@ -168,6 +166,7 @@ class Splitter:
         plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
         # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
         plan += [[]] * (max(map(len, plans)) - len(plan))
+        # A rank that needs no rows still masks one.
         source = rows if positions else local
         return over_steps(
             [self._micro_batch(source, index, n_rows, scored(source).sum()) for index in plan], len(of_trl)
@@ -185,11 +184,10 @@ class Splitter:
     def accumulate(
         self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
     ) -> Tensor:
-        """Return the loss of a training step. The caller does the backward pass of the last micro-batch.
+        """Return the loss of a training step, for the backward pass of its last micro-batch, which the caller does.
 
-        ``loss_of`` returns the weighted loss of a micro-batch.
-
-        Only that one synchronises ranks, as transformers expects of a training step.
+        ``loss_of`` returns the weighted loss of a micro-batch. Earlier micro-batches have their backward pass here,
+        without synchronising ranks: as transformers expects, a training step synchronises once, at its end.
         """
         state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
         if not micro_batches:
@@ -219,7 +217,7 @@ def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
     return rows * (columns["prompt_ids"] + columns["completion_ids"])
 
 
-def row_layout(rows: Rows) -> tuple[list[Hashable], list[int], list[int]]:
+def row_layout(rows: Rows) -> Layout:
     """Return `pack.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)

@@ -17,7 +17,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_math.packing import attention, positions, recurrent
+from grpo_math.packing import attention, recurrent
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import arrange
@@ -95,27 +95,30 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
     with replaced(model, **bare), replaced(scorer.accelerator, **({"autocast": nullcontext} if exact else {})):
         try:
-            with positions.recorded_calls(model) as calls:
-                packed = scorer(plain, model, *rows, length, None, False)[0]
-            reads_length = positions.reads_length(calls)
-            yield (
-                "positions that depend on the longest row of a pass (such as a dynamic RoPE)" if reads_length else None
-            )
+            packed = scorer(plain, model, *rows, length, None, False)[0]
+            yield None
         except Unpackable as error:
             yield str(error)
         unpacked = plain(model, *rows, length)[0]
         rounding = torch.zeros_like(unpacked) if exact else unpacked - _rounded_otherwise(plain, model, *rows, length)
         change = _change(packed - unpacked, rounding, exact)
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
-        # Positions beyond the model's own may be beyond a table, too.
+        # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
+        # model's own may be beyond a table, too.
         if last := getattr(config.get_text_config(), "max_position_embeddings", None):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
             near = scorer(plain, *short)[0]
-            with positions.last_position_moved(model, last - 1):
-                far = scorer(plain, *short)[0]
+            hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
+            far = scorer(plain, *short)[0]
+            hook.remove()
             # Without the last column, which the moved token predicts.
             change = _change((far - near)[:, :-1], rounding, exact)
-            yield None if change is None else f"log-probs that change by {change:.2g} with the longest row of a pass"
+            yield None if change is None else f"log-probs that change by {change:.2g}: {attention.LONGEST_ROW}"
+
+
+def _move_last_position(position: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give the last token of a packed row another position. A forward pre-hook."""
+    kwargs["position_ids"][..., -1] = position
 
 
 def _rows_of_words(tokenizer: Any, length: int) -> Tensor:

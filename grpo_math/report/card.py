@@ -5,13 +5,14 @@ card.md is the template; all values come from the run directory. The same run al
 Does not write to the network, and does not show text that a model wrote.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from yaml import YAMLError
 
 from grpo_math.evaluation.compare import moved, table
-from grpo_math.generation.request import request_of
+from grpo_math.generation.request import Request, request_of
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
@@ -80,14 +81,14 @@ def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
     known = template if template in TEMPLATES or PROBLEM in template else PROBLEM
     names = [*RECIPE, *(LORA if kind != "model" else ())]
     overlap = contamination.text_of(results["contamination"]) if results.get("contamination") else ""
-    request = request_of(run.config)
-    served: dict[str, Any] = {"chat_template_kwargs": request.template_kwargs} if request.template_kwargs else {}
-    sampled: dict[str, Any] = {"stop": request.stop} if request.stop else {}
-    sampled |= {"repetition_penalty": request.repetition_penalty} if request.repetition_penalty != 1 else {}
+    request = replace(request_of(run.config), temperature=0.0)
+    greedy = Request().for_vllm()
+    served = {name: value for name, value in request.for_vllm().items() if value != greedy.get(name)}
+    served |= {"chat_template_kwargs": request.template_kwargs} if request.template_kwargs else {}
     return render(
         "card.md",
         request=request,
-        served=served | sampled,
+        served=served,
         chat_arguments="".join(f", {name}={value!r}" for name, value in request.template_kwargs.items()),
         run=run,
         repo_id=repo_id,

@@ -39,9 +39,10 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
     rows = [row for group in groups for row in group]
     advantages = [float(row["advantage"] or 0.0) for row in rows]
     left_out = [_left_out(row, config) for row in rows]
-    tokens = [0 if reason else row["tokens"] for row, reason in zip(rows, left_out, strict=True)]
+    # The tokens of a completion that was not graded count: the loss divides by them.
+    tokens = [[0 if _is_masked(row, config) else row["tokens"] for row in group] for group in groups]
     loss_type = config.get("loss_type") or "dapo"
-    weights = row_weights(loss_type, tokens, config.get("max_completion_length") or max(1, *tokens))
+    weights = row_weights(loss_type, tokens, config.get("max_completion_length") or max(1, *map(max, tokens)))
     shares = gradient_shares(advantages, weights)
     value = -sum(advantage * weight for advantage, weight in zip(advantages, weights, strict=True))
     logged = [f"{label} {short(line[name])}" for name, label in OF_STEP.items() if name in line]
@@ -76,16 +77,24 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
         yield {"rows": table, "sentences": [why, *about_step]}
 
 
-def row_weights(loss_type: str, tokens: Sequence[int], limit: int) -> list[float]:
+def row_weights(loss_type: str, groups: Sequence[Sequence[int]], limit: int) -> list[float]:
     """Return each completion's weight in the loss of its step: its number of tokens, divided as ``loss_type`` does.
 
-    ``tokens`` are the tokens that count, ``limit`` is ``max_completion_length``.
+    ``groups`` are the tokens that count, by group; ``limit`` is ``max_completion_length``. prompt_mean divides by the
+    tokens of the completion's group, and by the number of groups with tokens.
 
-    >>> row_weights("grpo", [3, 1, 0, 4], 10), row_weights("dapo", [3, 1, 0, 4], 10)
+    >>> groups = [[3, 1], [0, 4]]
+    >>> row_weights("grpo", groups, 10), row_weights("dapo", groups, 10)
     ([0.25, 0.25, 0.0, 0.25], [0.375, 0.125, 0.0, 0.5])
-    >>> row_weights("dr_grpo", [3, 1, 0, 4], 10), row_weights("luspo", [3, 1, 0, 4], 10)
+    >>> row_weights("dr_grpo", groups, 10), row_weights("luspo", groups, 10)
     ([0.075, 0.025, 0.0, 0.1], [0.75, 0.25, 0.0, 1.0])
+    >>> row_weights("prompt_mean", [*groups, [0, 0]], 10)
+    [0.375, 0.125, 0.0, 0.5, 0.0, 0.0]
     """
+    if loss_type == "prompt_mean":
+        prompts = sum(map(any, groups))
+        return [n / (prompts * sum(group)) if n else 0.0 for group in groups for n in group]
+    tokens = [n for group in groups for n in group]
     rows = len(tokens)
     if loss_type in ("grpo", "sapo"):
         return [min(n, 1) / rows for n in tokens]
@@ -122,10 +131,14 @@ def group_baselines(rewards: Sequence[object], baseline: str) -> list[float | No
 
 
 def _left_out(row: Row, config: Mapping[str, Any]) -> str:
-    """Return why none of a completion's tokens counts, or ""."""
+    """Return why a completion adds nothing to the gradient, or ""."""
     if row["reward"] is None:
         return "dropped: not graded"
-    return "masked: cut at the limit" if row["truncated"] and config.get("mask_truncated_completions") else ""
+    return "masked: cut at the limit" if _is_masked(row, config) else ""
+
+
+def _is_masked(row: Row, config: Mapping[str, Any]) -> bool:
+    return bool(row["truncated"] and config.get("mask_truncated_completions"))
 
 
 def _why(advantages: Sequence[float], share: float) -> str:

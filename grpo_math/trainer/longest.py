@@ -8,7 +8,6 @@ planner/ estimates the memory.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,18 +57,13 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
 def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     """Return True on a GPU, or if the recipe asks for it."""
     # Reentrant checkpointing refuses `torch.autograd.grad`, which the dry run needs.
-    reason = "FSDP and ZeRO-3 split the model among processes" if split_by(accelerator) else None
-    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-        reason = "use_reentrant does not give single gradients"
-    if reason and args.longest_first:
-        raise ConfigError("longest_first", True, f"does not work here: {reason}", "leave it out")
-    if reason:
+    reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if split_by(accelerator) or reentrant:
+        if args.longest_first:
+            reason = "does not work with FSDP and ZeRO-3, which split the model, nor with use_reentrant"
+            raise ConfigError("longest_first", True, reason, "leave it out")
         return False
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
-
-
-# Attributes of TRL's trainer that its loss changes. The dry run changes copies of them.
-TOUCHED = ("_metrics", "entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 
 
 def dry_run(
@@ -80,17 +74,16 @@ def dry_run(
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    ``step_rows`` are the rows of the first step. Nothing of the dry run remains, except a smaller token budget. The
-    model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
+    ``loss_of`` changes no attribute of the trainer. ``step_rows`` are the rows of the first step. Nothing of the dry
+    run remains, except a smaller token budget. The model is unwrapped, and `torch.autograd.grad` accumulates nothing:
+    no hook of DDP or DeepSpeed runs.
     """
-    copies = {name: deepcopy(getattr(trainer, name)) for name in TOUCHED if hasattr(trainer, name)}
     with ExitStack() as stack:
-        stack.enter_context(replaced(trainer, **copies))
         for module in trainer.accelerator.unwrap_model(model).modules():
             # A dynamic RoPE changes its frequencies, and notes the longest row.
             # Quantized weights may be buffers, too. They do not change, and are large.
-            states = {name: value for name, value in module._buffers.items() if isinstance(value, Tensor)}
-            copies = {name: value.clone() for name, value in states.items() if value.is_floating_point()}
+            buffers = {name: value for name, value in module._buffers.items() if value is not None}
+            copies = {name: value.clone() for name, value in buffers.items() if value.is_floating_point()}
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
         _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))

@@ -53,16 +53,14 @@ def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
     table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
+    steps = trainer._buffered_inputs or ()
+    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in steps]
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
         **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
         # Between two rollouts there is nothing to save: the next step samples.
-        "rollout": [
-            step.state_dict() if isinstance(step, TrainingStep) else step for step in trainer._buffered_inputs or ()
-        ]
-        if trainer.in_rollout
-        else None,
+        "rollout": rollout if trainer.in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),

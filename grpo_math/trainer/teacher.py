@@ -22,10 +22,9 @@ def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
 
     ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
     """
-    plugin = args.deepspeed_plugin
-    if args.fsdp or (plugin is not None and plugin.zero_stage == 3):
-        kind = "FSDP" if args.fsdp else "ZeRO-3"
-        raise ConfigError("reference_model", name, f"does not work with {kind}", "use ZeRO-2 or DDP")
+    # settings/rules.py refuses FSDP. The stage may be in a file of DeepSpeed.
+    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+        raise ConfigError("reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP")
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
     check_reference(name, getattr(tokenizer, "tokenizer", tokenizer))

@@ -439,15 +439,17 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._dry_run_due:
             self._dry_run_due = False
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
+        number = self._step % self.args.steps_per_generation  # of this training step in its rollout
+        # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
         loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
         while failure is not None:
             # The rows of later optimizer steps would not fit either.
             self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
-            step = self._buffered_inputs[self._step % self.args.steps_per_generation]
+            step = self._buffered_inputs[number]
             training_step = partial(super().training_step, model, step, num_items_in_batch)
             loss, failure = self._attempt(partial(self._repeat, model, training_step))
         if self._is_split:
-            self._finish_training_step(self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation])
+            self._finish_training_step(self._buffered_inputs[number])
         return loss
 
     def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
@@ -538,6 +540,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        """Return the loss of a training step, for the last backward pass. Earlier micro-batches have theirs here."""
         self._gradients.allocate()
         if isinstance(inputs, TrainingStep):
             loss_of = partial(self._micro_batch_loss, model, self._optimizer_step.figures)
@@ -558,7 +561,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return loss.loss * micro_batch.weight
 
     def _loss_of(self, model: Any, rows: Rows) -> Loss:
-        """Score rows, and return their loss."""
+        """Score rows, and return their loss. Changes no attribute of the trainer."""
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         keep = rows["completion_ids"].size(1)

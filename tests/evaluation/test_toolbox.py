@@ -52,7 +52,7 @@ def test_tools_that_cannot_be_sandboxed_are_refused_before_weights_load(rows, mo
         evaluate("no/model", rows, tools=["python"], progress=False)
 
 
-def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, script, tmp_path):
+def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small, rows, script, tmp_path, monkeypatch):
     script(TURNS)
     box = toolbox(["python"])
     tokenizer, tools = byte_tokenizer(), list(box.functions)
@@ -65,6 +65,9 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small,
     assert trainer._tokenize_prompts(list(trainer.train_dataset["prompt"]))[0] == ids
     trainer.turns.conversation.most = 3
     assert toolbox_of(trainer).rounds == 3
-    trainer.turns, trainer.environment_factories = None, [object]
-    with pytest.raises(UserError, match="environment_factory cannot be evaluated"):
-        toolbox_of(trainer)
+    trainer.turns = None
+    for argument, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
+        monkeypatch.setattr(trainer, attribute, [object])
+        with pytest.raises(UserError, match=f"{argument}: an evaluation would not ask as training does"):
+            toolbox_of(trainer)
+        monkeypatch.undo()

@@ -1,5 +1,6 @@
 """Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
 
+import copy
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -209,6 +210,16 @@ def test_an_evaluation_depends_on_its_seed_and_on_no_generation_config_of_the_mo
     assert made[0] == made[1]
     assert model.training
     assert (generate([[5, 6, 7]] * 4, 4) == made[0]) == (temperature == 0)
+
+
+@pytest.mark.parametrize("changes", [{"padding_side": "right"}, {"pad_token": None}])
+def test_prompts_are_padded_on_the_left_with_any_tokenizer_of_a_script(changes, model, byte_ids):
+    other = copy.deepcopy(byte_ids)
+    for name, value in changes.items():
+        setattr(other, name, value)
+    prompts, request = [[5, 6, 7, 8, 9], [5], [9, 8]], Request(max_new_tokens=6)
+    alone = [completions.with_model(model, byte_ids, request)([prompt], 0)[0].tokens for prompt in prompts]
+    assert [made.tokens for made in completions.with_model(model, other, request)(prompts, 0)] == alone
 
 
 def test_a_completion_ends_with_its_first_end_token_or_is_cut(byte_ids):

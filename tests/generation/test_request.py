@@ -1,16 +1,21 @@
 """The request of a recipe: each field that changes the prompt or the sampling is in training and in evaluations."""
 
+import json
+import shutil
 from dataclasses import fields
 
 import pytest
 import yaml
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig
 
+from grpo_math.checks.model import show
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.compare import ResultsError, compare
 from grpo_math.generation.request import request_of
+from grpo_math.report.card import base_of, model_card
+from grpo_math.report.run_dir import Run
 
 # Field of a recipe -> a value, and the setting of the request that vLLM or transformers gets.
 SAMPLING = {
@@ -85,6 +90,25 @@ def test_quantisation_and_columns_are_those_of_the_run(read):
     assert request_of(RECIPE).quantisation == {}
     refused(request_of(RECIPE), run.request)
     assert [of_run.columns_of(run, data) for data in ("x.jsonl", "y", "z")] == ["problem=q", "answer=a", None]
+
+
+def test_the_card_and_doctor_show_have_every_field(small, tmp_path):
+    fields = {name: value for name, (value, *_) in {**SAMPLING, **OTHER}.items()}
+    # The card is for vLLM and greedy. It has the template as the prompt, and the limit of the evaluation.
+    shown = {name: value for _, settings in SAMPLING.values() for name, value in settings.items()}
+    shown = {**shown, "temperature": 0, "chat_template_kwargs": fields["chat_template_kwargs"]}
+    config = {**RECIPE, "model_name_or_path": small, "dataset": "generated:sums", **fields}
+    run = Run(tmp_path, config, history=[], before=None, after=None)
+    text = model_card(run, "ada/sums", base_of(run), "model")
+    body = json.loads(text.split("-d '")[1].split("'\n```")[0])
+    assert body.items() >= shown.items()
+    # A chat template of these tests has no such variable, and doctor refuses the argument.
+    tokenizer = AutoTokenizer.from_pretrained(small)
+    tokenizer.chat_template += "{# enable_thinking #}"
+    tokenizer.save_pretrained(copy := shutil.copytree(small, tmp_path / "model"))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**config, "model_name_or_path": str(copy)}))
+    answer = show(["--config", str(tmp_path / "recipe.yaml")], 1).json
+    assert answer["request"] == request_of(config).to_dict()
 
 
 def test_a_new_field_of_trl_for_sampling_is_noticed():

@@ -1,7 +1,11 @@
 """Colocated vLLM with one copy of the base and with two, on a CPU: one_copy.py RECORD MODEL ..., for test_shared.py.
 
 Each model is trained twice for two steps. RECORD has for each what was sampled, the trained adapter, the share of base
-parameters in the engine's memory, and the anonymous memory that the trainer took.
+parameters in the engine's memory, the anonymous memory that the trainer took, the answers of an evaluation, and a hash
+of the exported model.
+
+First, a run on one copy of the first model is killed in its second step and resumed. This run also imports what only
+the first trainer of a process imports, which the memory of the later trainers must not contain.
 """
 
 import gc
@@ -9,13 +13,16 @@ import hashlib
 import inspect
 import json
 import os
+import signal
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 import vllm
 from colocated import PROMPTS, make_trainer, unpacked
 from peft import LoraConfig
+from transformers import TrainerCallback
 from trl.generation import vllm_generation
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers import utils as linear_layers
@@ -27,6 +34,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.shared import storage_address, storage_addresses
+from grpo_math.report import merged
 
 
 def anonymous_bytes() -> int:
@@ -47,14 +55,59 @@ def discard(worker, tags):
         cache.fill_(7.5)
 
 
-def trained(model: str, **settings) -> dict:
+class KilledInSecondStep(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def new_trainer(model: str, run_dir: Path, **settings):
     # TRL sets these for vLLM. A second trainer of this process would take itself for one rank of several.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
-    before = anonymous_bytes()
     settings |= {"gradient_checkpointing": True, "learning_rate": 5e-3, "vllm_enable_sleep_mode": True}
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
-    trainer = make_trainer(model, Path(tempfile.mkdtemp()), lora, **settings)
+    return make_trainer(model, run_dir, lora, **settings)
+
+
+def adapter_hashes(trainer) -> dict[str, str]:
+    """Return a hash of each tensor of the adapter."""
+    named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+    return {name: hash_bytes(p.detach().numpy().tobytes()) for name, p in named if "lora_" in name}
+
+
+def hash_bytes(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def resumed(model: str) -> dict[str, str]:
+    """Return the adapter of a run that was killed in its second step and resumed."""
+    settings = {"vllm_share_weights": True, "save_strategy": "steps", "save_steps": 1}
+    run_dir = Path(tempfile.mkdtemp())
+    if not (pid := os.fork()):
+        trainer = new_trainer(model, run_dir, **settings)
+        trainer.add_callback(KilledInSecondStep)
+        trainer.train()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    trainer = new_trainer(model, run_dir, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    return adapter_hashes(trainer)
+
+
+def exported(trainer, model: str) -> str:
+    """Return a hash of the model that `grpo-math export` writes."""
+    run_dir = Path(trainer.args.output_dir)
+    (run_dir / "config.yaml").write_text(f"model_name_or_path: {model}\n")
+    trainer.save_model(str(run_dir / "adapter"))
+    folder = run_dir / "merged"
+    merged.run(Namespace(run_dir=str(run_dir), merge=str(folder), checkpoint=None))
+    return hash_bytes((folder / "model.safetensors").read_bytes())
+
+
+def run(model: str, **settings):
+    """Return a trainer after two steps, and what was measured."""
+    before = anonymous_bytes()
+    trainer = new_trainer(model, Path(tempfile.mkdtemp()), **settings)
     taken = anonymous_bytes() - before
     generation, completions = trainer.vllm_generation, []
     generate = generation.generate
@@ -66,26 +119,30 @@ def trained(model: str, **settings) -> dict:
 
     generation.generate = noted
     trainer.train()
-    rows = [{"id": str(i), "prompt": prompt, "answer": "7"} for i, prompt in enumerate(PROMPTS)]
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    named = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     inside = storage_addresses(generation.llm.llm_engine.model_executor.driver_worker.model_runner.model)
     of_base = [storage_address(tensor) in inside for name, tensor in named.items() if "lora_" not in name]
-    adapter = {name: tensor for name, tensor in named.items() if "lora_" in name}
-    merging = ""
-    try:
-        policy.merge_adapter()
-    except ConfigError as error:
-        merging = str(error)
-    return {
+    record = {
         "bytes": taken,
         "completions": completions,
-        "adapter": {name: hashlib.sha1(tensor.numpy().tobytes()).hexdigest() for name, tensor in adapter.items()},
-        "moved": sum(tensor.abs().sum().item() for name, tensor in adapter.items() if "lora_B" in name),
+        "adapter": adapter_hashes(trainer),
+        "moved": sum(tensor.abs().sum().item() for name, tensor in named.items() if "lora_B" in name),
         "shared": sum(of_base) / len(of_base),
-        "answers": [row["completion"] for row in evaluate(trainer, rows)["rows"]],
-        "merging": merging,
     }
+    return trainer, record
+
+
+def trained(model: str, **settings) -> dict:
+    trainer, record = run(model, **settings)
+    record["exported"] = exported(trainer, model)
+    rows = [{"id": str(i), "prompt": prompt, "answer": "7"} for i, prompt in enumerate(PROMPTS)]
+    record["answers"] = [row["completion"] for row in evaluate(trainer, rows)["rows"]]
+    record["merging"] = ""
+    try:
+        trainer.accelerator.unwrap_model(trainer.model).merge_adapter()
+    except ConfigError as error:
+        record["merging"] = str(error)
+    return record
 
 
 def check_vllm() -> None:
@@ -106,17 +163,26 @@ def check_vllm() -> None:
     assert loads.index("self.load_weights(") < loads.index(" process_weights_after_loading("), vllm.__version__
 
 
-def main(record: str, *models: str) -> None:
-    check_vllm()
+def make_cpu_like_gpu() -> None:
+    """Leave the weights of vLLM's CPU build as they are loaded, and let its engine sleep."""
     vllm_generation.LLM = engine
     linear_layers.dispatch_cpu_unquantized_gemm = unpacked
     type(current_platform).is_sleep_mode_available = lambda platform: True
     CPUWorker.discard = discard
-    records = {}
+
+
+def weight_bytes(model: str) -> int:
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+
+
+def main(record: str, *models: str) -> None:
+    check_vllm()
+    make_cpu_like_gpu()
+    records, after_kill = {}, resumed(models[0])
     for model in models:
         two, one = (trained(model, vllm_share_weights=shares) for shares in (False, True))
-        size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-        records[Path(model).name] = {"two": two, "one": one, "base_bytes": size}
+        records[Path(model).name] = {"two": two, "one": one, "base_bytes": weight_bytes(model)}
+    records[Path(models[0]).name]["one"]["resumed"] = after_kill
     Path(record).write_text(json.dumps(records))
 
 

@@ -44,13 +44,27 @@ def test_a_share_is_advantage_times_tokens_as_the_loss_divides_them(config, shar
     ("config", "loss"),
     [
         ({"loss_type": "grpo"}, "0"),
-        ({"loss_type": "dapo"}, "-0.273"),  # -(1.5 x 6 - 3 x 0.5 x 2) / (12 + 10)
+        ({"loss_type": "dapo"}, "-0.231"),  # -(1.5 x 6 - 3 x 0.5 x 2) / (12 + 14): the one not graded counts too
+        ({"loss_type": "prompt_mean"}, "-0.25"),  # -6 / (2 prompts x 12 tokens of its group)
         ({"loss_type": "dr_grpo", "max_completion_length": 10}, "-0.0857"),  # -6 / (7 x 10)
         ({"loss_type": "luspo"}, "-0.857"),  # -6 / 7
     ],
 )
 def test_the_loss_at_a_ratio_of_1_is_minus_the_sum_of_advantage_and_weight(config, loss):
     assert f"policy loss of the 7 completions is {loss}: minus" in panel(config)[0]["sentences"][1]
+
+
+def test_prompt_mean_divides_by_the_tokens_of_the_group_and_by_the_groups():
+    # 1 x 6 / 8 and 1 x 2 / 8 of the first group, 1 x 1 / 4 and 1 x 3 / 4 of the second, and nothing of the third.
+    groups = [[(1.0, 1.0, 6), (0.0, -1.0, 2)], [(1.0, 1.0, 1), (0.0, -1.0, 3)], [(0.0, 0.0, 0), (0.0, 0.0, 0)]]
+    first, second, third = panel({"loss_type": "prompt_mean"}, groups=groups)
+    assert [row["share of the gradient"] for row in first["rows"]] == ["37.5%", "12.5%"]
+    assert [row["share of the gradient"] for row in second["rows"]] == ["12.5%", "37.5%"]
+    assert [row["share of the gradient"] for row in third["rows"]] == ["0.0%", "0.0%"]
+    assert "completions is 0: minus" in first["sentences"][1]  # -((6 - 2) / 8 + (1 - 3) / 4) / 2
+    # The first group's longest completion is masked: 2 / 2 of it, next to 1 / 4 and 3 / 4.
+    masked = panel({"loss_type": "prompt_mean", "mask_truncated_completions": True}, groups=groups)
+    assert [row["share of the gradient"] for row in masked[0]["rows"]] == ["0.0%", "50.0%"]
 
 
 def test_each_completion_has_its_rewards_its_baseline_and_why_it_is_left_out():

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from small_families import compared, tiny_model, try_first
 from small_generation import counted
 from small_trainers import KINDS, PROMPTS, relative, weights
@@ -30,6 +32,11 @@ PLAIN = {
 }
 
 
+# Before, a layer of LFM2 gives its convolution no arguments of the pass: such a model is scored the plain way.
+IS_OLD = Version(transformers.__version__) < Version("5.18")
+PLAIN_IF_OLD = ("lfm2",)
+
+
 def scored_alike(trainer, *rows):
     logps, gradient = compared(trainer, *rows)
     assert logps < 1e-4
@@ -40,6 +47,11 @@ def scored_alike(trainer, *rows):
 @pytest.mark.parametrize("family", PACKED)
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, ours, chars):
     model = tiny_model(family)
+    if IS_OLD and family in PLAIN_IF_OLD:
+        trainer = ours(model=model)
+        trainer._agree_to_pack()
+        assert trainer.scorer is None
+        return
     inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
     trainer = ours(model=model)
@@ -58,6 +70,8 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
 @pytest.mark.parametrize("coefficient", [None, 0.5])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "granitemoe"])
 def test_a_mixture_of_experts_is_packed_and_ends_with_trls_weights_and_auxiliary_loss(family, coefficient, ours):
+    if IS_OLD and family == "granitemoe" and coefficient:
+        pytest.skip("TRL's trainer fails: this version of Granite returns no router logits")
     runs = {}
     # Ours first: it gives Granite's config the name that TRL reads.
     for kind in ("ours", "trl"):
@@ -100,7 +114,7 @@ WRONG = ("bart", "blenderbot-small", "camembert", "marian", "pegasus", "plbart",
 def test_bfloat16_packs_the_same_families_as_float32(family, ours):
     trainer = ours(model=tiny_model(family).to(torch.bfloat16))
     trainer._agree_to_pack()
-    assert (trainer.scorer is not None) == (family in IN_DOCS)
+    assert (trainer.scorer is not None) == (family in IN_DOCS and not (IS_OLD and family in PLAIN_IF_OLD))
 
 
 @pytest.mark.parametrize("settings", [{"neftune_noise_alpha": 5.0}, {"optim": "galore_adamw_layerwise"}], ids=str)

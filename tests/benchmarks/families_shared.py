@@ -1,0 +1,122 @@
+"""Which families train on the weights of a colocated vLLM: families_shared.py [FAMILY ...] > table.md.
+
+Run it with the Python that `grpo-math serve --make_env` makes, which has vLLM for the CPU. Each family is a tiny random
+model in float32, which is trained for two steps with two copies of the base and with one (`vllm_share_weights`). The
+table says for each whether the base is shared or why not, whether the adapters are equal bit for bit, and how much less
+anonymous memory the run on one copy takes. Half a minute for a family on two cores.
+
+Does not run on a GPU, where vLLM may choose kernels that repack weights.
+"""
+
+import gc
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+
+import one_copy
+import torch
+from small_families import CONVOLVED, MIXED
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from grpo_math.errors import first_line
+from grpo_math.generation.models import load_tokenizer, model_path
+
+# By the names of any family; a family gets those that its config has. vLLM on a CPU takes no head below 32.
+SIZES = {
+    **dict.fromkeys(("hidden_size", "n_embd", "conv_dim", "conv_dim_out", "mamba_d_ssm"), 128),
+    **dict.fromkeys(("intermediate_size", "n_inner"), 192),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "linear_num_value_heads", "mamba_n_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head"), 32),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+    **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 512),
+    **dict.fromkeys(("eos_token_id", "pad_token_id"), 2),
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 16,
+    "sliding_window": None,
+    "vocab_size": 49152,
+    "bos_token_id": 1,
+}
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "glm", "glm4"),
+    *("exaone4", "cohere", "cohere2", "nemotron", "ernie4_5", "seed_oss", "arcee", "stablelm"),
+    # vLLM has no class of its own for these, and runs transformers'.
+    *("olmo", "olmo2", "olmo3", "smollm3", "starcoder2", "hunyuan_v1_dense"),
+    *("gpt2", "gpt_neox", "apertus", "lfm2", "falcon_h1"),
+    # Mixtures of experts.
+    *("qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "granitemoe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"),
+    "qwen3_next",
+)
+OWN = {
+    **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
+    **{name: {"num_key_value_heads": 4} for name in ("phi", "deepseek_v2", "deepseek_v3")},
+    "lfm2": CONVOLVED,
+    "qwen3_next": MIXED,
+}
+
+
+def save_tiny(family: str, folder: str, tokenizer: object) -> None:
+    fields = AutoConfig.for_model(family).to_dict()
+    sizes = {name: size for name, size in SIZES.items() if name in fields}
+    config = AutoConfig.for_model(family, **{**sizes, **OWN.get(family, {})})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():  # biases too, so that a lost one is seen
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    model.generation_config.eos_token_id = 2
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+
+
+def row(family: str, tokenizer: object) -> tuple[str, ...]:
+    """Return what vLLM runs the family with, the outcome, and the memory of both runs."""
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save_tiny(family, folder, tokenizer)
+            for shares in (False, True):
+                trainer, record = one_copy.run(folder, vllm_share_weights=shares)
+                records.append(record)
+                runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
+                name = type(runner.get_model()).__name__
+                # Its memory is not a part of the next trainer's.
+                del trainer, runner
+                gc.collect()
+        except Exception as error:
+            reason = first_line(error).replace("|", "/")[:110]
+            return "", f"refused: {reason}" if records else f"not run by vLLM here: {reason}", ""
+        size = one_copy.weight_bytes(folder)
+    two, one = records
+    # Without a change of the adapter, the comparison would show nothing.
+    is_equal = one["adapter"] == two["adapter"] and one["completions"] == two["completions"] and one["moved"] > 0
+    outcome = f"{one['shared']:.0%} shared, adapter {'equal' if is_equal else 'NOT equal'}"
+    return name, outcome, f"{(two['bytes'] - one['bytes']) / 1e6:.0f} of {size / 1e6:.0f}"
+
+
+def main(*families: str) -> None:
+    set_verbosity_error()
+    disable_progress_bar()
+    logging.disable(logging.WARNING)
+    one_copy.make_cpu_like_gpu()
+    tokenizer = load_tokenizer(model_path("embedded"))
+    # The first trainer of a process imports modules, whose memory would be counted for the first family.
+    row("llama", tokenizer)
+    print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|")
+    for family in families or FAMILIES:
+        print(f"| {family} | {' | '.join(row(family, tokenizer))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
