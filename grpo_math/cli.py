@@ -215,7 +215,8 @@ def spelt(argv: list[str]) -> list[str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise UserError(f"{message}: see {self.prog} --help")
+        # The recipe may be given without its option.
+        raise UserError(f"{message.replace('required: --config', 'required: RECIPE')}: see {self.prog} --help")
 
 
 def _list() -> argparse.ArgumentParser:

@@ -37,7 +37,8 @@ class Unreadable(UserError, ValueError):
         message: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
         self.reason = error.reason if isinstance(error, Unreadable) else message
         similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
-        remedy = similar or "correct the path or the file"
+        is_folder = isinstance(error, IsADirectoryError)
+        remedy = similar or ("name a file in this folder" if is_folder else "correct the path or the file")
         super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
 
 

@@ -2,10 +2,13 @@
 
 import ast
 import json
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
+from hub_server import TOKENS, HubServer
 from launching import ROOT, run
 
 
@@ -58,3 +61,48 @@ for cell in json.load(open(path, encoding="utf-8"))["cells"]:
         shown[cell["id"]] = value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
 print(json.dumps(shown))
 """
+
+
+@pytest.mark.full
+def test_the_notebook_of_a_free_gpu_runs_from_the_first_cell_to_the_last(tmp_path, monkeypatch):
+    """Each cell as it stands, but for the settings of a tiny run. Nothing is installed."""
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"problem": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(16)))
+    options = (
+        f"--model_name_or_path embedded --chat_template_kwargs {{}} --use_cpu true --dataset {problems} --eval_n 0"
+    )
+    options += " --heldout_every 0 --max_steps 2 --max_completion_length 8 --num_generations 2 --save_strategy no"
+    options += " --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --lora_r 2"
+    set_here = {'OPTIONS = ""': f"OPTIONS = {options!r}", 'REPO_ID = ""': 'REPO_ID = "ada/sums"'}
+    server = HubServer()
+    token = next(token for token, role in TOKENS.items() if role == "write")
+    cells = json.loads((ROOT / "examples/free_gpu.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert len(cells) <= 12
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {"HF_ENDPOINT": server.url, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "CUDA_VISIBLE_DEVICES": ""}
+    names, shown = {"__name__": "__main__"}, {}
+
+    def command(text):
+        words = ["sh", "-c", text.format(**names)]
+        shown[cell["id"]] = run(words, cwd=tmp_path, PATH=path)
+
+    names["_command"] = command
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    for cell in cells:
+        text = "".join(cell["source"])
+        for old, new in set_here.items():
+            text = text.replace(old, new)
+        if cell["id"] == "install":
+            # Without a constraint, which would replace the torch of Colab or Kaggle.
+            assert re.search(r'^%pip install -q "grpo_math @ \{REPOSITORY\}"$', text, re.MULTILINE)
+        elif cell["cell_type"] == "code":
+            text = re.sub(r"^( *)!(.*)$", lambda line: f"{line[1]}_command({line[2]!r})", text, flags=re.MULTILINE)
+            exec(text, names)
+    assert "ok: no error" in shown["doctor"]
+    assert shown["plan"].startswith("fits: ")
+    assert (tmp_path / "runs/t4_16gb/adapter/adapter_model.safetensors").exists()
+    assert shown["ask"]
+    assert shown["push"].startswith("pushed ")
+    assert "adapter_model.safetensors" in server.repositories["ada/sums"].branches["main"]

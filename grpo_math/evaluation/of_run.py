@@ -34,7 +34,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
 
     Raises `ConfigError` if the folder is not a run directory, or if the run has not finished.
     """
-    run, remedy = Path(run_dir), "give the run directory that training wrote"
+    run, remedy = Path(run_dir), "give a run directory; evaluate takes a model as --model"
     config = config_of(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):

@@ -35,6 +35,15 @@ def refuse_missing_folder(field: str, name: str) -> None:
         raise ConfigError(field, name, "is not a folder", near(path) or "give a folder, a Hub id, or 'embedded'")
 
 
+def _remedy(path: str, otherwise: str) -> str:
+    """Return the remedy for a folder that is not a model, by the file that it contains."""
+    remedies = {
+        "config.yaml": "it is a run: evaluate it with --run, or merge it with grpo-math export RUN --merge DIR",
+        "adapter_config.json": "it is an adapter: give its base, or merge it with grpo-math export RUN --merge DIR",
+    }
+    return next((remedy for name, remedy in remedies.items() if (home(path) / name).exists()), otherwise)
+
+
 def config_file(name: str | None, revision: str = "main", offline: bool = False) -> Path:
     """Return the path of a model's config.json: in its folder, in the Hub's cache, or downloaded.
 
@@ -45,7 +54,9 @@ def config_file(name: str | None, revision: str = "main", offline: bool = False)
     if is_folder(path):
         file = home(path) / "config.json"
         if not file.exists():
-            raise ConfigError("model_name_or_path", name, "has no config.json", "give the folder of a model")
+            raise ConfigError(
+                "model_name_or_path", name, "has no config.json", _remedy(path, "give the folder of a model")
+            )
         return file
     # huggingface_hub reads the variable when it is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -84,7 +95,8 @@ def loading(path: str, files: str) -> Iterator[None]:
         # Only the cause names a field of config.json with a wrong value.
         cause = error.__cause__ or error
         reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
-        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
+        remedy = _remedy(path, "give a model's folder, or a Hub id")
+        raise ConfigError("model_name_or_path", path, reason, remedy) from None
 
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:

@@ -4,7 +4,6 @@ The only data that it reads about this machine are its GPUs and main memory, if 
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,14 +19,13 @@ from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB, main_memory
-from grpo_math.settings import batch
+from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.batch import divisors
 from grpo_math.settings.dtypes import corrections, dtype_error, has_bfloat16
-from grpo_math.settings.vllm import sends_adapter
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
+SHORTEST = 256  # tokens of a completion that is suggested
 # Fields with loss terms over whole micro-batches: a token budget has no effect with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 
@@ -35,13 +33,15 @@ WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 class Counted:
     """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
 
-    ``given``: the fields that the recipe sets. ``peak_phase``: the policy's phase with more memory; a server always
-    fills its GPUs, so it is ignored. ``missing``: the missing bytes of each problem, and a line about the problem.
+    ``given``: the fields that the recipe sets. ``refused``: the fields that training refuses. ``peak_phase``: the
+    policy's phase with more memory; a server always fills its GPUs, so it is ignored. ``missing``: the missing bytes of
+    each problem, and a line about the problem.
     ``severity``: of two plans, the one with the lower severity is nearer to fitting.
     """
 
     def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
         self.machine, self.settings, self.given = machine, settings, given
+        self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         zero = Zero(config, shape.hidden)
@@ -56,9 +56,10 @@ class Counted:
         self.layout = devices.arrange(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
-        precise = memory.precision(settings, zero, config)
-        generates = self.layout.generation
-        self.phases, self.main = memory.phases(machine, settings, zero, precise, self.batch, generates, work)
+        self.precise = memory.precision(settings, zero, config)
+        self.phases, self.main = memory.phases(
+            machine, settings, zero, self.precise, self.batch, self.layout.generation, work
+        )
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
         if self.layout.server:
@@ -69,7 +70,6 @@ class Counted:
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
             self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
-        self.precise = precise
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
@@ -83,13 +83,15 @@ class Counted:
     def changed(self, changes: Iterable[Json]) -> "Counted | None":
         """Return the plan with changed settings on the same machine, or None if it cannot be planned.
 
-        None, too, if completions would be generated for more optimizer steps than before: their policy would be older.
+        None, too, if training would refuse the settings, or if completions would be generated for more optimizer steps
+        than before: their policy would be older.
         """
         fields = {name: value for change in changes for name, value in change.items()}
         with suppress(UserError):
             settings = resolve({**self.settings, **fields}, self.machine.capability)
             then = Counted(self.machine, settings, self.given | set(fields))
-            if then.batch.rollout * self.batch.total <= max(self.batch.rollout, self.batch.total) * then.batch.total:
+            older = then.batch.rollout * self.batch.total > max(self.batch.rollout, self.batch.total) * then.batch.total
+            if then.refused <= self.refused and not older:
                 return then
         return None
 
@@ -251,16 +253,24 @@ def _read(
         teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
-    family = config.get("model_type", "")
-    sizes = (gpus, int(gpu_gb * GB), int(cpu_gb * GB), prompt)
-    return Machine(shape, *sizes, accelerate, None if on_cpu else capability, teacher, family), settings
+    machine = Machine(
+        shape,
+        gpus,
+        int(gpu_gb * GB),
+        int(cpu_gb * GB),
+        prompt,
+        accelerate,
+        None if on_cpu else capability,
+        teacher,
+        config.get("model_type", ""),
+    )
+    return machine, settings
 
 
 # Suggested changes
 
 # Fields that change nothing on a CPU.
 OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm", "vllm_share_weights"}
-QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 Changes = dict[str, Json]  # the recipe fields of each change, by its name in `candidates`
 
@@ -271,117 +281,109 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
 
     Each is a list of values to try, the mildest first. A value is recipe fields. Later changes override earlier ones.
     """
-    s, batch, sequence = counted.settings, counted.batch, counted.sequence
-    lengths = [s["max_completion_length"] // 2**k for k in range(1, 16)]
-    whole_steps = counted.given & WHOLE or s["router_aux_loss_coef"]
-    prompts = divisors(s["prompts_per_step"] or batch.steps)[-2::-1]
+    s = counted.settings
     name = "prompts_per_step" if s["prompts_per_step"] else "gradient_accumulation_steps"
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     # Frozen weights lose almost no accuracy in 16 bit. Without bfloat16, ``auto`` is float16.
     with_float16 = {"dtype": "auto"} if s["fp16"] else {}
     half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else with_float16
-    adapter = {**ADAPTER, **half}
-    colocated = s["use_vllm"] and s["vllm_mode"] == "colocate" and s["vllm_tensor_parallel_size"] == 1
+    # vLLM does not share quantised weights.
+    quantised = {"load_in_4bit": True, **({"vllm_share_weights": False} if s["vllm_share_weights"] else {})}
+    nested = {"use_bnb_nested_quant": True}
+    switch = {"use_vllm": False} if s["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
     choices: dict[str, list[Json]] = {
-        "dtype": [half] if half and s["use_peft"] and s["dtype"] == "float32" else [],
-        "context": [{"vllm_max_model_length": sequence}] if s["use_vllm"] else [],
+        "dtype": [half] if s["use_peft"] else [],
+        "context": [{"vllm_max_model_length": counted.sequence}] if s["use_vllm"] else [],
         "dropout": [{"lora_dropout": 0.0}],
-        "micro_batch": [*_micro_batches(counted, whole=bool(whole_steps))],
+        "micro_batch": [*_micro_batches(counted)],
         "checkpointing": [{"gradient_checkpointing": True}],
         "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
-        "rollout": [{"steps_per_generation": steps} for steps in divisors(batch.steps)[-2::-1]],
-        "base": [
-            *([{"vllm_share_weights": True}] if colocated and sends_adapter(s) and not s["vllm_share_weights"] else []),
-            *([] if s["load_in_4bit"] else [QUANTISED]),
-        ],
+        "rollout": [{"steps_per_generation": steps} for steps in batch.divisors(counted.batch.steps)[-2::-1]],
+        "base": [{"vllm_share_weights": True}, quantised, quantised | nested],
         "offload": [{"activation_offloading": True}],
-        # DeepSpeed's configs: `advice` tries them.
+        # DeepSpeed's configs, which `advice` tries.
         "accelerate_config": [],
         # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-        "generation": [{"use_vllm": False} if s["use_vllm"] else {**vllm, "vllm_max_model_length": sequence}],
-        "adapter": [] if s["use_peft"] else [adapter, {**adapter, **QUANTISED}],
-        "prompts": [{name: count} for count in prompts],
+        "generation": [switch],
+        "adapter": [] if s["use_peft"] else [fields | half for fields in (ADAPTER, ADAPTER | quantised | nested)],
+        "prompts": [{name: n} for n in batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]],
         "completions": [
             {
                 "max_completion_length": length,
-                **({} if whole_steps else {"max_tokens_per_micro_batch": counted.machine.prompt + length}),
                 **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
             }
-            for length in lengths
-            if length >= 256
+            for length in (s["max_completion_length"] // 2**k for k in range(1, 16))
+            if length >= SHORTEST
         ],
         # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
         "share": [],
     }
-    if s["use_cpu"]:
-        return {n: [c for c in values if not OF_A_GPU & c.keys()] for n, values in choices.items()}
-    return choices
+    skipped = OF_A_GPU if s["use_cpu"] else set()
+    # Only fields that differ from the recipe's.
+    differ = {n: [{k: v for k, v in change.items() if s[k] != v} for change in choices[n]] for n in choices}
+    return {n: [change for change in values if change and not skipped & change.keys()] for n, values in differ.items()}
 
 
-def _micro_batches(counted: Counted, whole: bool) -> Iterator[Json]:
-    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them ``whole``."""
-    batch, tokens = counted.batch, counted.settings["max_tokens_per_micro_batch"]
-    if whole:
-        for n in divisors(batch.rows)[1:]:
+def _micro_batches(counted: Counted) -> Iterator[Json]:
+    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them whole."""
+    rows, settings = counted.batch.rows, counted.settings
+    if counted.given & WHOLE or settings["router_aux_loss_coef"]:
+        for n in batch.divisors(rows)[1:]:
             # With prompts_per_step the number of steps is solved.
-            steps = {} if counted.settings["prompts_per_step"] else {"gradient_accumulation_steps": batch.steps * n}
-            yield {"per_device_train_batch_size": batch.rows // n, **steps}
+            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": counted.batch.steps * n}
+            yield {"per_device_train_batch_size": rows // n, **steps}
         return
+    tokens = settings["max_tokens_per_micro_batch"] or rows * counted.sequence
     # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
     factor = 2 if counted.machine.shape.linear else 4
-    for k in range(1, 8):
-        # A completion stays whole, so a budget below one sequence saves nothing.
-        budget = (tokens or batch.rows * counted.sequence) // factor**k
-        yield {"max_tokens_per_micro_batch": max(budget, counted.sequence)}
+    # A completion stays whole, so a budget below the shortest sequence saves nothing.
+    least = min(counted.sequence, counted.machine.prompt + SHORTEST)
+    while tokens > least:
+        tokens = max(tokens // factor, least)
+        yield {"max_tokens_per_micro_batch": tokens}
 
 
 def tuned(counted: Counted, changes: Changes) -> tuple[Changes, Counted] | None:
     """Return the changes and their plan, or None if they cannot be planned.
 
-    If they do not fit, a colocated vLLM gets the least share of the GPU that it needs.
+    If they do not fit, a colocated vLLM gets the share of the GPU that the policy leaves.
     """
     changes = {name: change for name, change in changes.items() if name != "share"}
     then = counted.changed(changes.values())
     if then and not then.fits and then.layout.generation == "colocate":
-        smallest = counted.changed([*changes.values(), {"vllm_gpu_memory_utilization": 0.05}]) or then
-        share = math.ceil(20 * smallest.vllm_bytes / counted.machine.gpu_bytes) / 20
-        least = {**changes, "share": {"vllm_gpu_memory_utilization": min(share, 0.95)}}
-        if (better := counted.changed(least.values())) and better.severity < then.severity:
-            return least, better
+        with_vllm = [terms for terms in then.phases.values() if "vLLM_weights" in terms]
+        policy = max(memory.total(terms) for terms in with_vllm) - then.vllm_bytes
+        share = int(20 * (MARGIN - policy / counted.machine.gpu_bytes)) / 20
+        shared = {**changes, "share": {"vllm_gpu_memory_utilization": max(0.05, min(share, 0.9))}}
+        if (better := counted.changed(shared.values())) and better.severity < then.severity:
+            return shared, better
     return (changes, then) if then else None
 
 
-def search(counted: Counted, first: Changes) -> tuple[Changes, Counted]:
+def search(counted: Counted) -> tuple[Changes, Counted]:
     """Return changes that together make the recipe fit, and their plan: the cheapest ones, and none that is not needed.
 
     Starts with all changes together, and takes them back in turn, the dearest first, until none can be taken back or
-    made milder. If all together do not fit, returns the plan of all of them. ``first``: changes to begin with.
+    made milder. If all together do not fit, returns the plan of all of them.
     """
     choices = candidates(counted)
-    changes, now = tuned(counted, first) or ({}, counted)
+    changes, now = tuned(counted, {}) or ({}, counted)
     for name, values in choices.items():
+        # `advice` switches the generation, and searches with each.
         for change in () if name == "generation" else reversed(values):
-            more = {known: {**changes, name: change}[known] for known in choices if known in {*changes, name}}
-            if (then := tuned(counted, more)) and then[1].severity <= now.severity:
+            if (then := tuned(counted, {**changes, name: change})) and then[1].severity <= now.severity:
                 changes, now = then
                 break
     back = now.fits
     while back:
         back = False
-        # The dtype saves time, too, so it is not taken back.
-        for name in [name for name in reversed(choices) if name in changes and name not in ("dtype", "share")]:
+        for name in [name for name in reversed(changes) if name != "share"]:
             rest = {known: change for known, change in changes.items() if known != name}
             milder = choices[name][: choices[name].index(changes[name])]
             for less in (rest, *({**changes, name: change} for change in milder)):
                 if (then := tuned(counted, less)) and then[1].fits:
                     changes, now, back = *then, True
                     break
-    # vLLM computes more completions at a time with more memory.
-    for share in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3) if "share" in changes and now.fits else ():
-        larger = {**changes, "share": {"vllm_gpu_memory_utilization": share}}
-        if (then_fits := counted.changed(larger.values())) and then_fits.fits:
-            return larger, then_fits
     return changes, now
 
 
@@ -393,29 +395,29 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
     """
     if plans[-1][1].fits:
         return {"suggestions": [], "best": None, "lacking": []}
+    names = list(candidates(plans[0][1]))
+    dear = names.index("accelerate_config")
     found: list[tuple[list[int], str, Counted, Changes, Counted]] = []
     nearest: list[Counted] = []
     for config, counted in plans:
-        # A GPU without bfloat16 leaves no choice.
-        fixes = corrections(counted.settings, counted.machine.capability, counted.machine.family)
-        start = (counted.changed([fixes]) if fixes else None) or counted
-        choices = candidates(start)
-        dear = list(choices).index("accelerate_config")
         if any(cost < [dear] for cost, *_ in found):
             break
         if config:
             # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
-            measured: Any = partial(start.machine.shape.measured, measures=False)  # type: ignore[call-arg]
-            start.machine = start.machine._replace(shape=replace(start.machine.shape, measured=measured))
-        for first in ({}, *({"generation": change} for change in choices["generation"])):
-            changes, then = search(start, first)
-            nearest.append(then)
-            names = list(choices)
-            cost = sorted((names.index(name) for name in changes if name != "share"), reverse=True)
-            if config:
-                cost = sorted([*cost, dear], reverse=True)
-            if then.fits:
-                found.append((cost, config, counted, {"dtype": fixes, **changes} if fixes else changes, then))
+            measured: Any = partial(counted.machine.shape.measured, measures=False)  # type: ignore[call-arg]
+            counted.machine = counted.machine._replace(shape=replace(counted.machine.shape, measured=measured))
+        # A GPU without bfloat16 leaves no choice.
+        fixes = corrections(counted.settings, counted.machine.capability, counted.machine.family)
+        needed = {"dtype": fixes} if fixes else {}
+        for switch in ({}, *({"generation": change} for change in candidates(counted)["generation"])):
+            first = {**needed, **switch}
+            if start := counted.changed(first.values()):
+                changes, then = search(start)
+                nearest.append(then)
+                changes = {name: {**first, **changes}[name] for name in names if name in {*first, *changes}}
+                costs = [names.index(name) for name in changes if name != "share"] + [dear] * bool(config)
+                if then.fits:
+                    found.append((sorted(costs, reverse=True), config, counted, changes, then))
     if not found:
         lacking = min(nearest, key=lambda counted: counted.severity)
         return {"suggestions": [], "best": None, "lacking": lacking.problems}
@@ -431,5 +433,4 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
         }
         for change, (before, after) in zip(chosen, pairwise([*steps, best]), strict=True)
     ]
-    named = {"accelerate_config": config or None}
-    return {"suggestions": suggestions, "best": {**best.answer(), **named}, "lacking": []}
+    return {"suggestions": suggestions, "best": {**best.answer(), "accelerate_config": config or None}, "lacking": []}

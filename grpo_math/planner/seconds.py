@@ -58,7 +58,9 @@ bandwidth=320.0, float32=8.0, capability=None))
 
 
 def _plain(name: str) -> str:
-    return re.sub("nvidia|geforce|tesla|[^a-z0-9]", "", name.lower()).removeprefix("rtx").removesuffix("gb")
+    return (
+        re.sub("nvidia|geforce|tesla|ada|generation|[^a-z0-9]", "", name.lower()).removeprefix("rtx").removesuffix("gb")
+    )
 
 
 def per_step(

@@ -114,11 +114,14 @@ class Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:
             return
-        shown = {name: number(logs.get(name)) for name in (metrics.ACCURACY, metrics.REWARD)}
+        names = [metrics.ACCURACY, metrics.REWARD]
+        # Without a terminal, as in a notebook, a line has room for more.
+        names += [] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
+        shown = {name: number(logs.get(name)) for name in names}
         # With the accuracy as the only reward, the two are the same number.
         if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
             del shown[metrics.ACCURACY]
-        texts = {name: f"{value:.2f}" for name, value in shown.items() if value is not None}
+        texts = {name.split("/")[-1]: f"{value:.2f}" for name, value in shown.items() if value is not None}
         self.bar.set_postfix(texts, refresh=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -7,6 +7,7 @@ run/log.py prints the progress of a recipe's run.
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -98,7 +99,13 @@ class FiguresAndBar(ProgressCallback):
 
 def replace_printers(trainer: "MathGRPOTrainer") -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    for theirs, ours in ((PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)):
+    pairs: list[tuple[type, type]] = [(PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)]
+    # transformers imports this module in a notebook.
+    if notebook := sys.modules.get("transformers.utils.notebook"):
+        from grpo_math.trainer.notebook import FigureTable
+
+        pairs.append((notebook.NotebookProgressCallback, FigureTable))
+    for theirs, ours in pairs:
         for callback in list(trainer.callback_handler.callbacks):
             if type(callback) is theirs:
                 trainer.remove_callback(callback)

@@ -3,7 +3,7 @@
 Run it with the Python that `grpo-math serve --make_env` makes, which has vLLM for the CPU. Each family is a tiny random
 model in float32, which is trained for two steps with two copies of the base and with one (`vllm_share_weights`). The
 table says for each whether the base is shared or why not, whether the adapters are equal bit for bit, and how much less
-anonymous memory the run on one copy takes. Half a minute for a family on two cores.
+memory the run on one copy takes. Half a minute for a family on two cores.
 
 Does not run on a GPU, where vLLM may choose kernels that repack weights.
 """
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -23,7 +22,6 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 import one_copy
 import torch
-from small_families import CONVOLVED, MIXED
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -62,8 +60,8 @@ FAMILIES = (
 OWN = {
     **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
     **{name: {"num_key_value_heads": 4} for name in ("phi", "deepseek_v2", "deepseek_v3")},
-    "lfm2": CONVOLVED,
-    "qwen3_next": MIXED,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
 
 
@@ -113,7 +111,7 @@ def main(*families: str) -> None:
     tokenizer = load_tokenizer(model_path("embedded"))
     # The first trainer of a process imports modules, whose memory would be counted for the first family.
     row("llama", tokenizer)
-    print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|")
+    print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|", flush=True)
     for family in families or FAMILIES:
         print(f"| {family} | {' | '.join(row(family, tokenizer))} |", flush=True)
 

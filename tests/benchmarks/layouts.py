@@ -6,7 +6,6 @@ The figures are those of `grpo-math plan`. Does not measure, nor depend on the m
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
-from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import choose
@@ -15,44 +14,40 @@ from grpo_math.settings.recipe import read_recipe
 QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 # Models whose measurements are shipped, the GB of a GPU, and the numbers of tokens to try.
 BY_CARD = (
-    *(f"Qwen/Qwen3-{size}B" for size in ("1.7", "4", "8")),
-    *("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-14B"),
+    *(f"Qwen/Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14")),
+    *("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"),
+    *("google/gemma-3-1b", "google/gemma-3-4b", "HuggingFaceTB/SmolLM3-3B", "openai/gpt-oss-20b"),
 )
 CARDS = (8, 12, 16, 24, 48, 80)
-SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
-
-
-def asleep(prompt: int, share: float) -> dict[str, Any]:
-    """vLLM on the policy's GPU, with this share of it, asleep during updates."""
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    return {**vllm, "vllm_max_model_length": prompt + 1024, "vllm_gpu_memory_utilization": share}
+VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
 
 def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
-    """A part of a cell: the most tokens of a completion that fit, and vLLM's share of the GPU."""
+    """A part of a cell: the most tokens of a completion that fit."""
     recipe = {**read_recipe("gsm8k_8gb"), "model_name_or_path": model, "optim": "adamw_8bit"}
-    recipe |= QUANTISED if quantised else {}
+    # Only without an auxiliary loss, a mixture of experts is split by the token budget.
+    recipe |= (QUANTISED if quantised else {}) | ({"router_aux_loss_coef": 0.0} if "oss" in model else {})
     for tokens in TOKENS:
-        sequence = {"max_completion_length": tokens, "max_tokens_per_micro_batch": tokens + 512}
-        engines = [{**asleep(512, share), "vllm_max_model_length": tokens + 512} for share in SHARES]
-        for engine in engines if vllm else [{"steps_per_generation": 1}]:
-            with suppress(ConfigError):
-                fields = {**recipe, **sequence, **engine}
-                if choose(fields, {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
-                    share = engine.get("vllm_gpu_memory_utilization")
-                    return f"{tokens:,}" + (f" ({share:g})" if share else "")
+        recipe |= {"max_completion_length": tokens, "max_tokens_per_micro_batch": tokens + 512}
+        if vllm:
+            recipe |= {**VLLM, "vllm_max_model_length": tokens + 512, "vllm_share_weights": not quantised}
+            recipe["vllm_gpu_memory_utilization"] = 0.5 if quantised else 0.8
+        else:
+            recipe["steps_per_generation"] = 1
+        with suppress(ConfigError):
+            if choose(recipe, {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
+                return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
     return "-"
 
 
 def rows_by_card() -> Iterator[list[str]]:
     """Yield the rows. A cell has one number if it is the same for transformers and vLLM."""
     for model, quantised in product(BY_CARD, (False, True)):
-        cells = []
-        for size in CARDS:
-            alone, shared = (longest(model, size, quantised, vllm) for vllm in (False, True))
-            cells.append(shared if shared.startswith(alone) else f"{alone} / {shared}")
-        yield [model.rpartition("/")[2] + ", 4 bit" * quantised, *cells]
+        # bitsandbytes does not quantise stacked experts.
+        if not (quantised and "oss" in model):
+            cells = [[longest(model, size, quantised, vllm) for vllm in (False, True)] for size in CARDS]
+            yield [model.rpartition("/")[2] + ", 4 bit" * quantised, *("/".join(dict.fromkeys(cell)) for cell in cells)]
 
 
 def tables() -> dict[str, str]:

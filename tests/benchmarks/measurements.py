@@ -63,6 +63,9 @@ def main() -> None:
         for fields, precise, tiles in SETTINGS:
             if tiles == 1 or shapes[name].tiled:
                 shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
+    for name, (fields, precise), tiles in product(layouts.BY_CARD, COMMON[:2], range(1, MOST_TILES + 1)):
+        if shapes[name].linear and (tiles == 1 or shapes[name].tiled):
+            shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
     both = (True, False)
     for peft, maps, checkpoints, cpu, dropout in product(both, (None, "all-linear"), both, both, (0.0, 0.05)):
         fields = {"use_peft": peft, "lora_target_modules": maps, "gradient_checkpointing": checkpoints}

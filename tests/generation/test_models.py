@@ -95,6 +95,17 @@ def test_an_adapter_names_its_base_or_is_damaged(tmp_path):
             models.base_of_adapter(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("config.yaml", "it is a run: "), ("adapter_config.json", "it is an adapter: "), ("x", "give ")],
+)
+def test_a_folder_that_is_not_a_model_is_named(name, remedy, tmp_path):
+    (tmp_path / name).write_text("{}")
+    for load in (models.config_file, models.load_tokenizer):
+        with pytest.raises(ConfigError, match=remedy):
+            load(str(tmp_path))
+
+
 def test_a_tokenizer_pads_on_the_left_and_has_a_pad_token(copy):
     settings = (copy / "tokenizer_config.json").read_text()
     (copy / "tokenizer_config.json").write_text(settings.replace('"pad_token"', '"other"').replace("left", "right"))

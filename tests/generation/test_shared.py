@@ -14,6 +14,7 @@ from vllm_process import CPU
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.shared import SharedBase, find_views, storage_address
+from grpo_math.generation.sync import restored_methods
 
 PROGRAM = str(Path(__file__).parents[1] / "processes/one_copy.py")
 ROWS = {"q_proj": slice(0, 32), "k_proj": slice(32, 48), "v_proj": slice(48, 64)}  # of one tensor of the engine
@@ -191,6 +192,27 @@ def test_merging_is_refused_and_leaves_the_base_as_it_is(call, shared):
 def test_a_base_that_the_engine_would_not_load_is_refused(kwargs, reason, folder):
     with pytest.raises(ConfigError, match=reason):
         SharedBase().create(make, folder, **kwargs)
+
+
+def test_methods_that_vllm_replaces_are_restored_for_the_trainer():
+    class Body(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    def refuse(module, **settings):
+        raise AssertionError("Current vLLM config is not set")
+
+    body, engines, calls = Body(), Body(), []
+    engines.do_not_compile = True
+    body.register_forward_hook(lambda *_: calls.append("hook"))
+    with restored_methods(torch.nn.ModuleList([body])):
+        Body.__init__ = refuse
+        Body.__call__ = lambda module, x: calls.append("vLLM")
+    body(1)
+    Body()(1)
+    assert calls == ["hook"]
+    engines(1)
+    assert calls == ["hook", "vLLM"]
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_only_the_end_of_a_long_completion_is_read():
 # The tables of docs/grading.md, example by example: the page and the grader say the same.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
-MORE = Path(__file__).parents[1] / "cases" / "grading_examples.md"  # more rows of the same form
+MORE = (Path(__file__).parents[1] / "cases" / "grading_examples.md").read_text(encoding="utf-8")
 
 
 def table(section: str) -> list[list[str]]:

@@ -15,11 +15,15 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.planner import model, plan
+from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import GB
-from grpo_math.settings.fields import fields
+from grpo_math.settings.accelerate import accelerate_config
+from grpo_math.settings.dtypes import has_bfloat16
+from grpo_math.settings.fields import defaults, fields
+from grpo_math.settings.recipe import read
+from grpo_math.settings.rules import violations
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
@@ -112,25 +116,63 @@ def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
     assert after["fits"]
 
 
-PASTED = [
-    "gsm8k_8gb --gpus 1 --gpu_memory 12 --cpu_memory 32 --model_name_or_path Qwen/Qwen3-4B --use_vllm",
-    "gsm8k_8gb --gpus 1 --gpu_memory 12 --cpu_memory 32 --model_name_or_path meta-llama/Llama-3.1-8B",
-    "gsm8k_8gb --gpus 1 --gpu_memory 15 --cpu_memory 32 --model_name_or_path Qwen/Qwen2.5-7B",
-    "gsm8k_8gb --card t4 --cpu_memory 12 --model_name_or_path Qwen/Qwen3-1.7B",
+PASTED = [  # the card, and fields next to those of gsm8k_8gb
+    ("8", "--model_name_or_path Qwen/Qwen2.5-7B"),
+    ("8", "--model_name_or_path Qwen/Qwen3-4B --use_vllm --load_in_4bit true --max_completion_length 2048"),
+    ("12", "--model_name_or_path Qwen/Qwen3-4B --use_vllm"),
+    ("12", "--model_name_or_path meta-llama/Llama-3.1-8B --dtype auto"),
+    ("12", "--model_name_or_path Qwen/Qwen2.5-7B --load_in_4bit true --max_completion_length 4096"),
+    ("t4", "--model_name_or_path Qwen/Qwen3-1.7B"),
+    ("16", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --max_completion_length 2048"),
+    ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --vllm_share_weights --dtype float32"),
+    ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --cast_lm_head_to_fp32"),
+    ("48", "--model_name_or_path Qwen/Qwen2.5-32B --max_completion_length 8192 --entropy_coef 0.1"),
 ]
 
 
-@pytest.mark.parametrize("arguments", PASTED)
-def test_the_line_to_paste_fits(arguments, monkeypatch):
+@pytest.mark.parametrize(("card", "more"), PASTED)
+def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, monkeypatch, capsys):
     monkeypatch.setattr("grpo_math.planner.model._ask", None)
-    before = printed(arguments)
-    assert (before["code"], before["text"][-1]) == (1, f"in one line: {before['answer']['command']}")
-    _, _, _, *pasted = before["answer"]["command"].split()
-    options = [
-        f"--{part}" for part in arguments.split(" --") if part.split()[0] in ("gpu_memory", "cpu_memory", "card")
-    ]
-    after = printed(" ".join([*pasted, *options]))
-    assert (after["code"], after["answer"]["peak_gb"]) == (0, before["answer"]["best"]["peak_gb"])
+    options = ["--card", card] if card == "t4" else ["--gpu_memory", card]
+    before = ["gsm8k_8gb", *more.split(), "--gpus", "1"]
+
+    def answer(words):
+        code = main(["plan", "--json", "--config", *words, *options, "--cpu_memory", "32"])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, first = answer(before)
+    assert code == 1
+    code, after = answer(first["command"].split()[3:])
+    assert (code, after["peak_gb"]) == (0, first["best"]["peak_gb"])
+    config = accelerate_config(first["best"]["accelerate_config"] or "single_gpu")
+    changes = [suggestion["change"] for suggestion in first["suggestions"]]
+    machine = {"gpus": 1, "gpu_gb": 15, "capability": 7.5} if card == "t4" else {"gpus": 1, "gpu_gb": float(card)}
+    together = {name: value for change in changes for name, value in change.items()}
+    recipe = read(["--config", *before[:-2]]).stated()
+    refused = {error.field for level, error in violations(defaults() | recipe | together) if level == "error"}
+    assert not refused & together.keys()
+    # The number of accumulated micro-batches only keeps the number of prompts.
+    for left_out in together.keys() - {"gradient_accumulation_steps"}:
+        rest = {name: value for name, value in together.items() if name != left_out}
+        assert not choose(recipe | rest, {"": config}, cpu_gb=32, **machine)[1].fits, left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "gb", "bfloat16"),
+    [
+        *((name, 8, True) for name in ("RTX 4060 Ti", "5060", "5060ti")),
+        *((name, 12, True) for name in ("GeForce RTX 3060", "4070", "5070")),
+        *((name, 16, True) for name in ("4080", "4060 Ti 16GB", "5080")),
+        *((name, 45, True) for name in ("A40", "L40S")),
+        *((name, 16, False) for name in ("Tesla V100", "P100")),
+        *[("3080", 10, True), ("A10G", 22.5, True), ("5090", 32, True), ("RTX 6000 Ada Generation", 48, True)],
+        *[("T4", 15, False), ("Quadro RTX 6000", 24, False), ("RTX A6000", 48, True)],
+    ],
+)
+def test_a_card_has_the_memory_and_the_number_formats_that_it_reports(name, gb, bfloat16):
+    card = card_of(name)
+    assert card.gb == pytest.approx(gb, abs=0.2)
+    assert has_bfloat16(card.capability) == bfloat16
 
 
 @pytest.mark.parametrize(("model", "gb"), [("Qwen/Qwen2.5-1.5B", 8), ("Qwen/Qwen2.5-7B", 24)])

@@ -1,7 +1,7 @@
 """Colocated vLLM with one copy of the base and with two, on a CPU: one_copy.py RECORD MODEL ..., for test_shared.py.
 
 Each model is trained twice for two steps. RECORD has for each what was sampled, the trained adapter, the share of base
-parameters in the engine's memory, the anonymous memory that the trainer took, the answers of an evaluation, and a hash
+parameters in the engine's memory, the memory that the trainer took, the answers of an evaluation, and a hash
 of the exported model.
 
 First, a run on one copy of the first model is killed in its second step and resumed. This run also imports what only
@@ -37,10 +37,11 @@ from grpo_math.generation.shared import storage_address, storage_addresses
 from grpo_math.report import merged
 
 
-def anonymous_bytes() -> int:
+def resident_bytes() -> int:
+    """Return the process's memory. The weights that transformers has loaded may be pages of their file."""
     gc.collect()
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
 
 
 def engine(**settings):
@@ -106,9 +107,8 @@ def exported(trainer, model: str) -> str:
 
 def run(model: str, **settings):
     """Return a trainer after two steps, and what was measured."""
-    before = anonymous_bytes()
+    before = resident_bytes()
     trainer = new_trainer(model, Path(tempfile.mkdtemp()), **settings)
-    taken = anonymous_bytes() - before
     generation, completions = trainer.vllm_generation, []
     generate = generation.generate
 
@@ -123,7 +123,8 @@ def run(model: str, **settings):
     inside = storage_addresses(generation.llm.llm_engine.model_executor.driver_worker.model_runner.model)
     of_base = [storage_address(tensor) in inside for name, tensor in named.items() if "lora_" not in name]
     record = {
-        "bytes": taken,
+        # After training, which has read all pages of the weights.
+        "bytes": resident_bytes() - before,
         "completions": completions,
         "adapter": adapter_hashes(trainer),
         "moved": sum(tensor.abs().sum().item() for name, tensor in named.items() if "lora_B" in name),

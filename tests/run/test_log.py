@@ -111,7 +111,8 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
 
 
 @pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
-def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown):
+def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress, at = Progress(), state(100, max_steps=1000)  # resumed
     progress.then = 31.0  # seconds
     progress.on_train_begin(None, at, None)
@@ -125,6 +126,17 @@ def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown):
     assert progress.bar.disable
     assert len(line) == 80
     assert f"[1:01:40<1:02:11, {shown}]" in line  # the time left: 450 steps and the evaluation that follows
+
+
+def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):
+    monkeypatch.setattr(bar, "SECONDS", 0.0)
+    progress, at = Progress(), state(0, max_steps=2)
+    progress.on_train_begin(None, at, None)
+    progress.on_log(None, at, None, {"loss": 0.1, "accuracy": 0.25, "reward": 0.5, "completions/mean_length": 90.0})
+    at.global_step = 1
+    progress.on_step_end(None, at, None)
+    assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
+    progress.on_train_end()
 
 
 # A run that hangs

@@ -368,7 +368,10 @@ def test_the_process_that_failed_first_gives_the_code_and_a_killed_one_is_named(
 def test_train_prints_what_is_shipped_or_copies_it_and_starts_nothing(words, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *words]) == 0
-    assert line in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert line in text
+    # Each field is listed once, without its spelling with hyphens.
+    assert not re.search("^  --.* --[a-z]", text, re.MULTILINE)
 
 
 # How it ends

@@ -1,7 +1,11 @@
 """The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
+import importlib
+import math
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -35,6 +39,22 @@ def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ou
     assert printed.out.count("progress ") == printed.out.count("Prompt ") == 2
     assert 2 * 15 <= len(re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)) <= 2 * 25
     assert "What is" in printed.out
+
+
+def test_a_notebook_shows_loss_reward_accuracy_and_length_of_each_step(ours, monkeypatch):
+    shown = SimpleNamespace(html="")
+    shown.update = lambda html: setattr(shown, "html", html)
+    display = SimpleNamespace(HTML=str, display=lambda html, display_id: shown.update(html) or shown)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    callback = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
+    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", callback)
+    rows = [{"prompt": "What is 1 + 4?", "answer": "5"}] * 4
+    ours("accuracy", rows, max_steps=2, logging_steps=1, disable_tqdm=False).train()
+    table = re.findall(r"<(?:th|td)[^>]*>\s*([^<]*?)\s*</", shown.html)
+    assert table[:5] == ["Step", "Loss", "Reward", "Accuracy", "Length"]
+    assert [float(cell) for cell in table[5::5]] == [1, 2]
+    assert all(math.isfinite(float(cell)) for cell in table[5:])
 
 
 PRINTED = """
