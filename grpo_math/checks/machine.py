@@ -22,13 +22,13 @@ from grpo_math.errors import UserError, one_of
 from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
+from grpo_math.run.dtypes import dtype_error, has_bfloat16
 from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.dtypes import dtype_error, has_bfloat16
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits

@@ -13,8 +13,8 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, is_folder, near, read_json
+from grpo_math.run.dtypes import overflow_report
 from grpo_math.run.replaced import replaced
-from grpo_math.settings.dtypes import overflow_report
 
 
 def model_path(name: str | None) -> str:

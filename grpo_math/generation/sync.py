@@ -117,7 +117,7 @@ def restored_methods(model: torch.nn.Module) -> Iterator[None]:
     for kind, constructor in constructors.items():
         if kind.__init__ is not constructor:
             kind.__init__ = constructor  # type: ignore[method-assign]
-            kind.__call__ = partialmethod(call_module, kind.__call__)  # type: ignore[method-assign]
+            kind.__call__ = partialmethod(call_module, kind.__call__)  # type: ignore[method-assign, assignment]
 
 
 def call_module(module: torch.nn.Module, of_vllm: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

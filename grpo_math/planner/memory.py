@@ -59,7 +59,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
     quantised base (arXiv 2305.14314, section 3), which trainer/float16.py undoes. TRL leaves them in the base's dtype
     under ZeRO-3. Under DeepSpeed, accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything.
-    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (settings/dtypes.py). On a CPU it is
+    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (run/dtypes.py). On a CPU it is
     counted as float32, the upper bound.
     """
     cpu, says = settings["use_cpu"], deepspeed or {}

@@ -17,11 +17,11 @@ from grpo_math.planner.model import read_config, shape_of
 from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
+from grpo_math.run.dtypes import corrections, dtype_error, has_bfloat16
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.dtypes import corrections, dtype_error, has_bfloat16
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512

@@ -13,10 +13,10 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import fast_dtype, model_path, weights_of
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
+from grpo_math.run.dtypes import auto_dtype
 from grpo_math.run.redact import without_secrets
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import kinds_of_checkpoint
-from grpo_math.settings.dtypes import auto_dtype
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 

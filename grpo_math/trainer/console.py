@@ -99,17 +99,19 @@ class FiguresAndBar(ProgressCallback):
 
 def replace_printers(trainer: "MathGRPOTrainer") -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    pairs: list[tuple[type, type]] = [(PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)]
+    pairs: list[tuple[type[TrainerCallback], type[TrainerCallback]]] = [
+        (PrinterCallback, Figures),
+        (ProgressCallback, FiguresAndBar),
+    ]
     # transformers imports this module in a notebook.
     if notebook := sys.modules.get("transformers.utils.notebook"):
         from grpo_math.trainer.notebook import FigureTable
 
-        pairs.append((notebook.NotebookProgressCallback, FigureTable))
-    for theirs, ours in pairs:
-        for callback in list(trainer.callback_handler.callbacks):
-            if type(callback) is theirs:
-                trainer.remove_callback(callback)
-                trainer.add_callback(ours)
+        replacements[notebook.NotebookProgressCallback] = FigureTable
+    for callback in list(trainer.callback_handler.callbacks):
+        if ours := replacements.get(type(callback)):
+            trainer.remove_callback(type(callback))
+            trainer.add_callback(ours)
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from grpo_math.cli import main
 from grpo_math.errors import UserError
 from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.plan import MARGIN
+from grpo_math.run.dtypes import has_bfloat16
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import GB
 from grpo_math.settings.accelerate import accelerate_config
-from grpo_math.settings.dtypes import has_bfloat16
 from grpo_math.settings.fields import defaults, fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
