@@ -20,7 +20,7 @@ _HOME = {
     "Verdict": "grading",
     "REWARDS": "rewards",
     "load_problems": "problems.datasets",
-    "evaluate": "evaluation.of_trainer",
+    "evaluate": "evaluation.from_trainer",
 }
 __all__ = ["REWARDS", "MathGRPOConfig", "MathGRPOTrainer", "Verdict", "evaluate", "grade", "load_problems"]
 

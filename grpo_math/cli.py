@@ -16,7 +16,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from grpo_math import __version__
-from grpo_math.errors import PushError, UserError, one_of, printed
+from grpo_math.errors import PushError, UserError, printed, require_choice
 from grpo_math.run import streams
 
 
@@ -145,7 +145,7 @@ complete -o default -F _grpo_math grpo-math"""
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = spelt(sys.argv[1:] if argv is None else argv)
+    argv = normalize_options(sys.argv[1:] if argv is None else argv)
     streams.ready()
     try:
         code = _run(argv)
@@ -172,7 +172,7 @@ def _run(argv: list[str]) -> int:
             print(completion())
         return 0
     name, *words = argv
-    one_of("command", name, tuple(COMMANDS))
+    require_choice("command", name, tuple(COMMANDS))
     command = COMMANDS[name]
     _quiet()
     # The words after -- are for another program.
@@ -180,7 +180,7 @@ def _run(argv: list[str]) -> int:
     words, after_dashes = words[:end], words[end + 1 :]
     if command.fields and words and not words[0].startswith("-"):
         words = ["--config", *words]
-    parser = parser_of(name)
+    parser = command_parser(name)
     args, fields = parser.parse_known_args(words)
     if command.fields:
         args.fields = fields
@@ -201,10 +201,10 @@ def _run(argv: list[str]) -> int:
     return 0 if answer.yes else 1
 
 
-def spelt(argv: list[str]) -> list[str]:
+def normalize_options(argv: list[str]) -> list[str]:
     """Return the words with underscores in each option. The words after ``--`` are for another program and stay.
 
-    >>> spelt(["plan", "--gpu-memory=8", "--cpu_memory", "a-b", "--", "--max-model-len"])
+    >>> normalize_options(["plan", "--gpu-memory=8", "--cpu_memory", "a-b", "--", "--max-model-len"])
     ['plan', '--gpu_memory=8', '--cpu_memory', 'a-b', '--', '--max-model-len']
     """
     end = argv.index("--") if "--" in argv else len(argv)
@@ -240,13 +240,13 @@ def completion() -> str:
 
     cases = []
     for name, command in COMMANDS.items():
-        options = [*_options(parser_of(name)), *(fields() if command.fields else ())]
+        options = [*_options(command_parser(name)), *(fields() if command.fields else ())]
         words = " ".join(f"--{option}" for option in dict.fromkeys(options))
         cases.append(f'    {name}) words="{words}" ;;')
     return COMPLETION.format(commands=" ".join([*COMMANDS, "help"]), cases="\n".join(cases))
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def command_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command's arguments."""
     command = COMMANDS[name]
     parser = _Parser(

@@ -81,11 +81,11 @@ class PushError(UserError):
     """A push that failed because of the Hub or the network. Nothing is lost, and the same push can be tried again."""
 
 
-def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
+def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise `ConfigError` unless ``value`` is one of ``choices``; the nearest choice comes first in the remedy.
 
-    >>> one_of("surrogate", "clip", ("clip", "reinforce"))
-    >>> one_of("surrogate", "reinforced", ("clip", "reinforce"))
+    >>> require_choice("surrogate", "clip", ("clip", "reinforce"))
+    >>> require_choice("surrogate", "reinforced", ("clip", "reinforce"))
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: surrogate='reinforced' is not known: did you mean 'reinforce'? (clip, reinforce)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_math.evaluation import backends
-from grpo_math.generation.chat import OF_SMOLLM2
+from grpo_math.generation.chat import SMOLLM2_TEMPLATE
 from grpo_math.generation.completions import read_off
 
 END = "<|im_end|>"
@@ -23,7 +23,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = {"bos_token": "<|im_start|>", "eos_token": END, "pad_token": END}
-    settings = {"padding_side": "left", "chat_template": OF_SMOLLM2}
+    settings = {"padding_side": "left", "chat_template": SMOLLM2_TEMPLATE}
     return PreTrainedTokenizerFast(tokenizer_object=bytewise, **special, **settings)
 
 

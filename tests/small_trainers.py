@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.algorithm.correction import sampler_ratio
-from grpo_math.generation.chat import OF_SMOLLM2
+from grpo_math.generation.chat import SMOLLM2_TEMPLATE
 from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -41,7 +41,7 @@ def save_small(folder):
     characters.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(
         tokenizer_object=characters,
-        chat_template=OF_SMOLLM2,
+        chat_template=SMOLLM2_TEMPLATE,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
         pad_token="<pad>",

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from grpo_math import __version__
-from grpo_math.cli import COMMANDS, main, parser_of
+from grpo_math.cli import COMMANDS, command_parser, main
 from grpo_math.run.machine import versions
 from grpo_math.settings.fields import TABLES
 
@@ -27,7 +27,7 @@ def test_grade_prints_one_json_object_or_a_line_for_each_row(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_fits_on_one_screen(command):
-    parser = parser_of(command)
+    parser = command_parser(command)
     lines = parser.format_help().splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
@@ -49,7 +49,7 @@ def test_help_is_a_command_and_a_run_needs_no_option(capsys):
         with pytest.raises(SystemExit):
             main(words)
     assert "usage: grpo-math report RUN_DIR" in capsys.readouterr().out
-    parser = parser_of("evaluate")
+    parser = command_parser("evaluate")
     runs = [parser.parse_args(words).run for words in (["runs/a", "--data", "d"], ["--run", "runs/a"], ["--n", "5"])]
     assert runs == ["runs/a", "runs/a", None]
 
@@ -73,7 +73,7 @@ def completion():
 
 
 def test_the_help_of_train_has_the_twenty_most_used_fields():
-    text = parser_of("train").format_help()
+    text = command_parser("train").format_help()
     names = {name for meanings in TABLES["most_used"].values() for name in meanings}
     assert len(names) == 20
     assert all(f"  --{name} " in text for name in names)

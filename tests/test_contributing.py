@@ -11,7 +11,7 @@ from launching import ROOT, run
 CHANGES = {
     "reward": [
         ("rewards/rules.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
-         "    return [1.0 / (1 + len(text_of(completion))) for completion in completions]\n\n\n"),
+         "    return [1.0 / (1 + len(completion_text(completion))) for completion in completions]\n\n\n"),
         ("rewards/__init__.py", "    r1_zero,\n    xml_count,", "    short,\n"),
         ("rewards/__init__.py", "            r1_zero,\n            gsm8k,", "            short,\n"),
     ],

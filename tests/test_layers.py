@@ -31,7 +31,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "trainer.from_recipe"),
-    *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.results"),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.shared"),
@@ -129,7 +129,7 @@ def test_the_public_names_are_there():
         "assert callable(evaluate) and callable(grade) and REWARDS['accuracy']\n"
         "import grpo_math.evaluation.results, grpo_math.report.page, grpo_math.planner.plan\n"
         "from grpo_math.trainer import MathGRPOConfig, MathGRPOTrainer\n"
-        "from grpo_math.rewards import REWARDS, load_reward, make_overlong, make_llm_judge, text_of\n"
+        "from grpo_math.rewards import REWARDS, load_reward, make_overlong, make_llm_judge, completion_text\n"
         "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"
         "from grpo_math.planner import plan\n"
         "from grpo_math.report import report\n"

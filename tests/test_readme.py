@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pytest
 from launching import SHEBANG, write_program
 
-from grpo_math.cli import COMMANDS, parser_of
+from grpo_math.cli import COMMANDS, command_parser
 from grpo_math.errors import UserError
 from grpo_math.settings import recipe
 
@@ -191,10 +191,10 @@ def check_own(command: str, *words: str) -> None:
     given = list(words[: words.index("--")] if "--" in words else words)
     if COMMANDS[command].fields:
         named = ["--config"] if given and not given[0].startswith("-") else []
-        parsed, given = parser_of(command).parse_known_args(named + given)
+        parsed, given = command_parser(command).parse_known_args(named + given)
         check_recipe(given + (["--config", parsed.config] if getattr(parsed, "config", None) else []))
     else:
-        parser_of(command).parse_args(given)
+        command_parser(command).parse_args(given)
 
 
 def check_recipe(words: list[str]) -> None:

@@ -390,7 +390,7 @@ def entropy_sums(inputs: LossInputs) -> Tensor:
     return torch.stack([(inputs.entropies * mask).sum(), mask.sum().to(inputs.entropies.dtype)])
 
 
-def mean_of_completions(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+def mean_over_completions(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
     """Return the mean over completions of the mean over a completion's tokens (arXiv 2402.03300, eq. 3).
 
     >>> ones, values = torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
@@ -403,7 +403,7 @@ def mean_of_completions(values: Tensor, inputs: LossInputs, settings: LossSettin
     return ((values * inputs.mask).sum(dim=1) / inputs.mask.sum(dim=1).clamp(min=1)).mean()
 
 
-def mean_of_tokens(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+def mean_over_tokens(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
     """Return the mean over the micro-batch's tokens."""
     return (values * inputs.mask).sum() / inputs.mask.sum().clamp(min=1)
 
@@ -413,17 +413,17 @@ def mean_over_limit(values: Tensor, inputs: LossInputs, settings: LossSettings) 
     return (values * inputs.mask).sum() / (len(inputs.mask) * settings.max_completion_length)
 
 
-def mean_of_sums(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+def mean_over_sums(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
     """Return the mean over completions of the sum over a completion's tokens (LUSPO, arXiv 2602.05261)."""
     return (values * inputs.mask).sum(dim=1).mean()
 
 
-def share_of_step(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+def sum_over_step(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
     """Return the sum, divided by a rank's share of the optimizer step's tokens (DAPO, arXiv 2503.14476, eq. 8)."""
     return (values * inputs.mask).sum() / inputs.tokens_per_step
 
 
-def mean_of_prompts(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
+def mean_over_prompts(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
     """Return the mean over prompts of the mean over the tokens of a prompt's completions, by `prompt_weights`.
 
     The weights are those of a whole rollout, so groups may be split among micro-batches, steps and ranks.
@@ -458,25 +458,25 @@ class Reduction(NamedTuple):
 
 # By `loss_type`: TRL's, and prompt_mean.
 REDUCTIONS: dict[str, Reduction] = {
-    **dict.fromkeys(("grpo", "sapo"), Reduction(mean_of_completions, "rows")),
-    "bnpo": Reduction(mean_of_tokens, "tokens"),
+    **dict.fromkeys(("grpo", "sapo"), Reduction(mean_over_completions, "rows")),
+    "bnpo": Reduction(mean_over_tokens, "tokens"),
     "dr_grpo": Reduction(mean_over_limit, "rows"),
-    "luspo": Reduction(mean_of_sums, "rows"),
-    **dict.fromkeys(("dapo", "cispo", "vespo"), Reduction(share_of_step, "step")),
-    "prompt_mean": Reduction(mean_of_prompts, "step"),
+    "luspo": Reduction(mean_over_sums, "rows"),
+    **dict.fromkeys(("dapo", "cispo", "vespo"), Reduction(sum_over_step, "step")),
+    "prompt_mean": Reduction(mean_over_prompts, "step"),
 }
 
 
-def weight_of_micro_batch(loss_type: str, scored: Tensor, rows: int, tokens: Tensor) -> float | Tensor:
+def micro_batch_weight(loss_type: str, scored: Tensor, rows: int, tokens: Tensor) -> float | Tensor:
     """Return the factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
 
     ``scored`` (n, T) marks the tokens of the micro-batch that count; ``rows`` is the number of rows of TRL's
     micro-batch, ``tokens`` the number of its tokens that count.
 
     >>> scored = torch.ones(2, 3)
-    >>> weight_of_micro_batch("grpo", scored, 8, torch.tensor(40)), weight_of_micro_batch("dapo", scored, 8, scored)
+    >>> micro_batch_weight("grpo", scored, 8, torch.tensor(40)), micro_batch_weight("dapo", scored, 8, scored)
     (0.25, 1.0)
-    >>> weight_of_micro_batch("bnpo", scored, 8, torch.tensor(40))
+    >>> micro_batch_weight("bnpo", scored, 8, torch.tensor(40))
     tensor(0.1500)
     """
     over = REDUCTIONS[loss_type].over

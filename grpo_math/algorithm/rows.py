@@ -33,12 +33,12 @@ def is_per_row(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def is_of_prompt(name: str) -> bool:
+def is_prompt_tensor(name: str) -> bool:
     """Return True if a tensor is padded on the left."""
     return name.startswith("prompt")
 
 
-def padding_of(name: str) -> int:
+def padding_value(name: str) -> int:
     """Return the padding value: 1 for a ratio, because vespo multiplies a row's ratios, masked or not; else 0."""
     return int(name == "importance_sampling_ratio")
 
@@ -91,7 +91,7 @@ def masked_row(rows: Rows) -> Rows:
     row = select(rows, [0])
     for name, value in row.items():
         if is_per_row(value) and value.dim() > 1:
-            row[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
+            row[name] = value[:, -1:] if is_prompt_tensor(name) else value[:, :1]
     return {**row, "completion_mask": torch.zeros_like(row["completion_mask"])}
 
 
@@ -123,7 +123,7 @@ def gather_rows(rows: Rows, accelerator: Any) -> Rows:
         if is_per_row(value):
             if value.dim() > 1:
                 # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.
-                sides = {"pad_index": padding_of(name), "pad_first": is_of_prompt(name)}
+                sides = {"pad_index": padding_value(name), "pad_first": is_prompt_tensor(name)}
                 value = accelerator.pad_across_processes(value, dim=1, **sides)
             gathered[name] = accelerator.gather(value)
     return gathered
@@ -139,6 +139,6 @@ def padded(rows: Rows, columns: Mapping[str, int]) -> Rows:
     wider = dict(rows)
     for name, width in columns.items():
         missing = width - rows[name].size(1)
-        side = (missing, 0) if is_of_prompt(name) else (0, missing)
-        wider[name] = pad(rows[name], side, value=padding_of(name))
+        side = (missing, 0) if is_prompt_tensor(name) else (0, missing)
+        wider[name] = pad(rows[name], side, value=padding_value(name))
     return wider

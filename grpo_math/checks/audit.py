@@ -24,7 +24,7 @@ from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems, open_rows
 from grpo_math.problems.rows import BadRow, checked
-from grpo_math.problems.sources import OWN, SOURCES, source_of
+from grpo_math.problems.sources import OWN, SOURCES, source_name
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
 from grpo_math.run.streams import Answer
@@ -81,31 +81,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Audit the data set, and write the clean rows if a file is named."""
     target = args.config
-    is_data = target and (source_of(target) or is_table(target) or Path(target).is_dir())
+    is_data = target and (source_name(target) or is_table(target) or Path(target).is_dir())
     words = [] if target is None else ["--dataset" if is_data else "--config", target]
     settings = recipe.read([*words, *args.fields]).sound().values
     if args.write_clean and Path(args.write_clean).exists():
         raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")
     raws, rows, faults = read(settings)
     notes: list[str] = []
-    faults += [*of_rows(rows, args.prompt_tokens), *of_tests(rows, args.tests, settings, notes)]
+    faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
-    found = [
+    fault_kinds = [
         {"kind": kind, "count": len(lines), "line": lines[0].line, "example": lines[0].example}
         | {"lines": sorted(one.line for one in lines)}
         for kind, lines in by_kind(faults).items()
     ]
     result: dict[str, Any] = {
-        "ok": not found and not common,
+        "ok": not fault_kinds and not common,
         "rows": len(raws),
-        "faults": found,
+        "faults": fault_kinds,
         "left_out": len({fault.line for fault in faults}),
         "most_common": common,
         "notes": notes,
         "files": write_clean(args.write_clean, raws, faults) if args.write_clean else [],
     }
     text = [
-        *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in found),
+        *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in fault_kinds),
         *([f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"] if common else []),
         *(f"note: {note}" for note in notes),
         *(f"written  {name}" for name in result["files"]),
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> Answer:
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
     rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
-    counted = by_kind([fault for row in rows for fault in of_gold(row)] + [*repeated(rows)])
+    counted = by_kind([fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)])
     words = [f"{len(lines)} {kind}" for kind, lines in counted.items()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
@@ -145,7 +145,7 @@ def raw_text(raw: Any) -> str:
 def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
     """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
-    source = SOURCES.get(source_of(dataset) or "", OWN)
+    source = SOURCES.get(source_name(dataset) or "", OWN)
     accepted = which.chosen(settings["columns"], source.columns)
     if dataset.partition(":")[0] == "generated":
         raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
@@ -164,10 +164,10 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
     return raws, rows, faults
 
 
-def of_rows(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
+def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
     """Yield the faults of rows, alone and compared with each other."""
     for row in rows:
-        yield from of_gold(row)
+        yield from gold_faults(row)
         if len(row["problem"]) > CHARACTERS * prompt_tokens:
             text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
             yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
@@ -182,10 +182,10 @@ def of_rows(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
     yield from repeated(rows)
 
 
-def of_gold(row: Row) -> Iterator[Fault]:
+def gold_faults(row: Row) -> Iterator[Fault]:
     """Yield at most one fault of a gold answer.
 
-    >>> [fault.kind for text in ("7", "cm", "5 or 7") for fault in of_gold({"answer": text, "line": 1})]
+    >>> [fault.kind for text in ("7", "cm", "5 or 7") for fault in gold_faults({"answer": text, "line": 1})]
     ['gold answers that are a unit only', 'gold answers with several answers']
     """
     gold = row["answer"]
@@ -202,7 +202,7 @@ def of_gold(row: Row) -> Iterator[Fault]:
         "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
         "gold answers in prose, which nobody can match": len(words) >= PROSE,
     }
-    for kind in [kind for kind, found in kinds.items() if found][:1]:
+    for kind in [kind for kind, matched in kinds.items() if matched][:1]:
         yield Fault(kind, row["line"], shown(gold))
 
 
@@ -221,10 +221,10 @@ def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
             neighbours.append((distinct, row["line"]))
 
 
-def of_tests(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
+def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
     for name in filter(None, map(str.strip, names.split(","))):
-        if source_of(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
+        if source_name(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
             continue
         try:
             texts = [row["problem"] for row in load_problems(name, "test", skip_bad_rows=True)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from grpo_math.checks import LEVELS, Finding, symptoms
-from grpo_math.checks.series import TREND, WINDOW, Run
+from grpo_math.checks.series import TREND, WINDOW, RunSeries
 
 
 class Check(NamedTuple):
@@ -166,8 +166,15 @@ EXPLAINED_BY: dict[str, set[str]] = {
 
 
 # Findings that look at the reward, or at a KL that starts at 0.
-OF_REWARDS = ("flat_reward", "collapse", "reward_stuck", "entropy_collapse", "entropy_rises", "reward_without_heldout")
-OF_OWN_REFERENCE = ("kl_explosion", "kl_not_zero_at_start")
+REWARD_CHECKS = (
+    "flat_reward",
+    "collapse",
+    "reward_stuck",
+    "entropy_collapse",
+    "entropy_rises",
+    "reward_without_heldout",
+)
+REFERENCE_CHECKS = ("kl_explosion", "kl_not_zero_at_start")
 
 
 def diagnose(
@@ -187,10 +194,10 @@ def diagnose(
     >>> finding.remedy
     'allow longer completions: max_completion_length: 512'
     """
-    run = Run(history, config or {}, checkpoints)
+    run = RunSeries(history, config or {}, checkpoints)
     # On-policy distillation has no rewards, and the KL to a teacher is not 0 at the start.
-    off = {*OF_REWARDS} if run.get("rewards", ["accuracy"]) == [] else set()
-    off |= {*OF_OWN_REFERENCE} if run.get("reference_model", None) else set()
+    off = {*REWARD_CHECKS} if run.get("rewards", ["accuracy"]) == [] else set()
+    off |= {*REFERENCE_CHECKS} if run.get("reference_model", None) else set()
     names = [name for name in CHECKS if name not in off]
     seen: dict[str, symptoms.Symptom] = {name: symptom for name in names if (symptom := getattr(symptoms, name)(run))}
     findings = []

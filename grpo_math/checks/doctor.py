@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
 from grpo_math.checks.model import show
-from grpo_math.checks.preflight import CHECKS, OF_DOCTOR, WITH_TOKENIZER, preflight
-from grpo_math.checks.setup import Setup, finding_of
+from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
+from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.run.streams import Answer
 from grpo_math.settings import accelerate, recipe
@@ -49,11 +49,11 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     processes = int(launch.get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
     for note in read.notes:
-        yield finding_of(UserError(note), "settings", "warning")
+        yield as_finding(UserError(note), "settings", "warning")
     for problem in read.problems:
-        yield finding_of(problem, "settings")
+        yield as_finding(problem, "settings")
     failed = bool(read.problems)
-    for finding in preflight(setup, (*CHECKS, *OF_DOCTOR), failed):
+    for finding in preflight(setup, (*CHECKS, *DOCTOR_CHECKS), failed):
         failed |= finding.level == "error"
         yield finding
     # The classes of training would raise the same errors again.
@@ -77,7 +77,7 @@ def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
         setup.tokenizer = load_tokenizer(path, settings.model.model_revision)
         check_weights(path)
     except UserError as error:
-        yield finding_of(error, checked)
+        yield as_finding(error, checked)
         return
     yield from preflight(setup, WITH_TOKENIZER)
 

@@ -38,13 +38,13 @@ class Diagnosis(TrainerCallback):
         interval = max(10, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or state.global_step - self.last_step >= interval):
-            for finding in self.look(state):
+            for finding in self.report_new_findings(state):
                 self.tell(args, state, control, logs={metrics.FINDING_PREFIX + finding.check: finding.line()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.look(state)
+        self.report_new_findings(state)
 
-    def look(self, state: Any) -> list[Finding]:
+    def report_new_findings(self, state: Any) -> list[Finding]:
         """Print and return the findings that are new."""
         if not state.is_world_process_zero or not self.history.path.exists():
             return []

@@ -16,9 +16,9 @@ from packaging.version import Version
 
 from grpo_math import planner
 from grpo_math.checks import Finding
-from grpo_math.checks.model import lengths_of
-from grpo_math.checks.setup import Setup, finding_of
-from grpo_math.errors import UserError, one_of
+from grpo_math.checks.model import sampled_lengths
+from grpo_math.checks.setup import Setup, as_finding
+from grpo_math.errors import UserError, require_choice
 from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, resume
@@ -107,7 +107,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
             raise error
     kernel = s["attn_implementation"] or "sdpa"
     if not {"/", "|"} & set(kernel):
-        one_of("attn_implementation", kernel, ATTENTION)
+        require_choice("attn_implementation", kernel, ATTENTION)
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
@@ -150,12 +150,12 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
             capability=None if s["use_cpu"] else min(capabilities(), default=None),
-            prompt_tokens=max(lengths_of(setup)),
+            prompt_tokens=max(sampled_lengths(setup)),
             offline=True,
         )
     except UserError as error:
         # The plan adapts the model as training does, and peft refuses dropout for stacked experts.
-        yield finding_of(error, "memory", "error" if str(error).startswith("lora_dropout") else "info")
+        yield as_finding(error, "memory", "error" if str(error).startswith("lora_dropout") else "info")
         return
     if answer["fits"]:
         prompts = f"prompts of {answer['prompt_tokens']} tokens"
@@ -192,8 +192,8 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     setup.refuse("output_dir", not writable, reason, "name another folder")
     named, run_dir = resume.source(folder, s["resume_from_checkpoint"])
     if named:
-        checkpoints.step_of(named)
-    held = resume.config_of(run_dir)
+        checkpoints.checkpoint_step(named)
+    held = resume.run_config(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
     # Another program made the checkpoint, so there is nothing to compare.
     if held is None or (not known and named):

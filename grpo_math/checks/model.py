@@ -13,9 +13,9 @@ from jinja2 import TemplateError
 
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, escaped, one_of
+from grpo_math.errors import ConfigError, escaped, require_choice
 from grpo_math.generation.models import check_reference, config_file
-from grpo_math.generation.request import request_of
+from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
@@ -44,7 +44,7 @@ def adapter(setup: Setup) -> None:
     setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
     check_targets(setup.shape.paths, wanted_modules(s), linears, setup.shape.layers)
     for name in s["lora_modules_to_save"] or []:
-        one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
+        require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
 
 
 def check_targets(
@@ -157,7 +157,7 @@ def _configured_eos(tokenizer: Any) -> set[int]:
 
 def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     """Prompts and completions together fit the model's context, and vLLM's if vLLM generates."""
-    s, lengths = setup.settings, lengths_of(setup)
+    s, lengths = setup.settings, sampled_lengths(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
@@ -175,7 +175,7 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
             yield Finding("error", message, "shorten max_completion_length, or leave out long problems")
 
 
-def lengths_of(setup: Setup) -> list[int]:
+def sampled_lengths(setup: Setup) -> list[int]:
     """Return the lengths in tokens of a sample of the prompts, in rising order."""
     return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
 
@@ -189,7 +189,7 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as text."""
     if not _is_chat(setup):
         return [str(row["prompt"]) for row in rows]
-    options = {"tokenize": False, "add_generation_prompt": True, **request_of(setup.settings).template_kwargs}
+    options = {"tokenize": False, "add_generation_prompt": True, **request_from(setup.settings).template_kwargs}
     if setup.settings["tools"]:
         conversation = _conversation(setup)
         options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
@@ -229,7 +229,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    request = request_of(setup.settings).to_dict()
+    request = request_from(setup.settings).to_dict()
     sampled = ", ".join(f"{name} {value}" for name, value in request.items() if value not in (None, [], {}))
     text = "\n".join([*lines, f"answer format: {answer_format}", f"request: {escaped(sampled)}"])
     return Answer({"answer_format": answer_format, "request": request, "prompts": shown}, text)

@@ -15,7 +15,7 @@ Imports no torch.
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from grpo_math.checks import Finding, attack, audit, machine, model, rewards, services
-from grpo_math.checks.setup import Setup, finding_of
+from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.ranks import broadcast_from_main
@@ -51,7 +51,7 @@ def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
 
 def settings(setup: Setup) -> list[Finding]:
     """Settings do not contradict each other, and each has an effect."""
-    lines = [finding_of(line, "settings", level) for level, line in rules.violations(setup.settings)]
+    lines = [as_finding(line, "settings", level) for level, line in rules.violations(setup.settings)]
     # Warnings about settings without effect are left out while there are errors.
     return [line for line in lines if line.level == "error"] or lines
 
@@ -78,9 +78,9 @@ CHECKS: dict[str, Check] = {
     "python_tool": machine.python_tool,
 }
 # Only the doctor makes these, because they take seconds or print examples.
-OF_DOCTOR: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
+DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
-AFTER_ALL = ("settings", "adapter", *OF_DOCTOR, "disk", "end_of_turn", "prompt_lengths", "memory")
+AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": model.chat_template,
@@ -97,7 +97,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
     ``failed``: there was an error before these checks.
     """
     yielded = set[str]()
-    for name, check in {**CHECKS, **OF_DOCTOR, **WITH_TOKENIZER}.items():
+    for name, check in {**CHECKS, **DOCTOR_CHECKS, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in AFTER_ALL):
             continue
         try:
@@ -106,13 +106,13 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
                 yield finding._replace(check=name)
         # Training needs no plan: a model or a setting that the planner does not support is not an error.
         except NotPlanned as error:
-            yield finding_of(error, name, "info")
+            yield as_finding(error, name, "info")
         except UserError as error:
             failed = True
             # Several checks read the same problems, and would report the same error.
             if str(error) not in yielded:
                 yielded.add(str(error))
-                yield finding_of(error, name)
+                yield as_finding(error, name)
 
 
 # Checks that need neither torch nor the number of processes.

@@ -20,7 +20,7 @@ from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
-from grpo_math.problems.of_recipe import naming
+from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
@@ -54,7 +54,9 @@ def problems(setup: Setup) -> Iterator[Finding]:
     yield from _contradictions(rows)
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
-        yield Finding(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
+        yield Finding(
+            level, contamination.overlap_line(overlap), "give an eval_split or eval_dataset of other problems"
+        )
 
 
 def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

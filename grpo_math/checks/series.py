@@ -80,7 +80,7 @@ class Change(NamedTuple):
         return f"{fmean(self.early.values):.2f} in {self.early.span}, {fmean(self.late.values):.2f} in {self.late.span}"
 
 
-class Run:
+class RunSeries:
     """The lines of a history in order, the settings, and the steps of the checkpoints."""
 
     def __init__(

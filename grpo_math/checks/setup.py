@@ -7,16 +7,16 @@ from typing import Any
 
 from grpo_math.checks import Finding
 from grpo_math.errors import ConfigError, UserError, cut
-from grpo_math.planner.model import Shape, read_config, shape_of
-from grpo_math.problems.of_recipe import RecipeProblems
+from grpo_math.planner.model import Shape, model_shape, read_config
+from grpo_math.problems.from_recipe import RecipeProblems
 
 
-def finding_of(error: UserError, check: str, level: str = "error") -> Finding:
+def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
     """Return an error as a finding. The text after the last colon is the remedy.
 
-    >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
+    >>> as_finding(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
-    >>> finding_of(UserError("no such thing"), "model")
+    >>> as_finding(UserError("no such thing"), "model")
     Finding(level='error', message='no such thing', remedy='correct it', check='model')
     """
     # Not from the text: the remedy of a setting may contain a colon.
@@ -54,4 +54,4 @@ class Setup:
     @cached_property
     def shape(self) -> Shape:
         """Raises `ConfigError` for a model that has not been measured."""
-        return shape_of(str(self.settings["model_name_or_path"]), self.model_config, measures=False)
+        return model_shape(str(self.settings["model_name_or_path"]), self.model_config, measures=False)

@@ -1,6 +1,6 @@
 """The symptoms of a run that learns nothing, learns less than it could, or gets worse; each with its bound.
 
-Each symptom has one function: a `Run` -> `Symptom` or None. Bounds that series.py needs too are defined there.
+Each symptom has one function: a `RunSeries` -> `Symptom` or None. Bounds that series.py needs too are defined there.
 
 diagnosis.py has the cause and the remedy of each.
 """
@@ -9,12 +9,12 @@ import math
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Change, Run, Series
+from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Change, RunSeries, Series
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
 LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
-GONE = 0.05  # probability of a series of lines without a reward, if the problems had always been that hard
+MAX_P_VALUE = 0.05  # probability of a series of lines without a reward, if the problems had always been that hard
 FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
 FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
@@ -31,7 +31,7 @@ UNIFORM = 0.8  # share of groups without signal; four fifths of the generation a
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
 CLIP_MAX = "vllm_importance_sampling_clip_max"
 FADED = 0.8  # mean weight of the longest completions; short completions keep a weight of 1
-SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
+MAX_SAMPLER_DIFFERENCE = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors; a run that changed nothing exceeds them with a probability of 1 in 200
 GRADIENT_GREW = 5.0  # times its median in the first lines; a healthy gradient norm at most doubles
@@ -47,7 +47,7 @@ class Symptom(NamedTuple):
     setting: str
 
 
-def flat_reward(run: Run) -> Symptom | None:
+def flat_reward(run: RunSeries) -> Symptom | None:
     """The rise from the first lines to the last third is clearly below `RISE` of the range."""
     change = run.not_rising
     # A reward that clearly falls is not flat: `collapse` looks at it.
@@ -55,7 +55,7 @@ def flat_reward(run: Run) -> Symptom | None:
     return Symptom(change.words, run.learning_rate(3)) if change and not fell else None
 
 
-def collapse(run: Run) -> Symptom | None:
+def collapse(run: RunSeries) -> Symptom | None:
     """The newest window's mean is clearly below the best earlier window's, by `FALL` of the range.
 
     Or rewards stopped so early that there are not two windows to compare.
@@ -64,7 +64,7 @@ def collapse(run: Run) -> Symptom | None:
     if not run.comparable:
         return None
     if len(reward) < TREND:
-        return _gone(run)
+        return _rewards_lost(run)
     # Every window that ends before the newest one begins.
     starts = range(len(reward) - 2 * WINDOW + 1)
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
@@ -73,16 +73,16 @@ def collapse(run: Run) -> Symptom | None:
     # Both means are over one window, so the variances of two windows add up.
     drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
     if drop < max(FALL * run.span, FALL_SURE * error):
-        return _gone(run)
+        return _rewards_lost(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
     words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
     return Symptom(words, run.learning_rate(0.5))
 
 
-def _gone(run: Run) -> Symptom | None:
+def _rewards_lost(run: RunSeries) -> Symptom | None:
     """The last ``n`` lines have no reward above the lowest, ``r`` of the ``k`` lines before do, beyond chance:
 
-        P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `GONE`
+        P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `MAX_P_VALUE`
 
     Before the run, all shares of rewarded lines are equally likely (Laplace's rule of succession).
     """
@@ -92,26 +92,26 @@ def _gone(run: Run) -> Symptom | None:
         return None
     n = rewarded[::-1].index(True)
     k, r = len(top) - n, sum(rewarded)
-    if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= GONE:
+    if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= MAX_P_VALUE:
         return None
     before, none = top.first(k), top.last(n)
     words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
     return Symptom(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
 
 
-def _checkpoint(run: Run, peak: list[int]) -> str:
+def _checkpoint(run: RunSeries, peak: list[int]) -> str:
     """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one.
 
-    >>> _checkpoint(Run([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62])
+    >>> _checkpoint(RunSeries([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62])
     'keep checkpoint-70'
-    >>> _checkpoint(Run([], {}, []), [61, 62])
+    >>> _checkpoint(RunSeries([], {}, []), [61, 62])
     'no checkpoint was saved'
     """
     earlier = [step for step in run.saved if step <= peak[-1]] or run.saved[:1]
     return f"keep checkpoint-{earlier[-1]}" if earlier else "no checkpoint was saved"
 
 
-def reward_stuck(run: Run) -> Symptom | None:
+def reward_stuck(run: RunSeries) -> Symptom | None:
     """In each of the newest lines the smallest reward equals the largest."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
     if len(low) < WINDOW or low.steps != top.steps:
@@ -129,7 +129,7 @@ def reward_stuck(run: Run) -> Symptom | None:
     return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers correct", setting)
 
 
-def format_without_accuracy(run: Run) -> Symptom | None:
+def format_without_accuracy(run: RunSeries) -> Symptom | None:
     """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
@@ -146,14 +146,14 @@ def format_without_accuracy(run: Run) -> Symptom | None:
     return None
 
 
-def kl_explosion(run: Run) -> Symptom | None:
+def kl_explosion(run: RunSeries) -> Symptom | None:
     """The median of the newest lines is above `KL_EXPLODED`."""
     kl = run.series(metrics.KL).last()
     seen = Symptom(f"{kl.level:.3g} nats a token in {kl.span}", run.learning_rate(0.3))
     return seen if len(kl) >= WINDOW and kl.level >= KL_EXPLODED else None
 
 
-def kl_not_zero_at_start(run: Run) -> Symptom | None:
+def kl_not_zero_at_start(run: RunSeries) -> Symptom | None:
     """The KL at step 1, before any weight has changed, is not zero."""
     kl = run.series(metrics.KL).first(1)
     # A new adapter adds exactly zero, with or without lora_dropout. TRL's disable_dropout turns off modules, and
@@ -163,7 +163,7 @@ def kl_not_zero_at_start(run: Run) -> Symptom | None:
     return seen if kl.steps == [1] and abs(kl.level) > KL_FIRST and run.get("logging_steps", 1) == 1 else None
 
 
-def entropy_collapse(run: Run) -> Symptom | None:
+def entropy_collapse(run: RunSeries) -> Symptom | None:
     """The entropy fell below `ENTROPY_SHARE` of its start, and the reward clearly does not rise."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
     # The first lines only: in a healthy run, too, the entropy falls fast.
@@ -174,7 +174,7 @@ def entropy_collapse(run: Run) -> Symptom | None:
     return Symptom(words, "entropy_coef: 0.001")
 
 
-def entropy_rises(run: Run) -> Symptom | None:
+def entropy_rises(run: RunSeries) -> Symptom | None:
     """The entropy is clearly above `ENTROPY_ROSE` times its start, and the reward clearly does not rise."""
     entropy, change = run.change(metrics.ENTROPY), run.not_rising
     if entropy is None or change is None or not _grew(entropy, ENTROPY_ROSE):
@@ -182,7 +182,7 @@ def entropy_rises(run: Run) -> Symptom | None:
     return Symptom(f"entropy {entropy.words} nats; reward {change.words}", run.learning_rate(0.3))
 
 
-def length_without_accuracy(run: Run) -> Symptom | None:
+def length_without_accuracy(run: RunSeries) -> Symptom | None:
     """The mean length is clearly above `LONGER` times its start, and the accuracy clearly does not rise."""
     length, accuracy = run.change(metrics.LENGTH_MEAN), run.change(metrics.ACCURACY)
     if length is None or accuracy is None or not run.comparable or not _grew(length, LONGER):
@@ -199,7 +199,7 @@ def _grew(change: Change, factor: float) -> bool:
     return change.rise - SURE * change.error > (factor - 1) * fmean(change.early.values)
 
 
-def reward_without_heldout(run: Run) -> Symptom | None:
+def reward_without_heldout(run: RunSeries) -> Symptom | None:
     """The reward clearly rose by 2 `RISE` of its range, and held-out accuracy clearly by less than half as much."""
     scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     reward = run.change(metrics.REWARD) if run.comparable else None
@@ -215,25 +215,29 @@ def reward_without_heldout(run: Run) -> Symptom | None:
     return Symptom(f"{words} at step {scores[-1][metrics.STEP]}", "rewards: [accuracy]")
 
 
-def truncation(run: Run) -> Symptom | None:
+def truncation(run: RunSeries) -> Symptom | None:
     """The median truncated share of the newest lines is above `TRUNCATED_SHARE`, before line `FEW` above `MOST_CUT`."""
     cut = run.series(metrics.TRUNCATED)
     seen = Symptom(f"{percent(cut.level)} in {cut.last().span}", _longer(run))
     return seen if cut.level > (TRUNCATED_SHARE if len(cut) >= FEW else MOST_CUT) else None
 
 
-def none_correct(run: Run) -> Symptom | None:
+def none_correct(run: RunSeries) -> Symptom | None:
     """No completion is correct in any line, although the rewards depend on verdicts."""
     right = run.series(metrics.ACCURACY)
-    own = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
-    return None if own or not right.values or max(right.values) else Symptom(f"0% in {right.span}", "dataset: another")
+    is_user_reward = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
+    return (
+        None
+        if is_user_reward or not right.values or max(right.values)
+        else Symptom(f"0% in {right.span}", "dataset: another")
+    )
 
 
-def _longer(run: Run) -> str:
+def _longer(run: RunSeries) -> str:
     return f"max_completion_length: {2 * run.get('max_completion_length', 256)}"
 
 
-def eos_mismatch(run: Run) -> Symptom | None:
+def eos_mismatch(run: RunSeries) -> Symptom | None:
     """No completion has ended by itself since the start, although answers are correct or the limit is ample."""
     cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
     # A model that rambles under a small limit never ends either, but then hardly any answer is correct.
@@ -244,7 +248,7 @@ def eos_mismatch(run: Run) -> Symptom | None:
     return Symptom(words, "eos_token_id: [...] in generation_config.json")
 
 
-def uniform_groups(run: Run) -> Symptom | None:
+def uniform_groups(run: RunSeries) -> Symptom | None:
     """The mean share of groups with equal rewards is at least `UNIFORM`.
 
     The mean, not the median: in a run with one prompt per step, each line's share is 0 or 1.
@@ -257,7 +261,7 @@ def uniform_groups(run: Run) -> Symptom | None:
     return seen if len(uniform) >= FEW and uniform.mean >= UNIFORM else None
 
 
-def adapter_not_moving(run: Run) -> Symptom | None:
+def adapter_not_moving(run: RunSeries) -> Symptom | None:
     """Gradients are zero and advantages are not, or the learning rate is zero."""
     rate = run.series(metrics.LEARNING_RATE)
     if len(rate) >= WINDOW and max(rate.values) == 0:
@@ -270,7 +274,7 @@ def adapter_not_moving(run: Run) -> Symptom | None:
     return None
 
 
-def uncheckable_answers(run: Run) -> Symptom | None:
+def uncheckable_answers(run: RunSeries) -> Symptom | None:
     """The mean uncheckable share of the newest `FEW` lines is above `UNCHECKABLE_SHARE`."""
     late = run.series(metrics.verdict_key("uncheckable")).last(FEW)
     longer = f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}"
@@ -278,14 +282,14 @@ def uncheckable_answers(run: Run) -> Symptom | None:
     return seen if len(late) >= FEW and late.mean > UNCHECKABLE_SHARE else None
 
 
-def sampler_apart(run: Run) -> Symptom | None:
-    """TRL's mean distance between vLLM's and the trainer's log-probs has a median above `SAMPLER_APART`."""
+def sampler_apart(run: RunSeries) -> Symptom | None:
+    """TRL's mean distance between vLLM's and the trainer's log-probs has a median above `MAX_SAMPLER_DIFFERENCE`."""
     apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
     seen = Symptom(f"{apart.level:.2g} nats a token in {apart.span}", "cast_lm_head_to_fp32: true")
-    return seen if len(apart) >= WINDOW and apart.level > SAMPLER_APART else None
+    return seen if len(apart) >= WINDOW and apart.level > MAX_SAMPLER_DIFFERENCE else None
 
 
-def long_completions_fade(run: Run) -> Symptom | None:
+def long_completions_fade(run: RunSeries) -> Symptom | None:
     """The longest completions have a mean weight below `FADED` in TRL's sequence modes.
 
     The weight follows from the spread of the summed log-ratios. With independent normal log-ratios of standard
@@ -305,7 +309,7 @@ def long_completions_fade(run: Run) -> Symptom | None:
     return Symptom(words, "vllm_importance_sampling_mode: token_truncate") if weight < FADED else None
 
 
-def heldout_worse(run: Run) -> Symptom | None:
+def heldout_worse(run: RunSeries) -> Symptom | None:
     """The newest held-out accuracy is clearly below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
     scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
@@ -321,7 +325,7 @@ def heldout_worse(run: Run) -> Symptom | None:
     return Symptom(words, run.learning_rate(0.3))
 
 
-def learning_rate_too_high(run: Run) -> Symptom | None:
+def learning_rate_too_high(run: RunSeries) -> Symptom | None:
     """Gradients grew `GRADIENT_GREW` times, or the policy moves too far from its rollout."""
     gradient, moved = run.series(metrics.GRAD_NORM), run.series(metrics.APPROX_KL)
     # Gradients below max_grad_norm are not clipped. They may grow from a small start without harm.

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Trainer, get_scheduler
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.weights import kinds_of_checkpoint
+from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.arguments import TrainArguments, needing_whole
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -49,4 +49,4 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
 def can_sample(config: MathGRPOConfig) -> bool:
     """Return whether the model can be evaluated: by vLLM, or whole on each process, so not with ZeRO-3 or FSDP."""
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
-    return config.use_vllm or not (sharded or "FSDP" in kinds_of_checkpoint(config))
+    return config.use_vllm or not (sharded or "FSDP" in checkpoint_kinds(config))

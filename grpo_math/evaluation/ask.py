@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import of_run
+from grpo_math.evaluation import from_run
 from grpo_math.evaluation.backends import Model, check_chat
 from grpo_math.generation.completions import pieces, read_off, stop_ids, token_ids, tokens
-from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
+from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.generation.request import Request
 from grpo_math.problems.prompts import Template, as_template
-from grpo_math.run.resume import config_of
+from grpo_math.run.resume import run_config
 
 Names = tuple[str, str | None]  # a model and its adapter
 PLAIN = "plain"  # the question without a template, as a chat message if the model has a chat template
 
 
-class Asked:
+class LoadedModels:
     """The base and the trained model of ``target``, loaded and ready to answer.
 
     ``target`` is a run directory, the folder of an adapter, or a model (a folder, a Hub id, 'embedded'), which has only
@@ -92,15 +92,15 @@ class Asked:
 def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
     """Return the models, the template and the request."""
     refuse_missing_folder("target", target)
-    if config := config_of(Path(target)):
-        run = of_run.read(target)
+    if config := run_config(Path(target)):
+        run = from_run.read(target)
         if run.tools:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script of the user has no template in its config.yaml.
         return run.models, run.template if config.get("prompt_template") else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
-    if base := base_of_adapter(target):
+    if base := adapter_base(target):
         return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()
     return {"model": (target, None)}, PLAIN, Request()
 

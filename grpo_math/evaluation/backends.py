@@ -20,7 +20,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
-from grpo_math.errors import ConfigError, first_line, one_of
+from grpo_math.errors import ConfigError, first_line, require_choice
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
@@ -29,7 +29,7 @@ from grpo_math.generation.models import check_weights, inference_dtype, load_tok
 from grpo_math.generation.request import QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
-from grpo_math.problems.of_recipe import naming
+from grpo_math.problems.from_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
 
@@ -67,7 +67,7 @@ class Backend:
     server: str | None = None
 
     def __post_init__(self) -> None:
-        one_of("backend", self.name, BACKENDS)
+        require_choice("backend", self.name, BACKENDS)
         if (self.name == "vllm-server") != (self.server is not None):
             reason = f"does not go with backend={self.name}"
             raise ConfigError("server", self.server, reason, "give --backend vllm-server and its URL, or neither")
@@ -256,7 +256,7 @@ def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any
     return weights.to("cuda") if torch.cuda.is_available() and not quantisation else weights
 
 
-def quantisation_of(weights: Any) -> dict[str, Any]:
+def quantisation_fields(weights: Any) -> dict[str, Any]:
     """Return the quantisation of loaded weights, under the names of a recipe; {} without one."""
     config = getattr(weights.config, "quantization_config", None)
     if not (getattr(weights, "is_loaded_in_4bit", False) or getattr(weights, "is_loaded_in_8bit", False)):

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 FORMAT = 1  # of a results file
 
-OF_EACH = ("model", "adapter", ACCURACY, "ci95", ACCURACY_IN_FORMAT, "categories")  # in a comparison
+COMPARED_FIELDS = ("model", "adapter", ACCURACY, "ci95", ACCURACY_IN_FORMAT, "categories")  # in a comparison
 
 # The settings that two results must share, besides the problems, and the remedy if they differ.
 SAME = {
@@ -84,8 +84,8 @@ def comparison(before: Results, after: Results, examples: int | None = 3) -> dic
     in_format = compare(before, after, IN_FORMAT)
     return {
         "n": paired.n,
-        "before": {name: before.get(name) for name in OF_EACH},
-        "after": {name: after.get(name) for name in OF_EACH},
+        "before": {name: before.get(name) for name in COMPARED_FIELDS},
+        "after": {name: after.get(name) for name in COMPARED_FIELDS},
         "difference": paired.difference,
         "ci95": [paired.lo, paired.hi],
         "difference_in_format": in_format.difference,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_of_means
+from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_for_means
 from grpo_math.grading import Grade, Verdict
 from grpo_math.grading.equal.compare import value as exact_value
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
@@ -63,7 +63,7 @@ def category(grade: Grade, truncated: bool) -> str:
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """Return the summary metrics of graded records. Each problem has ``samples`` consecutive records.
 
-    ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is each power of 2 up to ``samples``, and ``samples``.
+    ``ci95`` is `wilson_for_means`. pass@k and maj@k are exact; k is each power of 2 up to ``samples``, and ``samples``.
     ``by_subject`` and ``by_level`` exist if the problems have them.
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
@@ -101,7 +101,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
 
 
 def _interval(values: Sequence[float], samples: int) -> list[float]:
-    return list(wilson_of_means(values, samples * len(values)))
+    return list(wilson_for_means(values, samples * len(values)))
 
 
 def _by(name: str, problems: Sequence[Sequence[Record]], means: Sequence[float]) -> dict[str, Any]:
@@ -115,11 +115,11 @@ def _by(name: str, problems: Sequence[Sequence[Record]], means: Sequence[float])
     }
 
 
-def text_of(results: Results) -> str:
+def metrics_table(results: Results) -> str:
     """Return the metrics as a compact table for the terminal. A category that does not occur has no row.
 
     >>> rows = [{"id": "a", "category": "correct", "answer": "7", "level": 1}]
-    >>> print(text_of({"temperature": 0.0, "samples": 1, **summary(rows)}))
+    >>> print(metrics_table({"temperature": 0.0, "samples": 1, **summary(rows)}))
     accuracy            100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
     accuracy in format  100.0%
     <BLANKLINE>

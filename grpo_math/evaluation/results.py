@@ -66,7 +66,7 @@ def evaluate(
 ) -> Results:
     """Return the results of ``model`` on rows of `load_problems`.
 
-    ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_of_means`;
+    ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_for_means`;
     ``accuracy_in_format`` is the share that is right and in the format.
 
     Answers are stored next to the results file after each batch (`answers_file`). The same call continues an

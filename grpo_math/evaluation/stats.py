@@ -46,7 +46,7 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     return lo, hi
 
 
-def wilson_of_means(means: Sequence[float], completions: int) -> tuple[float, float]:
+def wilson_for_means(means: Sequence[float], completions: int) -> tuple[float, float]:
     """Return Wilson's interval of the mean p over problems of mean@n, pass@k or maj@k.
 
     ``means`` has the value of each problem, in [0, 1], and ``completions`` is how many completions all problems have.
@@ -57,9 +57,9 @@ def wilson_of_means(means: Sequence[float], completions: int) -> tuple[float, fl
 
     (Dean and Pagano 2015, on proportions from clusters). With values 0 and 1 the result equals `wilson`.
 
-    >>> wilson_of_means([1, 0, 0, 1], 4) == wilson(2, 4)
+    >>> wilson_for_means([1, 0, 0, 1], 4) == wilson(2, 4)
     True
-    >>> [round(bound, 3) for bound in wilson_of_means([1, 0], 8)]  # 2 problems, and not 8 answers
+    >>> [round(bound, 3) for bound in wilson_for_means([1, 0], 8)]  # 2 problems, and not 8 answers
     [0.095, 0.905]
     """
     problems, mean = len(means), fmean(means)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.prompts import Template
-from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_of
+from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_name
 
 
 def sets(data: str | None, suite: str | None) -> list[str]:
@@ -21,7 +21,7 @@ def sets(data: str | None, suite: str | None) -> list[str]:
     if data is not None and suite is not None:
         raise UserError("--suite would be ignored by --data: leave one of them out")
     if suite is not None:
-        one_of("suite", suite, tuple(SUITES))
+        require_choice("suite", suite, tuple(SUITES))
         return list(SUITES[suite])
     if data is None:
         raise UserError("--data is missing: give a model and data, or two results files with --compare")
@@ -31,19 +31,19 @@ def sets(data: str | None, suite: str | None) -> list[str]:
     return names
 
 
-def asked(
+def evaluation_protocol(
     name: str, template: str | Template | None, samples: int | None, temperature: float | None
 ) -> tuple[str | Template, int, float]:
     """Return template, samples and temperature of a set: the given ones, else its authors'; one sample if greedy.
 
-    >>> [asked(name, None, None, None)[1] for name in sets(None, "math")]
+    >>> [evaluation_protocol(name, None, None, None)[1] for name in sets(None, "math")]
     [1, 1, 1, 1, 32, 32, 32]
-    >>> asked("math-ai/aime25", None, 4, None), asked("owner/name", None, None, None)
+    >>> evaluation_protocol("math-ai/aime25", None, 4, None), evaluation_protocol("owner/name", None, None, None)
     (('boxed', 4, 0.6), ('gsm8k', 1, 0.0))
-    >>> asked("aime2024", None, None, None), asked("aime2024", "gsm8k", None, 0.0)
+    >>> evaluation_protocol("aime2024", None, None, None), evaluation_protocol("aime2024", "gsm8k", None, 0.0)
     (('boxed', 32, 0.6), ('gsm8k', 1, 0.0))
     """
-    source = SOURCES.get(source_of(name) or "", OWN)
+    source = SOURCES.get(source_name(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature
     # Greedy samples would all be equal.
     drawn = (source.samples if heat > 0 else 1) if samples is None else samples
@@ -70,7 +70,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return aligned(rows)
 
 
-def table_of_pairs(
+def comparison_table(
     compared: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> str:
     """Return a line for each set: base, trained, and the paired difference with its interval, in points."""

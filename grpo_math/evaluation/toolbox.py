@@ -13,8 +13,8 @@ from grpo_math.generation.chat import Tool
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
-from grpo_math.rewards.columns import text_of
-from grpo_math.tools import limits_of, read_limits, read_tools
+from grpo_math.rewards.columns import completion_text
+from grpo_math.tools import read_limits, read_tools, tool_limits
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
     return _toolbox(read_tools(names, read_limits(python or {})), rounds)
 
 
-def toolbox_of(trainer: Any) -> Toolbox | None:
+def trainer_toolbox(trainer: Any) -> Toolbox | None:
     """Return a trainer's tools; None without any."""
     turns = getattr(trainer, "turns", None)
     if turns is None:
@@ -53,7 +53,7 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:
     stated: dict[str, Any] = {"names": [tool.__name__ for tool in functions], "max_tool_calling_iterations": rounds}
-    for limits in filter(None, map(limits_of, functions)):
+    for limits in filter(None, map(tool_limits, functions)):
         stated["python"] = asdict(limits)
     return Toolbox(functions, rounds, stated)
 
@@ -73,6 +73,6 @@ def conversing(generate: Generate, conversation: Conversation, longest: int, con
             lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
             Limits(longest, context or UNLIMITED, conversation.most),
         )
-        return [replace(row, text=text_of(list(row.messages))) for row in rows]
+        return [replace(row, text=completion_text(list(row.messages))) for row in rows]
 
     return conversed

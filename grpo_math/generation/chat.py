@@ -14,7 +14,7 @@ from grpo_math.errors import ConfigError, first_line
 Message = dict[str, Any]
 Tool = Callable[..., Any]
 
-OF_SMOLLM2 = (
+SMOLLM2_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n"
@@ -27,7 +27,7 @@ CALLS = (
     "{{ '```python\n' + call.function.arguments.code + '\n```' }}"
     "{% else %}{{ '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endif %}{% endfor %}"
 )
-WITH_CALLS = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') }}}}{CALLS}{{{{")
+WITH_CALLS = SMOLLM2_TEMPLATE.replace("message['content'] + ", f"(message['content'] or '') }}}}{CALLS}{{{{")
 # How transformers parses a turn of SmolLM2: a fenced block is a call of python.
 RESPONSE = {
     "defaults": {"role": "assistant"},
@@ -63,7 +63,7 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     # On the instance: TRL's own `parse_response` calls this method of the tokenizer.
     tokenizer.parse_response = partial(_parsed, tokenizer)
     # WITH_CALLS, if a tokenizer is prepared for the second time.
-    if tokenizer.chat_template in (OF_SMOLLM2, WITH_CALLS) and names == ["python"]:
+    if tokenizer.chat_template in (SMOLLM2_TEMPLATE, WITH_CALLS) and names == ["python"]:
         tokenizer.chat_template = WITH_CALLS
         tokenizer.response_template = RESPONSE
     if not supports_tool_calling(tokenizer):

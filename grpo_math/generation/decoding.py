@@ -24,9 +24,9 @@ from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.run.replaced import replaced
 
 # Caches from which a row can be dropped.
-KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
+CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
 # Arguments that `generate` passes to its loop, besides the settings.
-HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+LOOP_ARGUMENTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: with fewer rows they return the same scores. A repetition penalty also
 # depends on the padding of each row: transformers runs such calls.
 ROW_BY_ROW = {
@@ -55,7 +55,7 @@ def lean_generation(model: Any) -> Iterator[None]:
 
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if _knows_call(model, kwargs):
+        if _supports_call(model, kwargs):
             # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
             # drawn, so `generate` can start again.
             try:
@@ -69,7 +69,7 @@ def lean_generation(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cache_given_back() -> Iterator[None]:
+def release_cached_memory() -> Iterator[None]:
     """Return the unused memory of torch's caching allocator to the GPU, before and after.
 
     An update leaves blocks that are too small for a prefill, and a prefill leaves blocks that an update would split.
@@ -97,7 +97,7 @@ def decode(
 
     Each distinct prompt is prefilled once, and a finished row is not computed any more. Raises `UnknownSetting`.
     """
-    if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
+    if not _supports_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
     batch = input_ids.size(0)
     # Rows of the batch that are still computed.
@@ -121,7 +121,7 @@ def decode(
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
 
-            some_stay, all_stay = _who_stays(tokens, unfinished, rows)
+            some_stay, all_stay = _check_unfinished(tokens, unfinished, rows)
             if not some_stay:
                 return input_ids
             if may_leave and not all_stay:
@@ -133,7 +133,7 @@ def decode(
             logits = outputs.logits[:, -1].float()
 
 
-def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
+def _check_unfinished(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
     """Return whether some rows are unfinished, and whether all computed rows are. Raise if sampling failed."""
     # One tensor and one `tolist`, because each read waits for the GPU.
     known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
@@ -216,7 +216,7 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     return tokens.where(largest > 0, -1)
 
 
-def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
+def _supports_call(model: Any, kwargs: dict[str, Any]) -> bool:
     """Return True if `decode` may be tried. Checks what `generate` would not pass to `decode`."""
     # With a function as ``custom_generate``, `generate` drops streamer, synced_gpus and assistant_model.
     if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
@@ -233,7 +233,7 @@ def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
     return not (model.training and (drops or getattr(model.config, "attention_dropout", 0)))
 
 
-def _knows_settings(
+def _supports_settings(
     model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
 ) -> bool:
     """Return True if `decode` gives the same result as transformers' loop with these prepared settings."""
@@ -242,11 +242,11 @@ def _knows_settings(
         generation_config.get_generation_mode() in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
         and not generation_config.return_dict_in_generate
         and generation_config.prefill_chunk_size is None
-        and set(model_kwargs) <= HANDED
+        and set(model_kwargs) <= LOOP_ARGUMENTS
         and type(held) is DynamicCache
         and not held.offloading
         and held.get_seq_length() == 0
-        and all(type(layer) in KEPT for layer in held.layers)
+        and all(type(layer) in CACHE_LAYERS for layer in held.layers)
         and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
         # Row numbers are on the device of the prompts, so the whole cache has to be there.
         and len(set(getattr(model, "hf_device_map", {}).values())) <= 1

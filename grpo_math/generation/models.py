@@ -72,7 +72,7 @@ def config_file(name: str | None, revision: str = "main", offline: bool = False)
         raise ConfigError("model_name_or_path", name, reason, remedy) from None
 
 
-def base_of_adapter(folder: str | Path) -> str | None:
+def adapter_base(folder: str | Path) -> str | None:
     """Return the base model in an adapter's configuration, or None if the folder has no adapter."""
     try:
         # `lexists`: a link to a missing file is a damaged adapter, and not a folder without one.
@@ -179,7 +179,7 @@ def check_reference(name: str, tokenizer: Any) -> None:
 
 
 @contextmanager
-def weights_of(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explain_weight_errors(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Turn an exception about weights on the Hub, or about ``init_kwargs``, into one line.
 
     ``init_kwargs``: the recipe's ``model_init_kwargs``.

@@ -97,10 +97,10 @@ class Request:
         return settings
 
 
-def request_of(settings: Mapping[str, Any]) -> Request:
+def request_from(settings: Mapping[str, Any]) -> Request:
     """Return the request of a recipe, a run's config.yaml or a trainer's arguments, which have the same names.
 
-    >>> request = request_of({"generation_kwargs": {"stop": "</answer>", "top_p": 0.9, "seed": 3}, "top_k": None})
+    >>> request = request_from({"generation_kwargs": {"stop": "</answer>", "top_p": 0.9, "seed": 3}, "top_k": None})
     >>> request.stop, request.top_p, request.top_k, dict(request.options)
     (['</answer>'], 0.9, 0, {})
     """

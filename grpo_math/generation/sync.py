@@ -48,7 +48,7 @@ from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.generation.request import request_of
+from grpo_math.generation.request import request_from
 from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
@@ -308,7 +308,7 @@ class AdapterGeneration(VLLMGeneration):
             name: getattr(self, name)
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
         }
-        request = request_of({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
+        request = request_from({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
         # Other keys, such as a seed, are the user's own.
         extra = {**self.generation_kwargs, **request.for_vllm()}
         self.rollouts += 1

@@ -113,7 +113,7 @@ def play(
     the completion ends with the call.
     """
     rows = [replace(row, mask=[1] * len(row.tokens)) for row in first]
-    calling = [i for i, row in enumerate(rows) if calls_of(row)]
+    calling = [i for i, row in enumerate(rows) if last_calls(row)]
     for _ in range(UNLIMITED if limits.rounds is None else limits.rounds):
         continued: dict[int, Completion] = {}
         for i, results in zip(calling, _results(rows, functions, calling), strict=True):
@@ -143,11 +143,11 @@ def play(
             shorter = replace(turn, tokens=turn.tokens[:room], logps=turn.logps and turn.logps[:room])
             rows[i] = _longer(row, shorter, 1, [message] if message else [])
             rows[i] = replace(rows[i], truncated=turn.truncated or len(turn.tokens) > room)
-        calling = [i for i in continued if calls_of(rows[i])]
+        calling = [i for i in continued if last_calls(rows[i])]
     return rows
 
 
-def calls_of(row: Completion) -> list[Message]:
+def last_calls(row: Completion) -> list[Message]:
     """Return the calls of the last turn. If the turn is the last message, they have no results yet."""
     return row.messages[-1].get("tool_calls") or [] if row.messages else []
 
@@ -172,13 +172,13 @@ def _results(
     because they wait for each other. User functions are called by one thread.
     """
 
-    def of_row(i: int) -> list[Message]:
-        return [_called(call, functions[i]) for call in calls_of(rows[i])]
+    def call_results(i: int) -> list[Message]:
+        return [_called(call, functions[i]) for call in last_calls(rows[i])]
 
     if all(tool.__module__.startswith("grpo_math.tools") for i in calling for tool in functions[i].values()):
         with ThreadPoolExecutor(default_size()) as threads:
-            return list(threads.map(of_row, calling))
-    return [of_row(i) for i in calling]
+            return list(threads.map(call_results, calling))
+    return [call_results(i) for i in calling]
 
 
 def _called(call: Message, functions: Mapping[str, Tool]) -> Message:

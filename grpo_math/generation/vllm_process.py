@@ -13,8 +13,8 @@ from pathlib import Path
 
 from grpo_math.errors import UserError, cut
 from grpo_math.generation import server
-from grpo_math.run.keeper import Kept
 from grpo_math.run.streams import say
+from grpo_math.run.supervisor import SupervisedCommand
 
 # Seconds for a server to load its model, unless vllm_server_timeout is set.
 STARTUP = 1800.0
@@ -34,7 +34,7 @@ class ServerProcess:
         if self.log:
             self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
-            self.kept = Kept(self.command, environment=self.environment, output=output, grace=20.0)
+            self.kept = SupervisedCommand(self.command, environment=self.environment, output=output, grace=20.0)
 
     @property
     def running(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from grpo_math.errors import one_of
+from grpo_math.errors import require_choice
 from grpo_math.grading.equal.compare import compare
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
@@ -81,7 +81,7 @@ def grade_batch(
     for job, graded in zip(jobs, shared_pool().run(jobs, timeout, ended) if jobs else [], strict=True):
         blamed = _blamed(job, graded, timeout)
         for row in undecided[job]:
-            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_kept(row[1], row[2]))
+            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_is_in_format(row[1], row[2]))
     return [done[row] for row in rows]
 
 
@@ -107,7 +107,7 @@ def _rows(
     one = answer_format is None or isinstance(answer_format, str)
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
     for name in set(formats) - {None}:
-        one_of("answer_format", name, tuple(FORMATS))
+        require_choice("answer_format", name, tuple(FORMATS))
     texts = ["" if gold is None else str(gold) for gold in golds]  # gold answers of a data set may be numbers
     return list(zip(texts, completions, formats, strict=True))
 
@@ -124,7 +124,7 @@ def _quickly(
             quick = _quick(*row, policy)
         except Exception as error:  # no known text raises; an unknown one must not end the batch
             reason = f"{type(error).__name__} while reading the answer"
-            quick = Grade(Verdict.UNCHECKABLE, None, _kept(row[1], row[2]), reason=reason)
+            quick = Grade(Verdict.UNCHECKABLE, None, _is_in_format(row[1], row[2]), reason=reason)
         if isinstance(quick, Grade):
             done[row] = quick._replace(seconds=time.perf_counter() - started)
             tell(count[row])
@@ -135,7 +135,7 @@ def _quickly(
 
 def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
     """Return a grade, or the (gold, answer) that only a worker can compare."""
-    kept = _kept(completion, answer_format)
+    kept = _is_in_format(completion, answer_format)
     expected = gold_answer(gold)
     if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
@@ -148,5 +148,5 @@ def _quick(gold: str, completion: str, answer_format: str | None, policy: Gradin
     return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
 
 
-def _kept(completion: str, answer_format: str | None) -> bool:
+def _is_in_format(completion: str, answer_format: str | None) -> bool:
     return answer_format is None or in_format(completion, answer_format)

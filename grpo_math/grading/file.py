@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, DataError, cut, one_of
+from grpo_math.errors import ConfigError, DataError, cut, require_choice
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.verdict import POLICY, GradingPolicy
@@ -26,7 +26,7 @@ def grade_file(
     if not timeout > 0:
         raise ConfigError("timeout", timeout, "is out of range", "give seconds above 0")
     if answer_format is not None:
-        one_of("format", answer_format, tuple(FORMATS))
+        require_choice("format", answer_format, tuple(FORMATS))
     rows = list(_rows(path))
     golds, predictions = (
         ["" if row[field] is None else str(row[field]) for row in rows] for field in ("gold", "prediction")

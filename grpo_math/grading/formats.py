@@ -6,7 +6,7 @@ where.py finds the answer in a completion, and problems/prompts.py builds prompt
 import re
 from dataclasses import dataclass
 
-from grpo_math.errors import one_of
+from grpo_math.errors import require_choice
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def in_format(completion: str, answer_format: str) -> bool:
     >>> in_format("easy </think> <answer>7</answer>", "r1_zero"), in_format("<answer>7</answer>", "r1_zero")
     (True, False)
     """
-    one_of("answer_format", answer_format, tuple(FORMATS))
+    require_choice("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].strict.fullmatch(completion) is not None
 
 
@@ -120,5 +120,5 @@ def made_up(answer: str, answer_format: str) -> str:
     >>> all(in_format(made_up("7", name), name) for name in FORMATS)
     True
     """
-    one_of("answer_format", answer_format, tuple(FORMATS))
+    require_choice("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].example.replace("ANSWER", answer)

@@ -90,7 +90,7 @@ class _Mark(NamedTuple):
 
 
 # The marker of each format, by the tag that ends its answer.
-_MARKER_OF_FORMAT = {
+_FORMAT_MARKERS = {
     name: {"####": "####", "\\boxed": "box", "</answer>": "tag"}[form.tags[-1]] for name, form in FORMATS.items()
 }
 
@@ -101,7 +101,7 @@ def find(completion: str, answer_format: str | None = None) -> Found:
     text = text if before else text.partition("<think>")[0]
     text = _REMOVED.sub("", text[-TAIL:])
     marks = [*_boxes(text), *_hashes(text), *_tags(text)]
-    marker = _MARKER_OF_FORMAT.get(answer_format or "")
+    marker = _FORMAT_MARKERS.get(answer_format or "")
     requested = [mark for mark in marks if mark.how == marker]
     if not requested:
         # A phrase next to other markers counts only after them, and only with a number, a formula or a choice.

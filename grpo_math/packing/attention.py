@@ -119,11 +119,11 @@ def _refuse_ignored(
     config = getattr(module, "config", None)
     if softcap != (getattr(config, "attn_logit_softcapping", None) or None):
         raise Unpackable("attention whose softcap differs from attn_logit_softcapping")
-    if sliding_window != _window_of(config, getattr(module, "layer_idx", None)):
+    if sliding_window != _layer_window(config, getattr(module, "layer_idx", None)):
         raise Unpackable("attention whose sliding window differs from the config's")
 
 
-def _window_of(config: Any, layer: int | None) -> int | None:
+def _layer_window(config: Any, layer: int | None) -> int | None:
     """Return the window of a layer's mask according to the model's config."""
     window = getattr(config, "sliding_window", None)
     if not window or not getattr(config, "use_sliding_window", True):

@@ -2,7 +2,7 @@
 
 A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
 computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
-(`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
+(`losses.micro_batch_weight`) keep the gradient of the optimizer step.
 
 A row stays in its optimizer step.
 """
@@ -17,11 +17,11 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import REDUCTIONS, weight_of_micro_batch
+from grpo_math.algorithm.losses import REDUCTIONS, micro_batch_weight
 from grpo_math.algorithm.rows import Rows, join, largest_widths, masked_row, scored, select, shortest, widths
 from grpo_math.packing.exchange import gather_needed_rows
 from grpo_math.packing.pack import layout
-from grpo_math.packing.plan import arrange, over_steps
+from grpo_math.packing.plan import over_steps, plan_micro_batches
 
 Plan = list[list[int]]  # micro-batches as row numbers
 Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
@@ -122,7 +122,7 @@ class Splitter:
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
         """Split a micro-batch into some of at most ``budget`` tokens, with the same weight in total."""
         rows = micro_batch.rows
-        plan = arrange(*row_layout(rows), budget)[0]
+        plan = plan_micro_batches(*row_layout(rows), budget)[0]
         if len(plan) < 2:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
@@ -138,7 +138,7 @@ class Splitter:
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
         plans = [
-            arrange(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
+            plan_micro_batches(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
             for rows, layout in zip(of_trl, layouts, strict=True)
         ]
         counts = [max(of_ranks) for of_ranks in zip(*gather_object([[len(plan) for plan in plans]]), strict=True)]
@@ -160,7 +160,7 @@ class Splitter:
         prompts, prompt_tokens, lengths = (list(chain(*column)) for column in all_columns)
         wide = largest_widths([of_rank for _, of_rank in of_ranks])
         budget = budget or _padded_tokens(wide, n_rows)
-        plans = arrange(prompts, prompt_tokens, lengths, budget, len(of_ranks))
+        plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(of_ranks))
         needed = [list(chain(*plan)) for plan in plans]
         rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
         plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
@@ -178,7 +178,7 @@ class Splitter:
             # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
             return MicroBatch(masked_row(rows), 0.0, 0)
         selected = select(rows, index)
-        weight = weight_of_micro_batch(self.loss_type, scored(selected), n_rows, tokens)
+        weight = micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens)
         return MicroBatch(selected, weight, len(index))
 
     def accumulate(

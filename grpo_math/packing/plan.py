@@ -2,7 +2,7 @@
 
 A packed row computes each prompt once, so the completions of a prompt belong into one micro-batch. A micro-batch should
 be as full as memory allows, and no rank should wait for another. The rows of one optimizer step can be combined freely,
-because their gradients are added up: `losses.weight_of_micro_batch` keeps the weight of each.
+because their gradients are added up: `losses.micro_batch_weight` keeps the weight of each.
 
 A row stays in its optimizer step, and a completion stays whole.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def arrange(
+def plan_micro_batches(
     prompts: Sequence[Hashable],
     prompt_tokens: Sequence[int],
     completion_tokens: Sequence[int],
@@ -27,11 +27,11 @@ def arrange(
     A group over the budget is split between completions, by length; a single completion over the budget stays whole.
     Ranks get near-equal numbers of tokens; a rank may get none.
 
-    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
+    >>> plan_micro_batches("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
     [[[0, 1, 2]]]
-    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=10)
+    >>> plan_micro_batches("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=10)
     [[[0, 1], [2, 3]]]
-    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=20, ranks=2)
+    >>> plan_micro_batches("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=20, ranks=2)
     [[[0, 1]], [[2, 3]]]
     """
     groups: dict[Hashable, list[int]] = {}

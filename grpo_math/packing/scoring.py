@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
-from grpo_math.packing.plan import arrange
+from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_first
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
@@ -89,7 +89,7 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
     config, device = _bare(model).config, scorer.accelerator.device
     length = 4 if exact else 32
-    ids = _rows_of_words(tokenizer, length).to(device) % config.get_text_config().vocab_size
+    ids = _word_rows(tokenizer, length).to(device) % config.get_text_config().vocab_size
     rows = (ids, torch.ones_like(ids))
     # `_original_forward` is the method that accelerate has wrapped in autocast.
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
@@ -121,7 +121,7 @@ def _move_last_position(position: int, module: Any, args: tuple[Any, ...], kwarg
     kwargs["position_ids"][..., -1] = position
 
 
-def _rows_of_words(tokenizer: Any, length: int) -> Tensor:
+def _word_rows(tokenizer: Any, length: int) -> Tensor:
     """Return the ids of two rows with one prompt of 4 tokens, which packing shares, and different completions."""
     words = tokenizer(WORDS, add_special_tokens=False).input_ids
     # A tokenizer may lack the words.
@@ -312,7 +312,7 @@ class PackedScorer:
         prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
         # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
-        batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
+        batches = plan_micro_batches(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         # Under ZeRO-3 and FSDP a forward pass is a collective: every rank needs the same number of them.
         passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
         return batches + batches[-1:] * (passes - len(batches))

@@ -84,11 +84,11 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        if _loaded() and scores.sinks is None and _asked(scores).keys() <= _parameters(_loaded()):
-            return of_flash_attn
+        if _loaded() and scores.sinks is None and _used_options(scores).keys() <= _parameters(_loaded()):
+            return attend_with_flash_attn
         # `varlen_attn` has no dropout.
         if _torchs() and not (scores.dropout or scores.needs_eager):
-            return of_torch
+            return attend_with_torch
     return one_by_one
 
 
@@ -120,7 +120,7 @@ def _loaded() -> Any:
     return flash._flash_varlen_fn
 
 
-def _asked(scores: AttentionParams) -> dict[str, Any]:
+def _used_options(scores: AttentionParams) -> dict[str, Any]:
     """Return the options that not every version of flash-attn has, without unused ones."""
     window = _window(scores) if scores.window else None
     asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
@@ -137,7 +137,7 @@ def _window(scores: AttentionParams) -> tuple[int, int]:
     return (scores.window - 1 if scores.window else -1, 0)
 
 
-def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+def attend_with_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     offsets = (spans.cu_seqlens_q, spans.cu_seqlens_k, max(spans.queries), max(spans.keys))
     # Before torch 2.13 grouped heads need no flag.
     grouped = {"enable_gqa": True} if "enable_gqa" in _parameters(_torchs()) else {}
@@ -145,7 +145,7 @@ def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionPar
     return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), **grouped)
 
 
-def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+def attend_with_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     function = _loaded()
     offsets = {
         "cu_seqlens_q": spans.cu_seqlens_q,
@@ -154,7 +154,7 @@ def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Attenti
         "max_seqlen_k": max(spans.keys),
     }
     # The versions of flash-attn that transformers supports align ``causal`` at the lower right.
-    out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_asked(scores))
+    out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_used_options(scores))
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
 
 
@@ -212,8 +212,8 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
 
 
 NAMES: dict[Kernel, str] = {
-    of_torch: "torch's varlen kernel, one call per layer",
-    of_flash_attn: "flash-attn's varlen kernel, one call per layer",
+    attend_with_torch: "torch's varlen kernel, one call per layer",
+    attend_with_flash_attn: "flash-attn's varlen kernel, one call per layer",
     one_by_one: "scaled_dot_product_attention, a call for each sequence",
 }
 

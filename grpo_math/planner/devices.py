@@ -1,6 +1,6 @@
 """The layout of GPUs: the policy's processes, and vLLM on the same GPUs or on separate ones.
 
-`arrange` returns the layout that the recipe asks for.
+`assign_gpus` returns the layout that the recipe asks for.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
         return [{"role": role, "gpus": list(islice(numbers, count))} for role, count in roles.items() if count]
 
 
-def arrange(
+def assign_gpus(
     settings: Settings, gpus: int, sizes: Callable[[], tuple[int, list[int]]], divides: Callable[[int], bool]
 ) -> Layout:
     """Return the layout that the recipe asks for.
@@ -52,26 +52,26 @@ def arrange(
     as the batch divides by. The remaining GPUs go to the server, as data parallel ranks.
 
     >>> adapter = {"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2}
-    >>> arrange(adapter, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
+    >>> assign_gpus(adapter, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
     ('server', 4, 4, 2)
 
     One of seven GPUs stays idle, because a server takes pairs and the batch divides by 2 and 4. Without an adapter, a
     server is one engine:
 
-    >>> seven = arrange(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
+    >>> seven = assign_gpus(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
     >>> seven[:4], seven.idle, seven.why.partition(";")[0]
     (('server', 4, 2, 2), 1, "2 GPUs together hold the server's weights and a sequence")
-    >>> arrange({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
+    >>> assign_gpus({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
     ('server', 5, 4, 4)
-    >>> arrange(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
+    >>> assign_gpus(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
     ('server', 1, 2, 2)
-    >>> arrange(adapter, 2, lambda: (2, [2]), lambda n: True)
+    >>> assign_gpus(adapter, 2, lambda: (2, [2]), lambda n: True)
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
 set vllm_mode to colocate, with vllm_enable_sleep_mode, or leave out use_vllm
-    >>> arrange({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
+    >>> assign_gpus({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
     ('colocate', 4, 0, 2)
-    >>> arrange({**adapter, "vllm_server_host": "node1"}, 4, None, None)
+    >>> assign_gpus({**adapter, "vllm_server_host": "node1"}, 4, None, None)
     Layout(generation='server', policy=4, server=0, tensor_parallel=1, why='the server is at node1: every GPU trains', \
 idle=0)
     """

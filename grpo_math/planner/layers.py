@@ -27,13 +27,13 @@ def build(config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def layers_of(model: Any) -> tuple[str, Any]:
+def decoder_layers(model: Any) -> tuple[str, Any]:
     """Return the name and the list of the decoder layers: the longest list with one of these names."""
     lists = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in LAYERS]
     return max(lists, key=lambda entry: len(entry[1]))
 
 
-def kind_of(layer: Any) -> Any:
+def layer_kind(layer: Any) -> Any:
     """Return the kind of a layer: its modules and their plain values, without its number, and its shapes."""
     kind: list[Any] = [(name, parameter.shape) for name, parameter in layer.named_parameters()]
     for name, module in layer.named_modules():
@@ -63,7 +63,7 @@ def first_layers(config: Any, kinds: list[Any]) -> Any:
     return text
 
 
-def in_dtype_of_input(module: Any, args: Any, out: Any) -> Any:
+def cast_to_input(module: Any, args: Any, out: Any) -> Any:
     """Return the output as bitsandbytes' Linear4bit does. Under autocast a LayerNorm's output is float32, so the hidden
     states are float32 from there on."""
     return out.to(args[0].dtype)
@@ -75,7 +75,7 @@ def prepared(config: Any, how: Json) -> Any:
     if how["lora"] and how["autocast"] and how["adapter"] == 2:  # a base in 4 bit (memory.precision)
         for module in model.modules():
             if type(module) is torch.nn.Linear:
-                module.register_forward_hook(in_dtype_of_input)
+                module.register_forward_hook(cast_to_input)
     if how["lora"]:
         get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
         # The trainer does so with checkpointing only. Here the first layer then counts like the layers after it.

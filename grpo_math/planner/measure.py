@@ -27,7 +27,7 @@ from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Live
-from grpo_math.planner.layers import build, first_layers, kind_of, layers_of, prepared
+from grpo_math.planner.layers import build, decoder_layers, first_layers, layer_kind, prepared
 from grpo_math.planner.work import Work
 from grpo_math.trainer import tiled_mlp
 
@@ -73,7 +73,7 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
         # A tensor's gradient is complete when the layer that reads the tensor has run backward.
         (out[0] if isinstance(out, tuple) else out).register_hook(live.mark)
 
-    layers = layers_of(model)[1]
+    layers = decoder_layers(model)[1]
     # A mark after a layer would count the layer's input, which the model's loop over the layers has not yet dropped.
     hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers]
     hooks += [module.register_forward_hook(watch) for module in (model.get_input_embeddings(), *layers)]
@@ -123,7 +123,7 @@ def prefill(
     ``times``: as in `moments`. The pass fills a ``cache``, and counts it.
     """
     live, ids = Live(model, []), torch.zeros(rows, length, dtype=torch.long)
-    hooks = [layer.register_forward_pre_hook(live.mark) for layer in layers_of(model)[1]]
+    hooks = [layer.register_forward_pre_hook(live.mark) for layer in decoder_layers(model)[1]]
     with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         given: Json = {"input_ids": ids, "position_ids": ids}
         # Prompts are padded, so transformers builds a mask of all pairs of tokens.
@@ -180,7 +180,7 @@ def first(config: Any) -> tuple[Any, Any, list[int]]:
     Kinds "window, window, full, window, window, full" are represented by the first four: [1, 2, 2, 1].
     """
     whole = build(config, torch.bfloat16)
-    kinds = [kind_of(layer) for layer in layers_of(whole)[1]]
+    kinds = [layer_kind(layer) for layer in decoder_layers(whole)[1]]
     less = first_layers(config, kinds)
     n = less.num_hidden_layers
     times = [1] * n
@@ -211,7 +211,7 @@ def measure(config: Any, how: Json) -> Json:
     trained = [0, 0]
     for name, parameter in model.named_parameters():
         if how["lora"] and parameter.requires_grad:
-            number = re.search(rf"{layers_of(model)[0]}\.(\d+)\.", name)
+            number = re.search(rf"{decoder_layers(model)[0]}\.(\d+)\.", name)
             # memory.py scales these tensors to the recipe's rank. A magnitude of DoRA does not depend on the rank.
             adapts = "lora_" in name and "magnitude" not in name
             trained[adapts] += parameter.numel() * (times[int(number[1])] if number else 1)
@@ -259,7 +259,7 @@ def shape(config: Any) -> Json:
         "paths": list(dict.fromkeys(re.sub(r"\.\d+\.", ".0.", path) for path in sizes)),
         "cache": [(2 * few - many) // 2, (many - few) // 64 // 2],
         "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
-        "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(times),
+        "tiled": sum(map(tiled_mlp.serves, decoder_layers(model)[1])) == len(times),
     }
 
 

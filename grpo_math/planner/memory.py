@@ -100,12 +100,14 @@ def trainable(shape: Shape, settings: Settings, precise: Precision | None = None
     """Return the number of trained parameters."""
     if not settings["use_peft"]:
         return shape.total
-    how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
+    how = measurement_settings(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
     fixed, adapting = shape.measured(how)["trained"]
     return int(fixed + adapting * settings["lora_r"] // how["lora"]["r"])
 
 
-def how_of(shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None) -> Json:
+def measurement_settings(
+    shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None
+) -> Json:
     """Return the settings that measure.py needs.
 
     A micro-batch is measured at its real size if its memory is not linear in its tokens.
@@ -147,7 +149,7 @@ def optimizer_bytes(trained: int, name: str, element: int) -> int:
 # The phases
 
 
-def kept(
+def resident_memory(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int, teacher: Shape | None = None
 ) -> tuple[Terms, Terms, Terms]:
     """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
@@ -198,7 +200,7 @@ def phases(
     ``generates``: transformers, colocate or server.
     """
     shape = machine.shape
-    always, backward, main = kept(shape, settings, zero, precise, batch.processes, machine.teacher)
+    always, backward, main = resident_memory(shape, settings, zero, precise, batch.processes, machine.teacher)
     if settings["activation_offloading"]:
         main["activations"] = batch.processes * shape.layers * work.sizes[1] * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
@@ -245,7 +247,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
     backward pass of the layers, while the gradient of a tied head is kept for the embedding; the sum of both gradients.
     """
-    measurement = shape.measured(how_of(shape, settings, precise, work.tiles, work))
+    measurement = shape.measured(measurement_settings(shape, settings, precise, work.tiles, work))
     away = 0
     if settings["activation_offloading"]:
         away = max(0, shape.layers - OFFLOAD_STASH) * work.sizes[1] * shape.hidden * precise.stream
@@ -294,7 +296,7 @@ def transformers_generation(machine: Machine, settings: Settings, precise: Preci
         prompts, width = rows, max(width, settings["max_completion_length"])
     tokens = prompts * width
     entered = cache if settings["tools"] else prompts * constant + tokens * token
-    lines = shape.measured(how_of(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
+    lines = shape.measured(measurement_settings(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
     sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
     return max(
         {"KV_cache": entered, "prefill_and_sampling": sampling + dequantised(shape, settings, precise.stream)},

@@ -28,7 +28,7 @@ from grpo_math.reading import read_json
 
 FORMAT = 7  # of the answers of measure.py
 # Fields of a config.json that do not change a shape.
-ASIDE = (
+IGNORED_KEYS = (
     *("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
     "quantization_config",
 )
@@ -38,7 +38,7 @@ ASIDE = (
 class Shape:
     """The shapes of a model, from `measure.shape`.
 
-    >>> shape = shape_of("qwen2", read_config("Qwen/Qwen2.5-1.5B"))
+    >>> shape = model_shape("qwen2", read_config("Qwen/Qwen2.5-1.5B"))
     >>> shape.total, shape.tied, shape.cache, shape.paths[:2]
     (1543714304, True, [0, 14336], ['model.layers.0.self_attn.q_proj', 'model.layers.0.self_attn.k_proj'])
     """
@@ -60,17 +60,17 @@ class Shape:
     tiled: bool  # trainer/tiled_mlp.py supports its layers
 
 
-def shape_of(source: str, config: Settings, measures: bool = True) -> Shape:
+def model_shape(source: str, config: Settings, measures: bool = True) -> Shape:
     """Return the shapes of a model. ``measures``: measure now what has not been measured.
 
     Raises `ConfigError` if transformers cannot build a model from the config.json, and, without ``measures``, if the
     model has not been measured.
 
-    >>> shape_of("mine", {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})
+    >>> model_shape("mine", {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})
     Traceback (most recent call last):
     grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' is stored quantised by 'gptq', whose sizes the \
 plan does not know: name the unquantised model
-    >>> shape_of("mine", {"model_type": "llama", "hidden_size": 8}, measures=False)
+    >>> model_shape("mine", {"model_type": "llama", "hidden_size": 8}, measures=False)
     Traceback (most recent call last):
     grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has not been measured: grpo-math plan measures it \
 once
@@ -98,7 +98,7 @@ def plain(config: Settings) -> Json:
         for fields in stored("shapes.json").values():
             if fields.items() <= config.items():
                 return fields
-    return {k: v for k, v in config.items() if not (k in ASIDE or k.endswith("_token_id") or v is None)}
+    return {k: v for k, v in config.items() if not (k in IGNORED_KEYS or k.endswith("_token_id") or v is None)}
 
 
 def wanted_modules(settings: Settings) -> Any:
@@ -116,7 +116,7 @@ def wanted_modules(settings: Settings) -> Any:
 
 def measured(source: str, config: Json, how: Json | None, measures: bool = True) -> Json:
     """Return the answer of measure.py: the memory of a model set up as in ``how``, or its shapes if ``how`` is None."""
-    key = key_of(config, how)
+    key = measurement_key(config, how)
     path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
     if key in stored("measured.json"):
         return stored("measured.json")[key]
@@ -136,7 +136,7 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     return answer
 
 
-def key_of(config: Json, how: Json | None) -> str:
+def measurement_key(config: Json, how: Json | None) -> str:
     request = json.dumps([config, how], sort_keys=True)
     return hashlib.sha256(request.encode()).hexdigest()[:16]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory, seconds
-from grpo_math.planner.model import read_config, shape_of
+from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
@@ -53,7 +53,7 @@ class Counted:
             )
         self.sequence = machine.prompt + settings["max_completion_length"]
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
-        self.layout = devices.arrange(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
+        self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
         self.precise = memory.precision(settings, zero, config)
@@ -244,13 +244,13 @@ def _read(
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
     config = read_config(name, settings["model_revision"], offline)
-    shape = shape_of(str(name), config, measures=not offline)
+    shape = model_shape(str(name), config, measures=not offline)
     if settings["router_aux_loss_coef"] is None:
         # TRL's default is that of the model's config.
         settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
     teacher = settings["reference_model"]
     if teacher:
-        teacher = shape_of(str(teacher), read_config(teacher, offline=offline), measures=not offline)
+        teacher = model_shape(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     machine = Machine(
@@ -270,7 +270,7 @@ def _read(
 # Suggested changes
 
 # Fields that change nothing on a CPU.
-OF_A_GPU = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm", "vllm_share_weights"}
+GPU_FIELDS = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "use_vllm", "vllm_share_weights"}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 Changes = dict[str, Json]  # the recipe fields of each change, by its name in `candidates`
 
@@ -318,7 +318,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
         "share": [],
     }
-    skipped = OF_A_GPU if s["use_cpu"] else set()
+    skipped = GPU_FIELDS if s["use_cpu"] else set()
     # Only fields that differ from the recipe's.
     differ = {n: [{k: v for k, v in change.items() if s[k] != v} for change in choices[n]] for n in choices}
     return {n: [change for change in values if change and not skipped & change.keys()] for n, values in differ.items()}
@@ -378,9 +378,9 @@ def search(counted: Counted) -> tuple[Changes, Counted]:
     while back:
         back = False
         for name in [name for name in reversed(changes) if name != "share"]:
-            rest = {known: change for known, change in changes.items() if known != name}
+            fewer = {known: change for known, change in changes.items() if known != name}
             milder = choices[name][: choices[name].index(changes[name])]
-            for less in (rest, *({**changes, name: change} for change in milder)):
+            for less in (fewer, *({**changes, name: change} for change in milder)):
                 if (then := tuned(counted, less)) and then[1].fits:
                     changes, now, back = *then, True
                     break
@@ -397,10 +397,10 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
         return {"suggestions": [], "best": None, "lacking": []}
     names = list(candidates(plans[0][1]))
     dear = names.index("accelerate_config")
-    found: list[tuple[list[int], str, Counted, Changes, Counted]] = []
+    fitting: list[tuple[list[int], str, Counted, Changes, Counted]] = []
     nearest: list[Counted] = []
     for config, counted in plans:
-        if any(cost < [dear] for cost, *_ in found):
+        if any(cost < [dear] for cost, *_ in fitting):
             break
         if config:
             # Measuring takes seconds, so that a DeepSpeed config is searched with what has been measured.
@@ -417,11 +417,11 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
                 changes = {name: {**first, **changes}[name] for name in names if name in {*first, *changes}}
                 costs = [names.index(name) for name in changes if name != "share"] + [dear] * bool(config)
                 if then.fits:
-                    found.append((sorted(costs, reverse=True), config, counted, changes, then))
-    if not found:
+                    fitting.append((sorted(costs, reverse=True), config, counted, changes, then))
+    if not fitting:
         lacking = min(nearest, key=lambda counted: counted.severity)
         return {"suggestions": [], "best": None, "lacking": lacking.problems}
-    _, config, counted, changes, best = min(found, key=lambda entry: entry[0])
+    _, config, counted, changes, best = min(fitting, key=lambda entry: entry[0])
     chosen = list(changes.values())
     steps = [counted, *(counted.changed(chosen[:number]) or counted for number in range(1, len(chosen)))]
     suggestions = [

@@ -83,7 +83,7 @@ def used(present: Iterable[str], columns: Columns) -> list[str]:
     return [name for name in present if name in parts or name.lower() in parts]
 
 
-def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
+def column_remedy(present: Iterable[str], field: str, names: Sequence[str]) -> str:
     """Return the remedy for a row or a data set that lacks a field."""
     return (
         f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or give --columns {field}=NAME"

@@ -78,10 +78,10 @@ def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, A
     return {"training_data": name, "training_split": split, **results}
 
 
-def text_of(result: Mapping[str, Any]) -> str:
+def overlap_line(result: Mapping[str, Any]) -> str:
     """Return the result of `overlap` as one line.
 
-    >>> text_of(overlap([{"id": "a", "problem": "What is 3 + 4?"}], [{"id": "t", "problem": "What is 3 + 4?"}]))
+    >>> overlap_line(overlap([{"id": "a", "problem": "What is 3 + 4?"}], [{"id": "t", "problem": "What is 3 + 4?"}]))
     'contamination: 1 of 1 problems (100.0%) overlap with the 1 training problems: 1 equal, 0 by 13 words in a row'
     """
     overlapping, equal = result["overlapping"], result["equal"]

@@ -32,13 +32,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_math.errors import ConfigError, DataError, UserError, first_line, one_of
+from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import PROBLEM, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
-from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, place_of, source_of
+from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, parse_place, source_name
 from grpo_math.reading import home, is_table, read_table
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,10 @@ def load_problems(
     errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":
-        rows = _generated(levels, split_of(split, generated.SPLITS), limit, seed)
+        rows = _generated(levels, split_name(split, generated.SPLITS), limit, seed)
     else:
         rows, errors = _read(dataset, split, columns)
-    skips = skip_bad_rows or source_of(dataset) is not None
+    skips = skip_bad_rows or source_name(dataset) is not None
     if errors and (not skips or not rows):
         raise errors[0]
     if not rows:
@@ -101,7 +101,7 @@ def load_problems(
 
 def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> tuple[list[Row], list[DataError]]:
     """Return all good rows of a data set in their order, and one error for each bad row."""
-    source = SOURCES.get(source_of(dataset) or "", OWN)
+    source = SOURCES.get(source_name(dataset) or "", OWN)
     accepted = which.chosen(columns, source.columns)
     label, file, numbered = open_rows(dataset, split, accepted)
     rows: list[Row] = []
@@ -129,9 +129,9 @@ def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> 
 
 
 def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
-    if name := source_of(dataset):
+    if name := source_name(dataset):
         return _known(dataset, name, split, accepted)
-    address = place_of(dataset)
+    address = parse_place(dataset)
     path = home(address.path)
     if is_table(address.path) or path.is_file():
         table = _table(path, split)
@@ -143,17 +143,17 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
-        one_of("dataset", dataset, ACCEPTED)
+        require_choice("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
-    rows = _rows_of_hub(address, split, accepted, dataset, remedy)
+    rows = _hub_rows(address, split, accepted, dataset, remedy)
     return address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows
 
 
 def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Opened:
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
-    source, stated = SOURCES[name], place_of(dataset)
+    source, stated = SOURCES[name], parse_place(dataset)
     base, bracket, cut = split.partition("[")
-    base = split_of(base, tuple(source.splits))
+    base = split_name(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
@@ -163,10 +163,10 @@ def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Open
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
     address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
     remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {file_name or name}, or pass --dataset generated"
-    rows = _rows_of_hub(address, theirs, accepted, name if copied else dataset, remedy, known=True)
+    rows = _hub_rows(address, theirs, accepted, name if copied else dataset, remedy, known=True)
     if other := source.without.get(base):
         left_out = {
-            row["problem"] for _, row in _rows_of_hub(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
+            row["problem"] for _, row in _hub_rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
         }
         # Here and not later, so that the numbers in the ids stay those of the published data.
         rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
@@ -189,7 +189,7 @@ def _table(path: Path, split: str) -> list[tuple[int, Any]]:
     return rows[part.from_ : part.to]
 
 
-def _rows_of_hub(
+def _hub_rows(
     address: Place, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Return the rows of a split of a set on the Hub, or of a local folder of the same layout, numbered from 1.
@@ -205,8 +205,8 @@ def _rows_of_hub(
     path = str(folder) if local else address.path
     try:
         if not known:
-            split = split_of(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
-        cache = {"cache_dir": _cache_of(folder)} if local else {}
+            split = split_name(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
+        cache = {"cache_dir": _cache_folder(folder)} if local else {}
         table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     except UserError:
         raise
@@ -221,7 +221,7 @@ def _rows_of_hub(
         raise ConfigError("dataset", name, reason, remedy) from None
     for field in ("problem", "answer"):
         if not which.used(table.column_names, {field: accepted[field]}):
-            remedy = which.remedy_of(table.column_names, field, accepted[field])
+            remedy = which.column_remedy(table.column_names, field, accepted[field])
             raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
     # The other columns of a set on the Hub may be gigabytes.
     if known or not local:
@@ -229,7 +229,7 @@ def _rows_of_hub(
     return enumerate(table, 1)
 
 
-def _cache_of(folder: Path) -> str:
+def _cache_folder(folder: Path) -> str:
     """Return a cache folder for these versions of the files."""
     import datasets
 
@@ -238,23 +238,23 @@ def _cache_of(folder: Path) -> str:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / f"grpo_math-{sha256(repr(stats).encode()).hexdigest()[:12]}")
 
 
-def split_of(split: str, names: Collection[str]) -> str:
+def split_name(split: str, names: Collection[str]) -> str:
     """Return the data set's name for a split. Raises `ConfigError`, which lists its names, for an unknown split.
 
-    >>> split_of("test[:5]", ["train", "heldout"])
+    >>> split_name("test[:5]", ["train", "heldout"])
     'heldout[:5]'
     """
     base, bracket, cut = split.partition("[")
     if base not in names and SAME.get(base) in names:
         base = SAME[base]
-    one_of("split", base, tuple(names))
+    require_choice("split", base, tuple(names))
     return base + bracket + cut
 
 
 def _generated(levels: str, split: str, limit: int | None, seed: int) -> list[Row]:
     names = list(dict.fromkeys(name.strip() for name in (levels or "sums,differences").split(",")))
     for name in names:
-        one_of("level", name, tuple(generated.LEVELS))
+        require_choice("level", name, tuple(generated.LEVELS))
     n = len(names) * min(len(generated.problems(name, split)) for name in names)
     rows = generated.generate(split, min(limit or n, n), seed, names)
     return [{**row, "others": {"level": row["level"]}} for row in rows]

@@ -15,7 +15,7 @@ TRL tokenizes the prompt and applies the chat template.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, require_choice
 from grpo_math.grading.formats import FORMATS
 from grpo_math.run.user_functions import is_user_function, load_function
 
@@ -97,10 +97,10 @@ class Template(NamedTuple):
         return [system, *(message for message in prompt if message["role"] != "system")]
 
 
-def template_of(settings: Mapping[str, Any]) -> Template:
+def recipe_template(settings: Mapping[str, Any]) -> Template:
     """Return the template that a recipe or a run's config.yaml states. Raises `ConfigError`.
 
-    >>> template_of({"system_prompt": r"Give the answer in \boxed{}."}).prompt("1 + 1?")[1]
+    >>> recipe_template({"system_prompt": r"Give the answer in \boxed{}."}).prompt("1 + 1?")[1]
     {'role': 'user', 'content': '1 + 1?'}
     """
     system = settings.get("system_prompt")
@@ -121,12 +121,12 @@ def as_template(
     if PROBLEM not in name and not (is_user_function(name) and len(name.split()) == 1):
         if len(name.split()) > 1:
             raise ConfigError(field, name, f"does not contain {PROBLEM}", f"write {PROBLEM} in the problem's place")
-        one_of(field, name, (*TEMPLATES, AS_IS))
+        require_choice(field, name, (*TEMPLATES, AS_IS))
     template = Template(name, system, "")
     # Tried here, before any data is read: a function of the user may fail.
     example = template.prompt("3 + 4?")
     answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
-    one_of("answer_format", answer_format, tuple(FORMATS))
+    require_choice("answer_format", answer_format, tuple(FORMATS))
     return template._replace(answer_format=answer_format)
 
 

@@ -74,7 +74,7 @@ def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) ->
     """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
     key, content = columns.first(fields, field, accepted[field])
     if content is None:
-        raise BadRow(key, "is missing", f"{columns.remedy_of(fields, field, accepted[field])}; {REMEDY}")
+        raise BadRow(key, "is missing", f"{columns.column_remedy(fields, field, accepted[field])}; {REMEDY}")
     return key, content
 
 

@@ -2,7 +2,7 @@ r"""The built-in data sets of sources.yaml: the source, the meaning of the colum
 
 >>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
 ({'test': 'train'}, 'final_answer')
->>> source_of("openai/gsm8k"), source_of("openr1:extended@v1"), source_of("mine.jsonl")
+>>> source_name("openai/gsm8k"), source_name("openr1:extended@v1"), source_name("mine.jsonl")
 ('gsm8k', 'openr1', None)
 
 datasets.py reads the data.
@@ -54,10 +54,10 @@ class Place(NamedTuple):
     revision: str | None = None
 
 
-def place_of(dataset: str) -> Place:
+def parse_place(dataset: str) -> Place:
     """Split ``path[:config][@revision]``. A path that exists is not split.
 
-    >>> place_of("owner/name:main@1a2b"), place_of("owner/name@v2")
+    >>> parse_place("owner/name:main@1a2b"), parse_place("owner/name@v2")
     (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
     """
     match = NAME.fullmatch(dataset)
@@ -67,9 +67,9 @@ def place_of(dataset: str) -> Place:
     return Place(**match.groupdict())
 
 
-def source_of(dataset: str) -> str | None:
+def source_name(dataset: str) -> str | None:
     """Return the name of the built-in set with this name or Hub id; None for other data sets."""
-    path = place_of(dataset).path
+    path = parse_place(dataset).path
     return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
 
 
@@ -79,17 +79,17 @@ def hub_id(dataset: str) -> str | None:
     >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
     ('math-ai/aime25', 'owner/name', None, None)
     """
-    path = place_of(dataset).path
-    if name := source_of(dataset):
+    path = parse_place(dataset).path
+    if name := source_name(dataset):
         return SOURCES[name].hub
     is_file = is_table(path) or home(path).exists()
     return path if HUB_ID.fullmatch(path) and not is_file else None
 
 
-def folder_of(name: str) -> str:
+def folder_name(name: str) -> str:
     """Return a folder name for a data set.
 
-    >>> folder_of("owner/name:main@v1"), folder_of("data/mine.jsonl")
+    >>> folder_name("owner/name:main@v1"), folder_name("data/mine.jsonl")
     ('owner_name_main_v1', 'data_mine.jsonl')
     """
     return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"

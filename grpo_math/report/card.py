@@ -12,14 +12,14 @@ from typing import Any
 from yaml import YAMLError
 
 from grpo_math.evaluation.compare import moved, table
-from grpo_math.generation.request import Request, request_of
+from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
-from grpo_math.problems.sources import SOURCES, hub_id, source_of
+from grpo_math.problems.sources import SOURCES, hub_id, source_name
 from grpo_math.reading import home
 from grpo_math.report.render import render
-from grpo_math.report.run_dir import Run, hub_name
+from grpo_math.report.run_dir import RunDir, hub_name
 
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
 RECIPE = (
@@ -42,7 +42,7 @@ RESULTS = {
 QUESTION = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
-def base_of(run: Run, stated: str | None = None, api: Any = None) -> dict[str, Any]:
+def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dict[str, Any]:
     """Return the model that was trained. ``stated`` is its name on the Hub, if the run names a folder.
 
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
@@ -72,7 +72,7 @@ def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str,
     return {key: value for key in keys if data and isinstance(value := data.get(key), str)}
 
 
-def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
+def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str) -> str:
     """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top."""
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
@@ -80,8 +80,8 @@ def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
     # A function of the user cannot be printed in a card, so the example shows the bare problem.
     known = template if template in TEMPLATES or PROBLEM in template else PROBLEM
     names = [*RECIPE, *(LORA if kind != "model" else ())]
-    overlap = contamination.text_of(results["contamination"]) if results.get("contamination") else ""
-    request = replace(request_of(run.config), temperature=0.0)
+    overlap = contamination.overlap_line(results["contamination"]) if results.get("contamination") else ""
+    request = replace(request_from(run.config), temperature=0.0)
     greedy = Request().for_vllm()
     served = {name: value for name, value in request.for_vllm().items() if value != greedy.get(name)}
     served |= {"chat_template_kwargs": request.template_kwargs} if request.template_kwargs else {}
@@ -113,14 +113,14 @@ def model_card(run: Run, repo_id: str, base: dict[str, Any], kind: str) -> str:
     )
 
 
-def _metadata(run: Run, repo_id: str, base: dict[str, Any], kind: str, dataset: str, evaluated: str) -> str:
+def _metadata(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, dataset: str, evaluated: str) -> str:
     """Return the metadata that the Hub reads, in YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
     lora = kind == "adapter"
     results = []
     if run.after:
-        source = SOURCES.get(source_of(evaluated) or "")
+        source = SOURCES.get(source_name(evaluated) or "")
         results = [
             EvalResult(
                 task_type="text-generation",

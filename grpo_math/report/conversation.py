@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.json and args.question is None:
         raise UserError("--json answers one question: give it behind the run or model")
     # This imports torch, which takes seconds: wrong arguments are reported before.
-    from grpo_math.evaluation.ask import Asked
+    from grpo_math.evaluation.ask import LoadedModels
 
-    asked = Asked(args.target, args.only, args.template, args.max_completion_length)
+    asked = LoadedModels(args.target, args.only, args.template, args.max_completion_length)
 
     def ask(question: str) -> Streams:
         return asked.answers(question, args.temperature, args.seed)

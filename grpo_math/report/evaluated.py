@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import compare, of_run, suite
-from grpo_math.evaluation.figures import Results, text_of
-from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
+from grpo_math.evaluation import compare, from_run, suite
+from grpo_math.evaluation.figures import Results, metrics_table
+from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.generation.request import Request
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import folder_of, listed
+from grpo_math.problems.sources import folder_name, listed
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
@@ -92,7 +92,7 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
     """Return model and adapter. If ``model`` is an adapter's folder, the model is the adapter's base."""
     if model:
         refuse_missing_folder("model", model)
-    base = base_of_adapter(model) if model else None
+    base = adapter_base(model) if model else None
     if base and adapter:
         raise ConfigError("model", model, "is an adapter itself", "leave out --adapter, or name its base")
     return (base, model) if base else (model, adapter)
@@ -101,7 +101,7 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
 def results(args: Namespace) -> dict[str, dict[str, Results]]:
     """Evaluate what the options ask for. Bad input is reported before torch is imported."""
     names = suite.sets(args.data, args.suite)
-    run = of_run.read(args.run, args.output, args.checkpoint) if args.run else None
+    run = from_run.read(args.run, args.output, args.checkpoint) if args.run else None
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
@@ -134,27 +134,27 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
                 path = Path(args.output or "evaluations")
                 if run:
                     # The files of a run have the same names for each set, so that each set needs its own folder.
-                    path = run.folder / (folder_of(name) if len(names) > 1 else "") / f"{side}.json"
+                    path = run.folder / (folder_name(name) if len(names) > 1 else "") / f"{side}.json"
                 output = Output(path, {"data": name, "split": args.split}, overlap)
                 sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box)
     return sides
 
 
 def _problems(
-    args: Namespace, name: str, run: of_run.OfRun | None, template: prompts.Template | None, tools: Sequence[str]
+    args: Namespace, name: str, run: from_run.RunModels | None, template: prompts.Template | None, tools: Sequence[str]
 ) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
-    asked, samples, temperature = suite.asked(name, template, args.samples, args.temperature)
+    asked, samples, temperature = suite.evaluation_protocol(name, template, args.samples, args.temperature)
     rows = load_problems(
         name,
         args.split,
         template=asked,
         limit=args.n,
         seed=args.seed,
-        columns=args.columns or (of_run.columns_of(run, name) if run else None),
+        columns=args.columns or (from_run.recipe_columns(run, name) if run else None),
         skip_bad_rows=args.skip_bad_rows,
     )
-    if run and (n := of_run.trained_on(args.run, rows)):
+    if run and (n := from_run.trained_on(args.run, rows)):
         message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
     prompts.refuse_without_call(str(asked), tools)
@@ -175,7 +175,7 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
     paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
     several = len(names) > 1
-    text = suite.table_of_pairs(compared, before, after) if several else compare.terminal_table(_first(compared))
+    text = suite.comparison_table(compared, before, after) if several else compare.terminal_table(_first(compared))
     return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
 
 
@@ -185,9 +185,9 @@ def _first(values: dict[str, Any]) -> Any:
 
 
 def _lines(results: Mapping[str, Results]) -> list[str]:
-    lines = [suite.table(results)] if len(results) > 1 else [text_of(_first(dict(results)))]
+    lines = [suite.table(results)] if len(results) > 1 else [metrics_table(_first(dict(results)))]
     for name, one in results.items():
         if one.get("contamination"):
-            lines.append(f"{name}: {contamination.text_of(one['contamination'])}")
+            lines.append(f"{name}: {contamination.overlap_line(one['contamination'])}")
         lines.append(f"results   {one['results']}")
     return lines

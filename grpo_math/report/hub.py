@@ -19,7 +19,7 @@ from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import read_json
 from grpo_math.report import report
-from grpo_math.report.card import RESULTS, base_of, model_card
+from grpo_math.report.card import RESULTS, model_card, trained_base
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.redact import is_secret, one_line
@@ -27,7 +27,7 @@ from grpo_math.run.weights import weights_in
 
 SECONDS = 120.0  # without a byte from the Hub, until the push is given up
 # transformers and training leave other files next to the weights: pickles, checksums, their own card.
-OF_A_MODEL = (
+MODEL_FILES = (
     *("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
@@ -119,8 +119,8 @@ def contents(
     # after.json is the evaluation of the last weights, and not of this checkpoint.
     if checkpoint:
         run.after = None
-    base = base_of(run, base_model, api)
-    files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, OF_A_MODEL)}
+    base = trained_base(run, base_model, api)
+    files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, MODEL_FILES)}
     files |= {name: run_dir / name for name in RESULTS if (run_dir / name).exists()}
     files |= {f"plots/{path.name}": path for path in run_dir.glob("plots/*.png")}
     if kind == "adapter":

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import of_run
+from grpo_math.evaluation import from_run
 from grpo_math.generation.models import loading
 from grpo_math.run.streams import Answer
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Write the merged model, in bfloat16, with its tokenizer."""
-    base, adapter = of_run.read(args.run_dir, checkpoint=args.checkpoint).models["trained"]
+    base, adapter = from_run.read(args.run_dir, checkpoint=args.checkpoint).models["trained"]
     if adapter is None:
         reason = "has nothing to merge: all weights were trained"
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")

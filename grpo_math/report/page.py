@@ -26,7 +26,7 @@ from grpo_math.report import viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
 from grpo_math.report.progress import duration, progress, spent
 from grpo_math.report.render import flat, page
-from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
 from grpo_math.run.files import replace_text
 from grpo_math.run.streams import Answer
@@ -34,7 +34,7 @@ from grpo_math.run.streams import Answer
 CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # of config.yaml
 # These differ between any two runs, or are elsewhere on the page.
-APART = (*NO_SETTINGS, "output_dir", "logging_dir", "run_name", "hub_model_id")
+UNCOMPARED_SETTINGS = (*NO_SETTINGS, "output_dir", "logging_dir", "run_name", "hub_model_id")
 LAUNCHED = ("num_processes", "distributed_type")  # these are chosen at the start, and no recipe states them
 CURVES = {
     metrics.HELDOUT_ACCURACY: "Held-out accuracy",
@@ -130,14 +130,14 @@ def report(run_dir: str | Path) -> ReportFiles:
     return ReportFiles(html, plots, findings, run.notes)
 
 
-def _date(run: Run) -> str:
+def _date(run: RunDir) -> str:
     """Return the day on which the run wrote its last step, or its settings."""
     paths = [run.directory / name for name in ("history.jsonl", "config.yaml")]
     times = [path.stat().st_mtime for path in paths if path.exists()]
     return f"{datetime.fromtimestamp(times[0]):%Y-%m-%d}" if times else ""
 
 
-def _tables(run: Run) -> dict[str, dict[str, str]]:
+def _tables(run: RunDir) -> dict[str, dict[str, str]]:
     """Return the settings of the recipe, the remaining settings, and the versions."""
     stated = dict(flat(run.config.get("stated") or {}))
     settings = dict(flat({name: value for name, value in run.config.items() if name not in NO_SETTINGS}))
@@ -178,7 +178,7 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
     return {"html": str(target), "runs": rows, "settings": settings, "notes": notes}
 
 
-def _row(run: Run, first: Run) -> dict[str, Any]:
+def _row(run: RunDir, first: RunDir) -> dict[str, Any]:
     """Return the figures of a run, with the difference of its model from the first run's on the same problems."""
     against = None
     if run is not first and run.after and first.after:
@@ -201,23 +201,23 @@ def _row(run: Run, first: Run) -> dict[str, Any]:
     }
 
 
-def differing(runs: Sequence[Run]) -> dict[str, list[str | None]]:
+def differing(runs: Sequence[RunDir]) -> dict[str, list[str | None]]:
     """Return the settings that differ, each with its value in every run; None if a run lacks it.
 
     A setting that no recipe states is left out: it is a default, or follows from the others.
 
     >>> configs = ({"seed": 1, "eval_steps": n, "stated": {"heldout_every": n}, "heldout_every": n} for n in (5, 10))
-    >>> differing([Run(Path("x"), config=config) for config in configs])
+    >>> differing([RunDir(Path("x"), config=config) for config in configs])
     {'heldout_every': ['5', '10']}
     """
     stated = {name for run in runs for name in run.config.get("stated", run.config)} | set(LAUNCHED)
-    names = stated - set(APART)
+    names = stated - set(UNCOMPARED_SETTINGS)
     tables = [dict(flat({k: v for k, v in run.config.items() if k in names})) for run in runs]
     values = {name: [table.get(name) for table in tables] for name in sorted(set().union(*tables))}
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
-def _figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _figures(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
     """Return a figure for each of `CURVES` that a run has, with a line per run under its letter."""
     figures = []
     for key, title in CURVES.items():

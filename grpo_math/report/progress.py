@@ -3,7 +3,7 @@
 from statistics import fmean
 from typing import NamedTuple
 
-from grpo_math.report.run_dir import Run
+from grpo_math.report.run_dir import RunDir
 from grpo_math.run import metrics
 
 NEWEST = 10  # lines whose pace gives the time left
@@ -33,12 +33,12 @@ class Progress(NamedTuple):
         return f"step {self.step}{of}" + (f", about {duration(self.left)} left" if self.left else "")
 
 
-def progress(run: Run) -> Progress:
+def progress(run: RunDir) -> Progress:
     """Return the last step, the number of steps, and the time left at the pace of the newest steps.
 
     >>> from pathlib import Path
     >>> history = [{"step": s, "step_time": 10.0} for s in (1, 2, 3)]
-    >>> progress(Run(Path("x"), config={"max_steps": 9}, history=history))
+    >>> progress(RunDir(Path("x"), config={"max_steps": 9}, history=history))
     Progress(step=3, total=9, left=60.0)
     """
     last = run.history[-1] if run.history else {metrics.STEP: 0}
@@ -52,12 +52,12 @@ def progress(run: Run) -> Progress:
     return Progress(step, total, left)
 
 
-def spent(run: Run) -> dict[str, float]:
+def spent(run: RunDir) -> dict[str, float]:
     """Return the seconds of each phase of the steps, of the remaining time of the steps, and of the evaluations.
 
     >>> from pathlib import Path
     >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
-    >>> spent(Run(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
+    >>> spent(RunDir(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
     {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 5.0}
     """
     seconds = {name: total(run, key) for key, name in PHASES.items()}
@@ -66,7 +66,7 @@ def spent(run: Run) -> dict[str, float]:
     return {name: value for name, value in seconds.items() if value > 0}
 
 
-def total(run: Run, key: str) -> float:
+def total(run: RunDir, key: str) -> float:
     """Return the sum of a metric over the steps of a run. A line has the mean of the steps since the one before."""
     rows = [row for row in run.history if metrics.SECONDS_STEP in row]
     steps = [0, *(row[metrics.STEP] for row in rows)]

@@ -19,7 +19,7 @@ from grpo_math.reading import is_folder, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import settled
-from grpo_math.run.resume import config_of
+from grpo_math.run.resume import run_config
 
 History = list[dict[str, float]]
 
@@ -30,7 +30,7 @@ MOST_COMPLETION_FILES = 250
 
 
 @dataclass
-class Run:
+class RunDir:
     """The content of a run directory. ``notes``: a line for each part that is left out."""
 
     directory: Path
@@ -96,7 +96,7 @@ def hub_name(model: str) -> str | None:
     return None if is_folder(model) else model
 
 
-def read_run(run_dir: str | Path) -> Run:
+def read_run(run_dir: str | Path) -> RunDir:
     """Read a run. Raise `ConfigError` for a folder without any of its files.
 
     >>> read_run("runs/nowhere")
@@ -104,10 +104,10 @@ def read_run(run_dir: str | Path) -> Run:
     ...
     grpo_math.errors.ConfigError: run_dir='runs/nowhere' contains no config.yaml, history.jsonl, before.json or ...
     """
-    run = Run(Path(run_dir))
+    run = RunDir(Path(run_dir))
     folder = run.directory
     run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
-    run.config = config_of(folder) or {}
+    run.config = run_config(folder) or {}
     if (folder / "history.jsonl").exists():
         run.history = _history(folder / "history.jsonl")
     run.before = _evaluation(folder, BEFORE)
@@ -148,7 +148,7 @@ def tables(files: Iterable[Path]) -> Iterator[list[dict[str, Any]]]:
             yield read_table(path).to_pylist()
 
 
-def _read_completions(run: Run) -> None:
+def _read_completions(run: RunDir) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
     files = completion_files(run.directory)
     stride = -(-len(files) // MOST_COMPLETION_FILES) or 1

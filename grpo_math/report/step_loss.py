@@ -14,7 +14,7 @@ from grpo_math.run import metrics
 from grpo_math.run.history import number
 
 # Metrics that the history has for a whole step.
-OF_STEP = {
+STEP_METRICS = {
     metrics.LOSS: "loss",
     metrics.POLICY_LOSS: "policy loss",
     metrics.GRAD_NORM: "gradient norm",
@@ -45,7 +45,7 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
     weights = row_weights(loss_type, tokens, config.get("max_completion_length") or max(1, *map(max, tokens)))
     shares = gradient_shares(advantages, weights)
     value = -sum(advantage * weight for advantage, weight in zip(advantages, weights, strict=True))
-    logged = [f"{label} {short(line[name])}" for name, label in OF_STEP.items() if name in line]
+    logged = [f"{label} {short(line[name])}" for name, label in STEP_METRICS.items() if name in line]
     about_step = [
         f"With all ratios at 1, the policy loss of the {len(rows)} completions is {short(value + 0.0)}: minus the sum "
         f"of advantage x weight (loss_type {loss_type}).",
@@ -56,10 +56,10 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
     parts = zip(advantages, left_out, shares, strict=True)
     for group in groups:
         baselines = group_baselines([row["reward"] for row in group], config.get("baseline") or "group_mean")
-        own = list(islice(parts, len(group)))
+        group_parts = list(islice(parts, len(group)))
         table = [
             {
-                "completion": place,
+                "completion": number,
                 "verdict": row["verdict"],
                 **{name: row[name] for name in named},
                 "reward": row["reward"],
@@ -69,11 +69,11 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
                 "left out": reason or ("no" if advantage else "no gradient: advantage 0"),
                 "share of the gradient": f"{share:.1%}",
             }
-            for place, (row, baseline, (advantage, reason, share)) in enumerate(
-                zip(group, baselines, own, strict=True), 1
+            for number, (row, baseline, (advantage, reason, share)) in enumerate(
+                zip(group, baselines, group_parts, strict=True), 1
             )
         ]
-        why = _why([advantage for advantage, _, _ in own], sum(share for _, _, share in own))
+        why = _why([advantage for advantage, _, _ in group_parts], sum(share for _, _, share in group_parts))
         yield {"rows": table, "sentences": [why, *about_step]}
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from grpo_math.evaluation.compare import terminal_table
 from grpo_math.report import hub
-from grpo_math.report.card import base_of, model_card
+from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.page import print_notes, report
-from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -18,7 +18,7 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     print_verdict(run, target)
     # peft wrote a card that names the base by its folder in a cache.
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
-    (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
+    (target / "README.md").write_text(model_card(run, run.name, trained_base(run), kind), encoding="utf-8")
     # Again, because the seal contains the size of each file and the card has changed.
     seal(target)
     # Last: if the push fails, the run is complete on the disk.
@@ -27,7 +27,7 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
         print(f"pushed   {pushed['url']}")
 
 
-def print_verdict(run: Run, target: Path) -> None:
+def print_verdict(run: RunDir, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
     files = report(run.directory)
     if run.comparison:

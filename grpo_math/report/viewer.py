@@ -8,16 +8,28 @@ from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from grpo_math.report.run_dir import Run
+from grpo_math.report.run_dir import RunDir
 from grpo_math.report.step_loss import Panel, panels
-from grpo_math.rewards.columns import text_of
+from grpo_math.rewards.columns import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
 MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
 # Columns that the page shows separately.
-APART = ("step", "group", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
+SEPARATE_COLUMNS = (
+    "step",
+    "group",
+    "prompt",
+    "completion",
+    "problem_id",
+    "gold",
+    "verdict",
+    "id",
+    "problem",
+    "category",
+    "turns",
+)
 
 Row = Mapping[str, Any]
 
@@ -35,7 +47,7 @@ class Source(NamedTuple):
     labels: dict[str, str]
 
 
-def sources(run: Run) -> list[Source]:
+def sources(run: RunDir) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
     heldout = Source("Held-out problems", _heldout(run), CATEGORIES)
     training = Source("Training completions", [row for rows in _steps(run) for row in rows], {})
@@ -49,7 +61,7 @@ def sources(run: Run) -> list[Source]:
     return shown
 
 
-def _heldout(run: Run) -> list[dict[str, Any]]:
+def _heldout(run: RunDir) -> list[dict[str, Any]]:
     """Return a row per problem and sample. Evaluations that are not comparable do not share rows."""
     problems: dict[Any, dict[str, Row]] = {}
     for name, results in run.sides.items():
@@ -75,7 +87,7 @@ def _heldout(run: Run) -> list[dict[str, Any]]:
     return items
 
 
-def _steps(run: Run) -> Iterator[Iterator[dict[str, Any]]]:
+def _steps(run: RunDir) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the rows of each step, a row for each group."""
     lines = {line[metrics.STEP]: line for line in run.history}
     for step, completions in groupby(run.completions, key=itemgetter("step")):
@@ -102,10 +114,14 @@ def _training(rows: list[Row], panel: Panel) -> dict[str, Any]:
         keys |= {"spread of rewards": pstdev(rewards), "mean reward": fmean(rewards)}
         title["rewards"] = f"{min(rewards):.3g} to {max(rewards):.3g}"
     notes = [completion["note"] for completion in completions]
-    whole = "" if isinstance(prompt, str) else "\n\n".join(f"{m['role']}: {text_of([m], m['role'])}" for m in prompt)
+    whole = (
+        ""
+        if isinstance(prompt, str)
+        else "\n\n".join(f"{m['role']}: {completion_text([m], m['role'])}" for m in prompt)
+    )
     return {
         "title": title,
-        "question": text_of(prompt, "user"),
+        "question": completion_text(prompt, "user"),
         "prompt": whole,
         "completions": completions,
         "panel": panel,
@@ -116,13 +132,13 @@ def _training(rows: list[Row], panel: Panel) -> dict[str, Any]:
 
 def _completion(label: str, badge: str, row: Row) -> dict[str, Any]:
     """Return a completion with the facts about it: the extracted answer, each reward, the length."""
-    text = text_of(row["completion"])
+    text = completion_text(row["completion"])
     return {
         "label": label,
         "badge": badge,
-        "facts": {name: value for name, value in row.items() if name not in APART},
+        "facts": {name: value for name, value in row.items() if name not in SEPARATE_COLUMNS},
         "note": why(row, text),
-        "turns": turns_of(row.get("turns") or row["completion"]) or [("", text)],
+        "turns": turn_pieces(row.get("turns") or row["completion"]) or [("", text)],
     }
 
 
@@ -150,22 +166,22 @@ def why(row: Row, text: str) -> str:
     return ""
 
 
-def turns_of(completion: object) -> list[tuple[str, str]]:
+def turn_pieces(completion: object) -> list[tuple[str, str]]:
     """Return a completion with tool calls as (kind, content): text, code and output; [] for one turn of text.
 
     >>> call = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
     >>> turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
     ...          {"role": "assistant", "content": "#### 7"}]
-    >>> turns_of(turns)
+    >>> turn_pieces(turns)
     [('code', 'print(3 + 4)'), ('output', '7'), ('text', '#### 7')]
-    >>> turns_of([{"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "3 +"}}]}])
+    >>> turn_pieces([{"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "3 +"}}]}])
     [('code', '{"name": "python", "arguments": "3 +"}')]
-    >>> turns_of(turns[2:]), turns_of([]), turns_of("text"), turns_of(None)
+    >>> turn_pieces(turns[2:]), turn_pieces([]), turn_pieces("text"), turn_pieces(None)
     ([], [], [], [])
     """
     turns: list[tuple[str, str]] = []
     for message in completion if isinstance(completion, list) else ():
-        if text := text_of([message], message["role"]):
+        if text := completion_text([message], message["role"]):
             output = f"output, {message['status']}" if message.get("status") else "output"
             turns.append((output if message["role"] == "tool" else "text", text))
         turns += [("code", _code(call["function"])) for call in message.get("tool_calls") or ()]

@@ -15,9 +15,9 @@ other settings, call the factory in your own module and name the result in the r
 TRL weighs and sums the rewards (``reward_weights``).
 """
 
-from grpo_math.errors import ConfigError, one_of
-from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import checked, name_of
+from grpo_math.errors import ConfigError, require_choice
+from grpo_math.rewards.columns import Reward, completion_text
+from grpo_math.rewards.guard import checked, reward_name
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -39,14 +39,33 @@ from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
-    "JUDGE_PROMPT", "REWARDS", "Reward", "accuracy", "brevity", "checked", "format_soft", "format_strict",
-    "gated", "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition",
-    "make_shaped", "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+    "JUDGE_PROMPT",
+    "REWARDS",
+    "Reward",
+    "accuracy",
+    "brevity",
+    "checked",
+    "completion_text",
+    "format_soft",
+    "format_strict",
+    "gated",
+    "gsm8k",
+    "integer_only",
+    "load_reward",
+    "make_llm_judge",
+    "make_overlong",
+    "make_repetition",
+    "make_shaped",
+    "make_tool_use",
+    "number_match",
+    "proximity",
+    "r1_zero",
+    "xml_count",
 ]  # fmt: skip
 
 
 REWARDS: dict[str, Reward] = {
-    name_of(reward): reward
+    reward_name(reward): reward
     for reward in (
         *(
             accuracy,
@@ -83,5 +102,5 @@ def load_reward(name: str) -> Reward:
     module, dot, function = name.rpartition(".")
     if dot:  # as `trl grpo` writes a function of the user
         raise ConfigError("reward_funcs", name, "is not known", f"did you mean {module}:{function}?")
-    one_of("reward_funcs", name, tuple(REWARDS))
+    require_choice("reward_funcs", name, tuple(REWARDS))
     return REWARDS[name]

@@ -26,10 +26,10 @@ DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no
 DEFAULT_LIMIT = 1024  # tokens of a completion, if neither a setting nor the trainer gives a limit
 
 
-def text_of(completion: Completion, role: str = "assistant") -> str:
+def completion_text(completion: Completion, role: str = "assistant") -> str:
     """Return the text of a completion: the string, or the content of the last message with this role.
 
-    >>> text_of([{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "#### 7"}])
+    >>> completion_text([{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "#### 7"}])
     '#### 7'
     """
     if isinstance(completion, str):
@@ -39,19 +39,19 @@ def text_of(completion: Completion, role: str = "assistant") -> str:
     return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
-def grades_of(name: str, completions: Completions, columns: dict[str, Any]) -> list[Grade]:
+def completion_grades(name: str, completions: Completions, columns: dict[str, Any]) -> list[Grade]:
     """Return the grades in ``columns``, or grade now. Error messages contain ``name``, the reward function."""
     if columns.get(GRADE) is not None:
         return list(columns[GRADE])
-    texts = [text_of(completion) for completion in completions]
-    formats, timeout = formats_of(completions, columns), columns.get(GRADE_TIMEOUT, 5.0)
-    return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
+    texts = [completion_text(completion) for completion in completions]
+    formats, timeout = prompt_formats(completions, columns), columns.get(GRADE_TIMEOUT, 5.0)
+    return grade_batch(read_gold_answers(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
-def gold_of(row: Mapping[str, Any]) -> str | None:
+def read_gold_answer(row: Mapping[str, Any]) -> str | None:
     """Return the gold answer of a row: ``answer``, else ``solution`` (TRL's name), or None without either.
 
-    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"})
+    >>> read_gold_answer({"answer": 7}), read_gold_answer({"answer": "", "solution": "#### 7"})
     ('7', '#### 7')
     """
     values = (_scalar(row.get(name)) for name in GOLD_COLUMNS)
@@ -65,19 +65,21 @@ def _scalar(value: Any) -> Any:
     return value.detach().cpu().numpy()[()] if is_tensor else value
 
 
-def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
+def read_gold_answers(name: str, columns: dict[str, Any]) -> list[str]:
     """Return the ``answer`` (or TRL's ``solution``) of each row. Raises `RewardError` without these columns.
 
-    >>> golds_of("accuracy", {"answer": [7, None, None], "solution": [None, "8", None]})
+    >>> read_gold_answers("accuracy", {"answer": [7, None, None], "solution": [None, "8", None]})
     ['7', '8', '']
     """
     available = {column: values for column in GOLD_COLUMNS if (values := columns.get(column)) is not None}
     if not available:
         raise RewardError(f"reward function {name} needs the column {GOLDS}: every row of the data must hold its gold")
-    return [gold_of(dict(zip(available, row, strict=True))) or "" for row in zip(*available.values(), strict=True)]
+    return [
+        read_gold_answer(dict(zip(available, row, strict=True))) or "" for row in zip(*available.values(), strict=True)
+    ]
 
 
-def formats_of(completions: Completions, columns: dict[str, Any]) -> list[str | None]:
+def prompt_formats(completions: Completions, columns: dict[str, Any]) -> list[str | None]:
     """Return the format that each prompt asked for, or None if a row names no format."""
     formats = columns.get("answer_format")
     if formats is None or isinstance(formats, str):
@@ -91,13 +93,15 @@ def in_formats(completions: Completions, columns: dict[str, Any]) -> list[tuple[
     >>> in_formats(["#### 7"], {"answer_format": ["gsm8k"]}), in_formats(["#### 7"], {})
     ([('#### 7', 'gsm8k')], [('#### 7', 'xml')])
     """
-    formats = formats_of(completions, columns)
-    return [(text_of(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)]
+    formats = prompt_formats(completions, columns)
+    return [
+        (completion_text(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)
+    ]
 
 
-def lengths_of(completions: Completions, columns: dict[str, Any]) -> list[int]:
+def completion_lengths(completions: Completions, columns: dict[str, Any]) -> list[int]:
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
-    rows = columns.get("completion_ids") or [text_of(completion).split() for completion in completions]
+    rows = columns.get("completion_ids") or [completion_text(completion).split() for completion in completions]
     return [len(row) for row in rows]
 
 

@@ -22,12 +22,12 @@ from grpo_math.run.user_functions import said_by
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
 
-def name_of(reward: Any) -> str:
+def reward_name(reward: Any) -> str:
     """Return the name of a reward function, which may be a partial function or a callable object.
 
     >>> import functools
-    >>> name_of(functools.partial(name_of))
-    'name_of'
+    >>> reward_name(functools.partial(reward_name))
+    'reward_name'
     """
     function = reward if hasattr(reward, "__name__") else getattr(reward, "func", reward)
     return str(getattr(function, "__name__", type(reward).__name__))
@@ -81,7 +81,7 @@ def checked(
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    name = name_of(reward)
+    name = reward_name(reward)
 
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:

@@ -23,7 +23,15 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.grading.where import gold_answer
-from grpo_math.rewards.columns import Completions, Prompts, Reward, Rewards, golds_of, grades_of, text_of
+from grpo_math.rewards.columns import (
+    Completions,
+    Prompts,
+    Reward,
+    Rewards,
+    completion_grades,
+    completion_text,
+    read_gold_answers,
+)
 from grpo_math.run.http import Client, ServerError
 from grpo_math.run.redact import is_address
 
@@ -79,9 +87,9 @@ def make_llm_judge(
             raise ConfigError("OPENAI_BASE_URL", url and "***", reason, remedy)
         if not name:
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
-        golds, grades = golds_of("llm_judge", columns), grades_of("llm_judge", completions, columns)
+        golds, grades = read_gold_answers("llm_judge", columns), completion_grades("llm_judge", completions, columns)
         questions = {
-            row: (text_of(prompt, "user"), gold_answer(gold), plain(g.answer))
+            row: (completion_text(prompt, "user"), gold_answer(gold), plain(g.answer))
             for row, (prompt, gold, g) in enumerate(zip(prompts, golds, grades, strict=True))
             if g.answer and g.verdict is not Verdict.BAD_GOLD
         }

@@ -21,14 +21,14 @@ from grpo_math.rewards.columns import (
     Prompts,
     Reward,
     Rewards,
-    formats_of,
-    golds_of,
-    grades_of,
+    completion_grades,
+    completion_lengths,
+    completion_text,
     in_formats,
-    lengths_of,
-    text_of,
+    prompt_formats,
+    read_gold_answers,
 )
-from grpo_math.rewards.guard import columns_for, name_of
+from grpo_math.rewards.guard import columns_for, reward_name
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
 
@@ -44,7 +44,7 @@ def accuracy(prompts: Prompts, completions: Completions, **columns: Any) -> Rewa
     >>> accuracy([""], ["anything"], answer=[""])
     [None]
     """
-    return [is_right(g) for g in grades_of("accuracy", completions, columns)]
+    return [is_right(g) for g in completion_grades("accuracy", completions, columns)]
 
 
 def r1_zero(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
@@ -64,11 +64,11 @@ def gsm8k(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards
 def _within_format(name: str, completions: Completions, columns: dict[str, Any]) -> Rewards:
     """Return 1 for a correct answer in the format, else 0. A gold answer that cannot be graded gives None."""
     # Existing grades are of another format, so the answers are graded again.
-    if any(f != name for f in formats_of(completions, columns)):
+    if any(f != name for f in prompt_formats(completions, columns)):
         columns = {**columns, "answer_format": name, GRADE: None}
     return [
-        is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(text_of(completion), name) else 0.0
-        for completion, g in zip(completions, grades_of(name, completions, columns), strict=True)
+        is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(completion_text(completion), name) else 0.0
+        for completion, g in zip(completions, completion_grades(name, completions, columns), strict=True)
     ]
 
 
@@ -81,7 +81,9 @@ def proximity(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
     [1.0, 0.45, 0.0]
     """
     rewards: Rewards = []
-    for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
+    for g, gold in zip(
+        completion_grades("proximity", completions, columns), read_gold_answers("proximity", columns), strict=True
+    ):
         reward, p, q = is_right(g), value(g.answer or ""), value(gold_answer(gold))
         if reward == 0.0 and p is not None and q is not None and p != q:
             reward = 0.5 * _nearness(p, q)
@@ -104,7 +106,7 @@ def number_match(prompts: Prompts, completions: Completions, **columns: Any) -> 
     """
     return [
         None if g.verdict.ungradable else 3.0 if is_right(g) else float(value(g.answer or "") is not None)
-        for g in grades_of("number_match", completions, columns)
+        for g in completion_grades("number_match", completions, columns)
     ]
 
 
@@ -118,12 +120,12 @@ def make_shaped(
 
     def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-        grades, texts = grades_of("shaped", completions, columns), in_formats(completions, columns)
+        grades, texts = completion_grades("shaped", completions, columns), in_formats(completions, columns)
         return [
             None
             if (right := is_right(g)) is None
             else correct * right + kept * in_format(text, f) + short * max(0.0, 1 - n / limit)
-            for g, (text, f), n in zip(grades, texts, lengths_of(completions, columns), strict=True)
+            for g, (text, f), n in zip(grades, texts, completion_lengths(completions, columns), strict=True)
         ]
 
     return shaped
@@ -179,7 +181,7 @@ def integer_only(prompts: Prompts, completions: Completions, **columns: Any) -> 
     >>> integer_only(["", ""], ["#### 1,200", "#### 7.5"], answer=["1", "1"])
     [1.0, 0.0]
     """
-    numbers_ = [value(g.answer or "") for g in grades_of("integer_only", completions, columns)]
+    numbers_ = [value(g.answer or "") for g in completion_grades("integer_only", completions, columns)]
     return [float(number is not None and number.denominator == 1) for number in numbers_]
 
 
@@ -195,7 +197,7 @@ def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Rew
         values = reward(prompts, completions, **columns_for(reward, columns))
         return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
 
-    gated.__name__ = gated.__qualname__ = name or f"{name_of(reward)}_on_{name_of(on)}"
+    gated.__name__ = gated.__qualname__ = name or f"{reward_name(reward)}_on_{reward_name(on)}"
     return gated
 
 
@@ -218,7 +220,7 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         most = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
         soft = max(1, most // 5) if cache is None else cache
-        return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
+        return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in completion_lengths(completions, columns)]
 
     if cache is not None and cache <= 0:
         raise ConfigError("cache", cache, "is not a length", "give the number of tokens before the limit, 1 or more")
@@ -240,8 +242,8 @@ def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewar
     [-0.25, -0.5]
     """
     limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-    grades = grades_of("brevity", completions, columns)
-    lengths = lengths_of(completions, columns)
+    grades = completion_grades("brevity", completions, columns)
+    lengths = completion_lengths(completions, columns)
     return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
 
 
@@ -259,7 +261,7 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
     def repetition(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         rewards: Rewards = []
         for completion in completions:
-            words = text_of(completion).lower().split()
+            words = completion_text(completion).lower().split()
             grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
             rewards.append(penalty * (len(set(grams)) / len(grams) - 1) if len(words) > ngram else 0.0)
         return rewards

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.equal.compare import value
-from grpo_math.rewards.columns import Completion, Completions, Prompts, Reward, Rewards, grades_of
+from grpo_math.rewards.columns import Completion, Completions, Prompts, Reward, Rewards, completion_grades
 from grpo_math.rewards.rules import is_right
 
 # Python reads no integer of more than 4,300 digits.
@@ -19,12 +19,12 @@ NUMBER = re.compile(r"(?<![\w.])\d{1,1000}(?:\.\d{1,1000})?(?:[eE][+-]?\d{1,3})?
 Message = Mapping[str, Any]
 
 
-def results_of(completion: Completion) -> list[tuple[str, Message]]:
+def tool_results(completion: Completion) -> list[tuple[str, Message]]:
     """Return, for each call, the text and code that the model had written by then, and the message with the result.
 
     >>> code = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
     >>> calls = {"role": "assistant", "content": "Let me see.", "tool_calls": [code]}
-    >>> results_of([calls, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "#### 7"}])
+    >>> tool_results([calls, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "#### 7"}])
     [('Let me see.\\nprint(3 + 4)', {'role': 'tool', 'content': '7'})]
     """
     written: list[str] = []
@@ -50,7 +50,7 @@ def echoed(completion: Completion) -> list[bool]:
     >>> echoed([{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "391"}])
     [True]
     """
-    results = [(written, str(message["content"]).strip()) for written, message in results_of(completion)]
+    results = [(written, str(message["content"]).strip()) for written, message in tool_results(completion)]
     return [bool(result) and _contains(written, result) for written, result in results]
 
 
@@ -76,8 +76,8 @@ def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
 
     def tool_use(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         rewards: Rewards = []
-        for grade, completion in zip(grades_of("tool_use", completions, columns), completions, strict=True):
-            right, results = is_right(grade), results_of(completion)
+        for grade, completion in zip(completion_grades("tool_use", completions, columns), completions, strict=True):
+            right, results = is_right(grade), tool_results(completion)
             lost = failed * sum("status" in message for _, message in results)
             gave = right and any(_gives(message, written, (grade.answer or "").strip()) for written, message in results)
             rewards.append(None if right is None else effect * bool(gave) - lost)

@@ -160,7 +160,7 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
-def step_of(folder: Path) -> int:
+def checkpoint_step(folder: Path) -> int:
     """Return the step after which a checkpoint was written. Raises `ConfigError` if the folder is not a checkpoint."""
     try:
         return int(read_json(folder / "trainer_state.json")["global_step"])
@@ -169,7 +169,7 @@ def step_of(folder: Path) -> int:
         raise ConfigError("resume_from_checkpoint", str(folder), reason, "give a checkpoint's folder") from None
 
 
-def set_aside_after(run_dir: Path, step: int) -> None:
+def rename_later_checkpoints(run_dir: Path, step: int) -> None:
     """Rename checkpoints after this step to old-checkpoint-N: the run will write these steps again."""
     for number, folder in checkpoints(run_dir):
         if number > step:

@@ -24,7 +24,7 @@ from grpo_math.run.machine import GB
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # torch raises RuntimeError, and safetensors raises SafetensorError.
-OF_A_WRITER = re.compile(r"PytorchStreamWriter|unexpected pos|iostream error|Error while serializing: .*os error")
+WRITER_ERROR = re.compile(r"PytorchStreamWriter|unexpected pos|iostream error|Error while serializing: .*os error")
 
 
 class LostRank(UserError):
@@ -64,6 +64,6 @@ def failure(error: BaseException | None, run_dir: Path) -> UserError | None:
 
 def _is_failed_write(error: BaseException, run_dir: Path) -> bool:
     if not isinstance(error, OSError):
-        return OF_A_WRITER.search(str(error)) is not None
+        return WRITER_ERROR.search(str(error)) is not None
     ours = error.filename and Path(os.path.abspath(error.filename)).is_relative_to(run_dir.absolute())
     return bool(ours) or error.errno in NO_ROOM

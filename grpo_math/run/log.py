@@ -26,7 +26,7 @@ from grpo_math.yaml_files import as_yaml
 
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
-KEPT = 1000  # lines of a trainer's log_history
+MAX_LOG_LINES = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
@@ -168,17 +168,17 @@ class Watchdog(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and checkpoints.
+    """Keep the last `MAX_LOG_LINES` lines of the trainer's log. transformers keeps all, in memory and checkpoints.
 
     >>> from transformers import TrainerState
-    >>> state = TrainerState(log_history=list(range(KEPT + 5)))
+    >>> state = TrainerState(log_history=list(range(MAX_LOG_LINES + 5)))
     >>> Shortened().on_step_end(None, state, None)
     >>> len(state.log_history), state.log_history[0]
     (1000, 5)
     """
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        del state.log_history[:-KEPT]
+        del state.log_history[:-MAX_LOG_LINES]
 
 
 class StopOnSignal(TrainerCallback):

@@ -97,7 +97,7 @@ MEMORY_RESIDENT = "memory/resident"
 # The phases of a step, without the update, which is the remainder.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
 # These run at the same time as the phases, so they are not a part of the step.
-OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
+SERVER_SECONDS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
 
 METRICS: dict[str, Metric] = {
     STEP: Metric("steps", "optimizer steps done"),

@@ -17,7 +17,7 @@ from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
 # Settings of output, saving and services. They do not change what is computed.
-APART = {
+MAY_CHANGE = {
     *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
     *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
     *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
@@ -27,7 +27,7 @@ APART = {
 }
 
 # Settings of the trained weights and the optimizer's state. Even ``resume: force`` cannot change them.
-KEPT = (
+MUST_MATCH = (
     *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
     *("optim", "distributed_type"),
 )
@@ -45,16 +45,16 @@ def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
     return named, named.parent
 
 
-def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
+def explicit_settings(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
     """Return the settings that the recipe and the command line state, as config.yaml keeps them.
 
-    >>> stated({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
+    >>> explicit_settings({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
     {'seed': 1}
     """
     return json.loads(json.dumps(without_secrets({name: settings[name] for name in sorted(given)}), default=str))
 
 
-def config_of(run_dir: Path) -> dict[str, Any] | None:
+def run_config(run_dir: Path) -> dict[str, Any] | None:
     """Return the config.yaml of a run directory, {} if it is missing; None if the folder contains no run."""
     config = run_dir / "config.yaml"
     if config.exists():
@@ -71,9 +71,9 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
-    now = stated(settings, given)
+    now = explicit_settings(settings, given)
     lines = []
-    for name in sorted((before.keys() | now.keys()) - APART):
+    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE):
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(defaults.get(name), default=str))
         old, new = before.get(name, default), now.get(name, default)
@@ -97,9 +97,9 @@ def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[s
 def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
     """Raise `ConfigError` if the run in a folder differs in these ``lines``, unless ``resume`` is force.
 
-    Force does not help if a setting of `KEPT` has changed: the checkpoints are of other weights.
+    Force does not help if a setting of `MUST_MATCH` has changed: the checkpoints are of other weights.
     """
-    if kept := [line for line in lines if line.partition(":")[0] in KEPT]:
+    if kept := [line for line in lines if line.partition(":")[0] in MUST_MATCH]:
         reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")
     if lines and mode != "force":

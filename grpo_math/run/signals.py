@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from grpo_math.run.replaced import replaced
 
-AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
-GONE = 69  # EX_UNAVAILABLE: another rank was killed
+EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
+EX_UNAVAILABLE = 69  # EX_UNAVAILABLE: another rank was killed
 INTERRUPTED = 130
 UNFINISHED = b"error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
 # Python leaves SIGHUP as it was at the start, so the ranks, which inherit it, decide alike.
@@ -85,8 +85,8 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 
 def end_at_once(number: int, frame: Any) -> None:
-    """End the process with `AGAIN`. During imports an exception may be caught, or leave a half module."""
-    os._exit(AGAIN)
+    """End the process with `EX_TEMPFAIL`. During imports an exception may be caught, or leave a half module."""
+    os._exit(EX_TEMPFAIL)
 
 
 class Stopped(SystemExit):
@@ -115,7 +115,7 @@ class Stop:
             return  # only the message is left to print
         self._finishes = False
         if self.code:
-            raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped(AGAIN)
+            raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped(EX_TEMPFAIL)
 
     def on_stop(self, number: int, frame: FrameType | None) -> None:
         leave_lost_terminal()
@@ -124,9 +124,9 @@ class Stop:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self._finishes:
-            self.code = AGAIN
-            raise Stopped(AGAIN)
-        self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
+            self.code = EX_TEMPFAIL
+            raise Stopped(EX_TEMPFAIL)
+        self._ask(EX_TEMPFAIL, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
 
     def on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self._finishes or self.code == INTERRUPTED:

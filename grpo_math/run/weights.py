@@ -35,7 +35,7 @@ def launched_with(kind: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
 
 
-def kinds_of_checkpoint(config: Any) -> set[str]:
+def checkpoint_kinds(config: Any) -> set[str]:
     """Return the libraries with their own format of the optimizer's state and a float32 copy of bfloat16 weights:
     DEEPSPEED, FSDP, or none."""
     fsdp = config.fsdp or launched_with("FSDP")

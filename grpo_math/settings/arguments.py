@@ -98,7 +98,7 @@ class TrainArguments:
     )
 
     def __post_init__(self) -> None:
-        template = prompts.template_of(vars(self))
+        template = prompts.recipe_template(vars(self))
         # config.yaml states the template and the format that the run used, not None.
         self.prompt_template = template.name
         self.answer_format = template.answer_format

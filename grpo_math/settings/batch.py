@@ -148,11 +148,11 @@ def divides(settings: Mapping[str, Any], given: Collection[str], processes: int)
     return False
 
 
-def batch_of(settings: Mapping[str, Any], processes: int) -> Batch:
+def batch_from(settings: Mapping[str, Any], processes: int) -> Batch:
     """Return the batch of settings that TRL has completed, such as those in config.yaml.
 
     >>> settings = {"num_generations": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    >>> batch_of({**settings, "generation_batch_size": 32}, processes=2)
+    >>> batch_from({**settings, "generation_batch_size": 32}, processes=2)
     Batch(generations=8, processes=2, rows=4, steps=2, rollout=32)
     """
     return Batch(

@@ -11,7 +11,7 @@ import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, require_choice
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.yaml_files import read_yaml
 
@@ -62,7 +62,7 @@ class Field(NamedTuple):
         """
         if isinstance(value, str):
             if self.choices and not (OWN_FUNCTION in self.choices and is_user_function(value)):
-                one_of(self.name, value, self.choices)
+                require_choice(self.name, value, self.choices)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise ConfigError(self.name, written, "is not finite", "give a finite number")

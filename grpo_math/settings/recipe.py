@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
 from grpo_math.run.redact import ENDINGS, is_secret
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
             raise self.problems[0]
         return self
 
-    def stated(self) -> dict[str, Any]:
+    def explicit_values(self) -> dict[str, Any]:
         return {name: self.values[name] for name in self.given}
 
 
@@ -92,7 +92,7 @@ def method_fields(name: Any) -> dict[str, Any]:
     """
     if name is None:
         return {}
-    one_of("method", name, tuple(METHODS))
+    require_choice("method", name, tuple(METHODS))
     return dict(METHODS[name]["fields"])
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.server import RANKS
-from grpo_math.problems.of_recipe import evaluates
+from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
 from grpo_math.run.redact import is_address, without_secrets
 from grpo_math.run.user_functions import is_user_function
@@ -388,13 +388,13 @@ def _sets(mapping: str, name: str, field: str) -> Rule:
 
 
 # A key of a mapping -> the recipe's field for it.
-OF_MODEL = {
+MODEL_KEYWORDS = {
     **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
     "torch_dtype": "dtype",
     "revision": "model_revision",
     "quantization_config": "load_in_4bit",
 }
-OF_GENERATION = {
+GENERATION_KEYWORDS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
@@ -416,8 +416,8 @@ def _served_adapter(s: Settings) -> bool:
 
 
 PROGRAM = [
-    *(_sets("model_init_kwargs", name, field) for name, field in OF_MODEL.items()),
-    *(_sets("generation_kwargs", name, field) for name, field in OF_GENERATION.items()),
+    *(_sets("model_init_kwargs", name, field) for name, field in MODEL_KEYWORDS.items()),
+    *(_sets("generation_kwargs", name, field) for name, field in GENERATION_KEYWORDS.items()),
     Rule(
         "generation_kwargs",
         lambda s: (
@@ -652,8 +652,8 @@ PROGRAM = [
     ),
     switched("use_liger_kernel", "liger_kernel_config"),
 ]
-OF_TRAINER = [*UPDATE, *REFERENCE, *VLLM]
-RULES = [*OF_TRAINER, *PROGRAM]
+TRAINER_RULES = [*UPDATE, *REFERENCE, *VLLM]
+RULES = [*TRAINER_RULES, *PROGRAM]
 
 
 def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str, ConfigError]]:
@@ -669,7 +669,7 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
 
 def refuse(s: Settings) -> None:
     """Raise the first error of the settings of a `MathGRPOConfig`; log the warnings if there is no error."""
-    lines = list(violations(s, OF_TRAINER))
+    lines = list(violations(s, TRAINER_RULES))
     for level, line in lines:
         if level == "error":
             raise line

@@ -3,7 +3,7 @@
 from itertools import takewhile
 from pathlib import Path
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, require_choice
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = {  # a folder of the checkout -> its folder in the installed package (pyproject.toml)
@@ -54,7 +54,7 @@ def recipe_file(name: str | Path) -> Path:
     if path.exists() or path.name != str(name) or path.suffix:
         return path
     recipes = listed("launch/configs")
-    one_of("config", path.name, tuple(recipes))
+    require_choice("config", path.name, tuple(recipes))
     return recipes[path.name][0]
 
 
@@ -96,7 +96,7 @@ def _first_sentence(path: Path) -> str:
 def copy(name: str) -> Path:
     """Copy a shipped recipe or accelerate config to the current folder. Raises `ConfigError` if the file exists."""
     shipped = {**listed("accelerate_configs"), **listed("launch/configs")}
-    one_of("copy", name.removesuffix(".yaml"), tuple(shipped))
+    require_choice("copy", name.removesuffix(".yaml"), tuple(shipped))
     target = Path(f"{name.removesuffix('.yaml')}.yaml")
     if target.exists():
         raise ConfigError("copy", name, f"is here already, as {target}", "rename that, or go to another folder")

@@ -51,8 +51,8 @@ def _distance(one: str, other: str) -> int:
     row = [*range(len(other) + 1)]
     for number, letter in enumerate(one, 1):
         above, row = row, [number]
-        for column, wanted in enumerate(other):
-            row.append(min(above[column + 1] + 1, row[column] + 1, above[column] + (letter != wanted)))
+        for column, expected in enumerate(other):
+            row.append(min(above[column + 1] + 1, row[column] + 1, above[column] + (letter != expected)))
     return row[-1]
 
 

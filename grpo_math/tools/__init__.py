@@ -9,12 +9,12 @@ Does not parse a model's calls, and does not add results to a conversation: gene
 
 from collections.abc import Callable, Sequence
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, require_choice
 from grpo_math.run.user_functions import is_user_function, load_function
 from grpo_math.tools.limits import PythonLimits, read_limits
 from grpo_math.tools.python import Answer, ToolError, call
 
-__all__ = ["Answer", "PythonLimits", "ToolError", "call", "limits_of", "read_limits", "read_tools"]
+__all__ = ["Answer", "PythonLimits", "ToolError", "call", "read_limits", "read_tools", "tool_limits"]
 
 Tool = Callable[..., str]
 
@@ -32,7 +32,7 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
         if is_user_function(name):
             tools.append(_user_function(name))
         else:
-            one_of("tools", name, ("python",))
+            require_choice("tools", name, ("python",))
             tools.append(_python(limits))
     return tools
 
@@ -51,11 +51,11 @@ def _python(limits: PythonLimits) -> Tool:
     return python
 
 
-def limits_of(tool: Tool) -> PythonLimits | None:
+def tool_limits(tool: Tool) -> PythonLimits | None:
     """Return the limits of a ``python`` tool, or None for a user function.
 
     >>> [tool] = read_tools(["python"], PythonLimits(cpu_seconds=3))
-    >>> limits_of(tool).cpu_seconds, limits_of(len)
+    >>> tool_limits(tool).cpu_seconds, tool_limits(len)
     (3, None)
     """
     return getattr(tool, "_limits", None)

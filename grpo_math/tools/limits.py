@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, require_choice
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def read_limits(given: Mapping[str, Any]) -> PythonLimits:
     grpo_math.errors.ConfigError: python.memory_mb=0 is out of range: give a whole number from 1 to 1000000
     """
     for name, value in given.items():
-        one_of("python", name, tuple(MOST))
+        require_choice("python", name, tuple(MOST))
         kind, types = ("a number", (int, float)) if name == "wall_seconds" else ("a whole number", (int,))
         remedy = f"give {kind} from 1 to {MOST[name]}"
         # Not `isinstance`, because True is an int.

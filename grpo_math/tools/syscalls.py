@@ -50,7 +50,7 @@ X32 = 0x40000000
 
 # Calls that are rejected with another error: fork and vfork, which exist only on x86-64, and clone3 and openat2. The
 # flags of these two are in memory, which a filter cannot read. After ENOSYS, the C library has a fallback.
-OTHERS = {(57, -1): errno.EAGAIN, (58, -1): errno.EAGAIN, (435, 435): errno.ENOSYS, (437, 437): errno.ENOSYS}
+OTHER_ERRORS = {(57, -1): errno.EAGAIN, (58, -1): errno.EAGAIN, (435, 435): errno.ENOSYS, (437, 437): errno.ENOSYS}
 # Of <linux/bpf_common.h>.
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 # Of <linux/seccomp.h>.
@@ -112,7 +112,7 @@ def program() -> bytes:
     rules += [Step(AT_LEAST, X32, no=1), Step(RETURN, KILL)] if column == 0 else []
     # A call that a machine lacks has the number -1 here, which no call has.
     refused = [(int(row.split()[1 + column].replace("-", "-1")), errno.EPERM) for row in TABLE.split("|")]
-    refused += [(numbers[column], error) for numbers, error in OTHERS.items()]
+    refused += [(numbers[column], error) for numbers, error in OTHER_ERRORS.items()]
     # Each rule returns at once: a jump has 8 bits, too few to reach a shared end of the filter.
     for number, error in refused:
         rules += [Step(EQUAL, number & 0xFFFFFFFF, no=1), Step(RETURN, ERRNO | error)]

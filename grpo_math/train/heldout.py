@@ -9,13 +9,13 @@ from grpo_math.evaluation.compare import Results, compare
 from grpo_math.run import metrics
 
 
-def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
+def heldout_metrics(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a set. With several samples the accuracy is mean@n.
 
     >>> results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
     >>> results |= {"pass@k": {"8": 0.75}, "pass@k_ci95": {"8": [0.5, 0.9]}}
     >>> results |= {"maj@k": {"8": 0.5}, "maj@k_ci95": {"8": [0.25, 0.75]}}
-    >>> metrics_of("amc", results)  # doctest: +NORMALIZE_WHITESPACE
+    >>> heldout_metrics("amc", results)  # doctest: +NORMALIZE_WHITESPACE
     {'eval_amc_accuracy': 0.5, 'eval_amc_accuracy_in_format': 0.25, 'eval_amc_n': 30,
      'eval_amc_ci95_low': 0.25, 'eval_amc_ci95_high': 0.75,
      'eval_amc_pass@8': 0.75, 'eval_amc_pass@8_ci95_low': 0.5, 'eval_amc_pass@8_ci95_high': 0.9,
@@ -31,10 +31,10 @@ def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     return {f"{metrics.EVAL_PREFIX}{name}_{figure}": value for figure, value in values.items()}
 
 
-def of_default_set(results: Mapping[str, Any]) -> dict[str, float]:
+def default_set_metrics(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that the findings compare with before.json and after.json, which are over the same set.
 
-    >>> of_default_set({"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30})
+    >>> default_set_metrics({"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30})
     {'heldout/accuracy': 0.5, 'heldout/accuracy_in_format': 0.25, 'heldout/n': 30}
     """
     return {

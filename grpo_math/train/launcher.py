@@ -1,7 +1,7 @@
 """`grpo-math train`: start, watch and end the processes of a recipe on this machine.
 
 The planner assigns the GPUs and chooses an accelerate config that fits. If the layout has a vLLM server, the server
-starts first, on its GPUs, and stops last. Server and training have a supervisor each (run/keeper.py), so that no
+starts first, on its GPUs, and stops last. Server and training have a supervisor each (run/supervisor.py), so that no
 process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go only to the training processes, which finish their
 step and save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
@@ -24,10 +24,9 @@ from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner.devices import Layout
 from grpo_math.run.gpus import Gpu
-from grpo_math.run.keeper import Kept, send
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import (
-    AGAIN,
+    EX_TEMPFAIL,
     INTERRUPTED,
     STOPPING,
     end_at_once,
@@ -36,12 +35,13 @@ from grpo_math.run.signals import (
     leave_lost_terminal,
 )
 from grpo_math.run.streams import say
+from grpo_math.run.supervisor import SupervisedCommand, send
 from grpo_math.settings import shipped
 from grpo_math.settings.fields import most_used
 from grpo_math.settings.recipe import Recipe, read
 from grpo_math.settings.vllm import sends_adapter, starts_server
-from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used
-from grpo_math.train.serve import group_port, port_of, start_of
+from grpo_math.train.layout import Config, choose_layout, environment, gpus_of, refuse_used
+from grpo_math.train.serve import choose_port, group_port, server_start
 
 TRAINING = "grpo_math.train"
 
@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
 def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
     """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read(fields)
-    recipe = parsed.sound().stated()
+    recipe = parsed.sound().explicit_values()
     gpus = gpus_of(recipe, count)
     serves = starts_server(recipe)
-    layout, config = arrange(recipe, gpus, accelerate_config, serves)
+    layout, config = choose_layout(recipe, gpus, accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     if config is None and not serves:
@@ -103,17 +103,19 @@ def _launch(
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
     # The stack stops training first. The server is needed until training has ended.
-    with ended_by_signals(AGAIN), contextlib.ExitStack() as stack:
+    with ended_by_signals(EX_TEMPFAIL), contextlib.ExitStack() as stack:
         server = None
         if starts_server(recipe):
             # Server and training inherit the key from this process.
             make_key()
             log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
-            server = ServerProcess(*start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
+            server = ServerProcess(*server_start(recipe, layout, used[: layout.server], choose_port(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        training = Kept(_training(fields, config, layout.policy), environment=environment(used[layout.server :]))
+        training = SupervisedCommand(
+            _training(fields, config, layout.policy), environment=environment(used[layout.server :])
+        )
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.
@@ -133,7 +135,7 @@ def _training(argv: Sequence[str], config: Config | None, processes: int) -> lis
     return [*launch, "-m", TRAINING, *argv]
 
 
-def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> int:
+def _watch(training: SupervisedCommand, server: ServerProcess | None, may_restart: bool) -> int:
     """Return the exit code of training. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
     asked = 0
 
@@ -145,7 +147,7 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
             training.end()
         if number == signal.SIGINT and asked == INTERRUPTED:
             raise KeyboardInterrupt
-        asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
+        asked = max(asked, INTERRUPTED if number == signal.SIGINT else EX_TEMPFAIL)
 
     with handling((signal.SIGINT, *STOPPING), ask):
         while training.running:

@@ -62,7 +62,7 @@ def _config(name: str) -> Config:
     return Config(path, says)
 
 
-def arrange(
+def choose_layout(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """Return the layout and its accelerate config (None: a single process without one). Print both, and why."""
@@ -102,7 +102,7 @@ def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
     """Return the layout of a recipe whose memory is unknown. The recipe gives the server's number of GPUs."""
     settings = {**defaults(), **recipe}
     size = settings["vllm_tensor_parallel_size"]
-    layout = devices.arrange(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
+    layout = devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
     return layout._replace(why="the plan cannot compute this recipe's memory")
 
 

@@ -27,13 +27,13 @@ from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
 from grpo_math.evaluation.backends import Sampling
-from grpo_math.evaluation.of_trainer import over_ranks
+from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-from grpo_math.generation.request import request_of
-from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
-from grpo_math.problems.sources import folder_of
+from grpo_math.generation.request import request_from
+from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
+from grpo_math.problems.sources import folder_name
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
@@ -43,9 +43,9 @@ from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
 from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
+from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.settings import recipe
-from grpo_math.settings.batch import batch_of
+from grpo_math.settings.batch import batch_from
 from grpo_math.settings.shipped import find
 from grpo_math.settings.vllm import generates
 from grpo_math.train import heldout
@@ -56,7 +56,7 @@ from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # Exit codes of errors, instead of 2.
-CODES: dict[type[Exception], int] = {LostRank: GONE, PushError: 1}
+CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, PushError: 1}
 
 
 def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
@@ -76,7 +76,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
             with warnings.catch_warnings():
                 # transformers warns about names that it changed itself.
                 warnings.simplefilter("ignore", FutureWarning)
-                train(_settings_of(read or recipe.read(argv)), stop)
+                train(_build_settings(read or recipe.read(argv)), stop)
                 return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
@@ -91,16 +91,16 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
             return INTERRUPTED
         except Stopped:  # before training, or after it
             _say("stopped: the same command starts again, and continues from its last checkpoint")
-            return AGAIN
+            return EX_TEMPFAIL
 
 
-def _settings_of(read: recipe.Recipe) -> Settings:
+def _build_settings(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
     # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
     warning_lines(Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
-    _lay_out_memory(read.stated())
+    _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
     settings = build(read)
@@ -139,7 +139,7 @@ def train(settings: Settings, stop: Stop) -> None:
     run_dir = Path(str(settings.config.output_dir))
     try:
         with Watchdog(settings.arguments.watchdog_minutes) as watchdog:
-            run = Run(settings, run_dir)
+            run = TrainingRun(settings, run_dir)
             if run.prepare():
                 run.attach(watchdog, stop)
                 run.evaluate("before")
@@ -158,7 +158,7 @@ def train(settings: Settings, stop: Stop) -> None:
         raise
 
 
-class Run:
+class TrainingRun:
     """One run. The function `train` calls the methods in their order, on every process."""
 
     trainer: MathGRPOTrainer
@@ -229,7 +229,7 @@ class Run:
         for callback in (history, self.progress, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
-            batch, kind = batch_of(vars(config), config.world_size), config.device.type
+            batch, kind = batch_from(vars(config), config.world_size), config.device.type
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
             if line := self.setup.problems.about_eval:
                 print(line, flush=True)
@@ -238,14 +238,14 @@ class Run:
             state = trainer.accelerator.state
             write_config(
                 run_dir / "config.yaml",
-                {**self.resolved, "stated": resume.stated(self.settings.values, self.settings.given)},
+                {**self.resolved, "stated": resume.explicit_settings(self.settings.values, self.settings.given)},
                 ["grpo_math.train", *self.settings.argv],
                 state.distributed_type,
                 state.num_processes,
             )
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
-        trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
+        trainer.evaluate_heldout = self.evaluate_heldout if self.setup.problems.during else None
         trainer.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), self.arguments.stop_at))
@@ -312,7 +312,7 @@ class Run:
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
         line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
         chose = {row["problem"] for one in problems.during for row in one.rows}
-        if problems.eval_n and not chose & {row["problem"] for row in problems.held_out}:
+        if problems.eval_n and not chose & {row["problem"] for row in problems.heldout}:
             self.trainer._load_best_model()
             line = heldout.best_and_last(self.score_whole(), self.last_results, best)
         if self.is_main:
@@ -323,13 +323,13 @@ class Run:
     def score_whole(self) -> dict[str, Any]:
         """Return the results of the model as it is now on the problems of before.json and after.json."""
         problems = self.setup.problems
-        rows = problems.held_out[: problems.eval_n]
+        rows = problems.heldout[: problems.eval_n]
         whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
         return self.score(whole, Output(contamination=problems.overlap))
 
     def sampling(self, one: HeldOutSet) -> Sampling:
-        _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)
-        return Sampling(samples, temperature, request_of(self.setup.settings).max_new_tokens)
+        _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
+        return Sampling(samples, temperature, request_from(self.setup.settings).max_new_tokens)
 
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
@@ -339,18 +339,18 @@ class Run:
             one.rows,
             self.sampling(one),
             output,
-            request_of(self.setup.settings),
+            request_from(self.setup.settings),
             tools=self.tools,
             grade_timeout=self.config.grade_timeout,
         )
 
-    def evaluate_held_out(self) -> dict[str, float]:
+    def evaluate_heldout(self) -> dict[str, float]:
         """Return the metrics of the sets that are evaluated during training."""
         values: dict[str, float] = {}
         for one in self.setup.problems.during:
             results = self.score(one, Output(progress=False))
-            values |= heldout.metrics_of(folder_of(one.data), results)
-            values |= {} if self.arguments.heldout else heldout.of_default_set(results)
+            values |= heldout.heldout_metrics(folder_name(one.data), results)
+            values |= {} if self.arguments.heldout else heldout.default_set_metrics(results)
         return values
 
 

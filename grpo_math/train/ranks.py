@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 
-from grpo_math.run import keeper
-from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, STOPPING, leave_lost_terminal
+from grpo_math.run import supervisor
+from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, STOPPING, leave_lost_terminal
 
 LEFT_TO_THE_AGENT = "SIGQUIT"
 # Seconds from SIGTERM to SIGKILL for the others when a process has failed. Over NCCL they wait for it in C++, where no
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
 
     def pass_on(number: int, frame: object) -> None:
         leave_lost_terminal()
-        if not keeper.send(module, number):  # no process has started yet
-            raise SystemExit(INTERRUPTED if number == signal.SIGINT else AGAIN)
+        if not supervisor.send(module, number):  # no process has started yet
+            raise SystemExit(INTERRUPTED if number == signal.SIGINT else EX_TEMPFAIL)
 
     for number in (signal.SIGINT, *STOPPING):
         signal.signal(number, pass_on)
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         # A process that ends with GONE has missed another one, and that one is the reason.
-        rank, failure = next((item for item in failures if item[1].exitcode != GONE), failures[0])
+        rank, failure = next((item for item in failures if item[1].exitcode != EX_UNAVAILABLE), failures[0])
         code, name = failure.exitcode, f"rank {rank} (process {failure.pid})"
     # accelerate starts a single process without torch's agent.
     except subprocess.CalledProcessError as error:
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     if code < 0:
         ended = f"{name} was ended by {signal.Signals(-code).name} (dmesg tells if memory had run out)"
         print(f"error: {ended}: the same command continues from the last checkpoint", file=sys.stderr)
-    return keeper.exit_code(code)
+    return supervisor.exit_code(code)
 
 
 if __name__ == "__main__":

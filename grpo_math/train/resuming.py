@@ -11,8 +11,8 @@ from typing import Any
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, resume
-from grpo_math.run.weights import kinds_of_checkpoint
-from grpo_math.settings.batch import alternatives, batch_of, divisors
+from grpo_math.run.weights import checkpoint_kinds
+from grpo_math.settings.batch import alternatives, batch_from, divisors
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -24,12 +24,12 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     """
     asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
     named, held_in = resume.source(run_dir, asked)
-    held = resume.config_of(held_in)
+    held = resume.run_config(held_in)
     if held is not None:
         lines = resume.changed_problems(held_in, setup.problems.rows)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
-        if of_checkpoints != (now := kinds_of_checkpoint(config)):
+        if of_checkpoints != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
         resume.refuse_changed(held_in, lines, mode)
         # After the refusal: a finished run of other settings is not the run that was asked for.
@@ -47,11 +47,11 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
             print(f"warning: {line}: continuing from {checkpoint}", file=sys.stderr)
         if checkpoint is None and asked:
             raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
-    step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    step = checkpoints.checkpoint_step(checkpoint) if checkpoint else 0
     if held is not None and step:
         _refuse_processes(held, config, step)
     # After all refusals: a run that is refused changes nothing.
-    checkpoints.set_aside_after(run_dir, step)
+    checkpoints.rename_later_checkpoints(run_dir, step)
     if checkpoint:
         print(f"Resuming from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
@@ -67,7 +67,7 @@ def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int
     before, now = held.get("num_processes", config.world_size), config.world_size
     if before == now:
         return
-    batch, batch_now = batch_of(held, before), batch_of(vars(config), now)
+    batch, batch_now = batch_from(held, before), batch_from(vars(config), now)
     possible = [before]
     if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
         reason = "its optimizer is divided among the processes"

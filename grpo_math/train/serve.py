@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.make_env is not None:
         print(vllm_env.make(args.make_env))
         return 0
-    recipe = read(args.fields).sound().stated()
+    recipe = read(args.fields).sound().explicit_values()
     if args.check:
         sent = "adapter" if sends_adapter(recipe) else "weights"
         answer = sent if starts_server(recipe) else "none"
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> Answer | int:
     gpus = gpus_of(recipe, args.gpus)
     refuse_used(gpus)
     layout = _layout(recipe, gpus)
-    port = port_of({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
-    start = start_of(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
+    port = choose_port({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
+    start = server_start(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
     if not server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
     return layout
 
 
-def start_of(
+def server_start(
     recipe: Mapping[str, Any],
     layout: Layout,
     gpus: Sequence[Gpu],
@@ -133,7 +133,7 @@ def start_of(
     return command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}"
 
 
-def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
+def choose_port(recipe: Mapping[str, Any], preferred: int) -> int:
     """Return the recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
 
     A server binds its port half a minute later, so two runs that prefer the same number would collide. Training gets

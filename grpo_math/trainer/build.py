@@ -10,13 +10,13 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import fast_dtype, model_path, weights_of
+from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
 from grpo_math.run.dtypes import auto_dtype
 from grpo_math.run.redact import without_secrets
 from grpo_math.run.replaced import replaced
-from grpo_math.run.weights import kinds_of_checkpoint
+from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -39,13 +39,13 @@ def trainer_of(
     """Return the trainer of a recipe, with its weights loaded. ``tools``: the `Toolbox` of its evaluations."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        trained = {"use_peft": model_args.use_peft, "has_copy": bool(kinds_of_checkpoint(config))}
+        trained = {"use_peft": model_args.use_peft, "has_copy": bool(checkpoint_kinds(config))}
         model_args.dtype = auto_dtype(fast_dtype(config.use_cpu), fp16=config.fp16, **trained)
     options: Any = config.model_init_kwargs or {}
     defaults = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}
     # transformers refuses an eval_strategy without a data set, and the held-out sets are no data set of the trainer.
-    with weights_of(path, options), replaced(config, eval_strategy="no"):
+    with explain_weight_errors(path, options), replaced(config, eval_strategy="no"):
         try:
             trainer = _Trainer(
                 model=path,

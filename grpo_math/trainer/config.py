@@ -159,10 +159,10 @@ TRL_EQUAL: dict[str, Any] = {
 }
 
 
-def settings_of(args: GRPOConfig) -> MathGRPOConfig:
+def as_math_config(args: GRPOConfig) -> MathGRPOConfig:
     """Return the arguments as `MathGRPOConfig`. A plain `GRPOConfig` is copied, with our fields at TRL-equal values.
 
-    >>> settings_of(GRPOConfig("runs/x", use_cpu=True, bf16=False)).advantage_eps
+    >>> as_math_config(GRPOConfig("runs/x", use_cpu=True, bf16=False)).advantage_eps
     0.0001
     """
     if isinstance(args, MathGRPOConfig):

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
 
 from grpo_math.errors import escaped
-from grpo_math.rewards import text_of
+from grpo_math.rewards import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
 COLUMNS = 80
-MEAN_OF_ONE = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
+REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
 PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has all of it
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -60,20 +60,20 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
         # transformers adds the prefix to the metrics of an evaluation.
         given = {name: logs.get(name, logs.get(f"eval_{name}")) for name in names}
         if group == "rewards":
-            given |= {one[1]: value for key, value in logs.items() if (one := MEAN_OF_ONE.fullmatch(key))}
+            given |= {one[1]: value for key, value in logs.items() if (one := REWARD_MEAN.fullmatch(key))}
         text = ", ".join(f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None)
         wrapper = TextWrapper(COLUMNS, initial_indent=f"{group:13}", subsequent_indent=" " * 13)
         lines += wrapper.wrap(text)
     return lines
 
 
-def is_of_step(logs: Mapping[str, Any]) -> bool:
+def is_step_log(logs: Mapping[str, Any]) -> bool:
     """Return True for the metrics of training steps or of an evaluation: the last log entry of a run has neither."""
     return "train_runtime" not in logs
 
 
 def _print_figures(callback: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-    if state.is_world_process_zero and logs and is_of_step(logs):
+    if state.is_world_process_zero and logs and is_step_log(logs):
         # `print` would write into the line of the progress bar.
         tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
 
@@ -136,10 +136,10 @@ def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> N
 
     if most == 0:
         return
-    prompts = [text_of(prompt, role="user") for prompt in logs["prompt"]]
+    prompts = [completion_text(prompt, role="user") for prompt in logs["prompt"]]
     # The completions of a group follow each other: print its prompt once.
     new = [prompt if prompt != previous else "" for previous, prompt in zip(["", *prompts], prompts, strict=False)]
-    completions = [text_of(completion) for completion in logs["completion"]]
+    completions = [completion_text(completion) for completion in logs["completion"]]
     # A reward function may have one of these names. That column then replaces ours.
     columns = {**logs["extra"], **logs["rewards"]}
     # A completion without a reward has none to print, and TRL prints numbers.

@@ -12,7 +12,7 @@ from typing import Any
 from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.problems.of_recipe import evaluation_settings
+from grpo_math.problems.from_recipe import evaluation_settings
 from grpo_math.reading import Unreadable
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
@@ -43,7 +43,7 @@ def build(read: Recipe) -> Settings:
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
     deepspeed_config(read.sound().values, None)  # rejects a missing file
-    stated = {**OURS, **read.stated()}
+    stated = {**OURS, **read.explicit_values()}
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:

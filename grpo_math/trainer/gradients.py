@@ -58,7 +58,7 @@ class FlatGradientBuffer:
             parameter.grad = slot.copy_(parameter.grad)
 
 
-def buffer_of(model: Any, *, is_single_process: bool) -> FlatGradientBuffer:
+def make_gradient_buffer(model: Any, *, is_single_process: bool) -> FlatGradientBuffer:
     """Return the buffer of an adapter that a single process trains, or else one without parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return FlatGradientBuffer(trained if is_single_process and is_peft_model(model) else [])

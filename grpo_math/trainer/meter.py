@@ -81,7 +81,7 @@ class StepMeter:
         for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
             if phase != metrics.SECONDS_SYNC or vllm:
                 log[phase] = [sum(log.get(phase, ())) / len(steps)]
-        for name in set(metrics.OF_SERVERS) & set(log):
+        for name in set(metrics.SERVER_SECONDS) & set(log):
             log[name] = [sum(log[name]) / len(steps)]
         if self.rollout_tokens:  # else the step used an earlier rollout again
             self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * self.rollouts_per_step

@@ -14,7 +14,7 @@ SCORING = "_get_per_token_logps_and_entropies"
 # torch, because TRL decorates methods with ``torch.no_grad()``.
 PACKAGES = ("trl", "transformers", "grpo_math", "torch")
 # Methods that get an update's rows.
-OF_ROWS = (
+ROW_METHODS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
     *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
 )
@@ -39,7 +39,9 @@ def sees_rows(trainer: "MathGRPOTrainer") -> bool:
     script may also replace a method of TRL's class.
     """
     owners = (trainer, *type(trainer).__mro__)
-    others = [name for name in OF_ROWS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))]
+    others = [
+        name for name in ROW_METHODS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))
+    ]
     if others:
         text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
         logger.warning_once(f"{text}each update keeps TRL's rows and TRL's loss, and only its prompts are shared.")

@@ -1,6 +1,6 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
-A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`read_gold_answer`).
 For a stream, only the columns are checked, and nothing if only its rows show them.
 
 rewards/guard.py calls the functions.
@@ -12,8 +12,8 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names, gold_of
-from grpo_math.rewards.guard import name_of, needed
+from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
+from grpo_math.rewards.guard import needed, reward_name
 
 # Keys of `REWARDS` whose functions read no gold answer.
 WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")
@@ -48,7 +48,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     counted = columns and hasattr(data, "__len__")
     # Numbers, not tensors, as ``None`` formats them.
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
-    without = sum(gold_of(row) is None for row in rows)
+    without = sum(read_gold_answer(row) is None for row in rows)
     if taken := [name for name in names if name in ARGUMENTS]:
         reason = f"has a column {taken[0]!r}, a name that training uses itself"
         raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
@@ -59,7 +59,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     for reward in rewards if isinstance(rewards, list) else [rewards]:
         if needs_golds(reward, names):
             reason = f"needs gold answers, and train_dataset has {lacks}"
-            name = reward if isinstance(reward, str) else name_of(reward)
+            name = reward if isinstance(reward, str) else reward_name(reward)
             raise ConfigError("reward_funcs", name, reason, f"give each row its gold in a column {GOLDS}")
     return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
 

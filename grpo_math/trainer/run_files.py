@@ -25,7 +25,7 @@ from grpo_math.trainer import table
 if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
-DATA_OF_SCRIPT = "data of a script"
+SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 
@@ -63,7 +63,7 @@ class RunFiles(History):
         launched = self.trainer.accelerator.state
         write_config(
             self.run_dir / "config.yaml",
-            settings_of(self.trainer),
+            recipe_settings(self.trainer),
             ["python", *sys.argv],
             str(launched.distributed_type),
             launched.num_processes,
@@ -108,7 +108,7 @@ class RunFiles(History):
             print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
 
-def settings_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
@@ -120,7 +120,7 @@ def settings_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
         "load_in_8bit": bool(getattr(model, "is_loaded_in_8bit", False)),
         "rewards": list(trainer.reward_func_names),
-        **_data_of(trainer.train_dataset),
+        **_data_settings(trainer.train_dataset),
     }
     if adapters := getattr(model, "peft_config", None):
         lora = next(iter(adapters.values()))
@@ -132,11 +132,11 @@ def settings_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     return settings
 
 
-def _data_of(data: Any) -> dict[str, Any]:
+def _data_settings(data: Any) -> dict[str, Any]:
     """Return the name of the data, if `datasets` has one, and the template, if the rows name one."""
     info = getattr(data, "info", None)
     name = getattr(info, "dataset_name", None)
-    settings: dict[str, Any] = {"dataset": DATA_OF_SCRIPT if not name or name in FORMATS else name}
+    settings: dict[str, Any] = {"dataset": SCRIPT_DATA if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
         settings["dataset_split"] = str(split)
     is_readable = hasattr(data, "__len__") and column_names(data) is not None

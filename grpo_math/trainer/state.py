@@ -47,7 +47,7 @@ BATCH_SETTINGS = (
 )
 
 
-def state_of(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return what `restore` needs; after `agree_on_saved_state`, in plain types and tensors."""
     args, logs = trainer.args, trainer.table
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
@@ -75,9 +75,9 @@ def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 
 def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` for a checkpoint. Every process waits for the completions that servers are still sampling."""
+    """Return `rank_state` for a checkpoint. Every process waits for the completions that servers are still sampling."""
     # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
-    held = state_of(trainer)
+    held = rank_state(trainer)
     if trainer.settings.staleness:
         broadcast_from_main(lambda: held["asked"] and held["asked"].wait())
         held["asked"] = held["asked"] and held["asked"].state_dict()
@@ -85,7 +85,7 @@ def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 
 def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
-    """Read a `state_of` from a checkpoint; None if a rank has none.
+    """Read a `rank_state` from a checkpoint; None if a rank has none.
 
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
     """
@@ -101,7 +101,7 @@ def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] |
 
 
 def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int = 0) -> None:
-    """Put `state_of` back into a trainer.
+    """Put `rank_state` back into a trainer.
 
     ``position``: the training steps of this epoch that are done, which is the position of the data loader.
     """
@@ -141,12 +141,12 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
-    """Return `state_of` and what transformers saves elsewhere.
+    """Return `rank_state` and what transformers saves elsewhere.
 
     `agree_to_save_last_step` writes it if the next step fails.
     """
     return {
-        **state_of(trainer),
+        **rank_state(trainer),
         "step": trainer.state.global_step,
         "tokens": trainer.state.num_input_tokens_seen,
         "python": random.getstate(),

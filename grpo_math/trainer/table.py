@@ -19,7 +19,7 @@ from torch import Tensor
 
 from grpo_math.errors import first_line
 from grpo_math.grading import Grade
-from grpo_math.rewards.columns import gold_of, text_of
+from grpo_math.rewards.columns import completion_text, read_gold_answer
 from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def completion_columns(
     graded: Sequence[Grade | None] = grades or [None] * len(rows)
     return {
         "group": list(groups),
-        "problem_id": [name_of(row) for row in rows],
-        "gold": [gold_of(row) for row in rows],
+        "problem_id": [problem_name(row) for row in rows],
+        "gold": [read_gold_answer(row) for row in rows],
         "verdict": [grade and str(grade.verdict) for grade in graded],
         "extracted": [grade and grade.answer for grade in graded],
         "in_format": [grade and grade.in_format for grade in graded],
@@ -71,15 +71,15 @@ def completion_columns(
     }
 
 
-def name_of(row: dict[str, Any]) -> str:
+def problem_name(row: dict[str, Any]) -> str:
     """Return the problem's id, or the beginning of its prompt: the rows of a script may have no ids.
 
-    >>> name_of({"id": 3}), name_of({"prompt": "What is 3 + 4?"})
+    >>> problem_name({"id": 3}), problem_name({"prompt": "What is 3 + 4?"})
     ('3', 'What is 3 + 4?')
     """
     if row.get("id") is not None:
         return str(row["id"])
-    return shorten(text_of(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
+    return shorten(completion_text(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
 
 
 def replace_advantages(column: Any, values: Sequence[float]) -> None:

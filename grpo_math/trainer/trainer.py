@@ -38,15 +38,15 @@ from grpo_math.algorithm.reference import Reference, refuse_lost_reference
 from grpo_math.algorithm.resample import Resampler, Unsolved, refuse_ungraded, repeated_rows, right_or_wrong
 from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.generation.decoding import cache_given_back, lean_generation
+from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.budget import TokenBudget
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
-from grpo_math.rewards import REWARDS, text_of
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, gold_of
+from grpo_math.rewards import REWARDS, completion_text
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
 from grpo_math.run import checkpoints, metrics
@@ -55,7 +55,7 @@ from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_mai
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
-from grpo_math.trainer.config import MathGRPOConfig, pickled_without_tokens, settings_of
+from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
@@ -63,7 +63,7 @@ from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
-from grpo_math.trainer.turns import Turns, conversation_of
+from grpo_math.trainer.turns import Turns, make_conversation
 
 logger = get_logger(__name__)
 
@@ -86,7 +86,7 @@ class MathGRPOTrainer(GRPOTrainer):
     turns: Turns | None = None
     endings: Any = None
     # Evaluates the held-out sets of a recipe, and returns their metrics.
-    evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    evaluate_heldout: Callable[[], dict[str, float]] | None = None
     # TRL's rows, or ours, of the training steps of a rollout.
     _buffered_inputs: Any = None
     of_recipe = False  # build.py sets it: the same command then resumes the run
@@ -114,7 +114,7 @@ class MathGRPOTrainer(GRPOTrainer):
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         model = model_path(model) if isinstance(model, str) else model
-        self.settings = settings_of(args)
+        self.settings = as_math_config(args)
         rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
         self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
         self._grades: list[Grade] | None = None
@@ -127,10 +127,10 @@ class MathGRPOTrainer(GRPOTrainer):
         self.last_step: dict[str, Any] | None = None
         self.saved_step = 0  # the step of the last checkpoint, or 0
         self.train_sampler: Any = None
-        # Before TRL's constructor loads weights: the data may be refused, and `conversation_of` chooses a tokenizer
+        # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, train_dataset)
-        conversation = conversation_of(model, args, processing_class, tools, environment_factory)
+        conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = self.settings.reference_model
         if teacher:
             refuse_teacher(teacher, model, args, processing_class)
@@ -245,7 +245,9 @@ class MathGRPOTrainer(GRPOTrainer):
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
         self._optimizer_step = OptimizerStep()
-        self._gradients = gradients.buffer_of(self.model, is_single_process=single and not self.is_fsdp_enabled)
+        self._gradients = gradients.make_gradient_buffer(
+            self.model, is_single_process=single and not self.is_fsdp_enabled
+        )
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
@@ -259,7 +261,7 @@ class MathGRPOTrainer(GRPOTrainer):
         shares = self.scorer and not self.use_vllm
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
-            nullcontext() if self.use_vllm else cache_given_back(),
+            nullcontext() if self.use_vllm else release_cached_memory(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
             return super()._generate_single_turn(*args, **kwargs)
@@ -283,7 +285,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             # All ranks decide the same, because `_gather_rollout` gathers the verdicts.
-            has_golds = not agree_on_all(all(gold_of(row) is None for row in inputs))
+            has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
             self._grades = self._grade(inputs, completions) if has_golds else None
             limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
             added = limits if self._grades is None else {**limits, GRADE: self._grades}
@@ -336,8 +338,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Grade]:
         """Grade this rank's completions."""
-        gold_answers = [gold_of(row) or "" for row in inputs]
-        texts = [text_of(completion) for completion in completions]
+        gold_answers = [read_gold_answer(row) or "" for row in inputs]
+        texts = [completion_text(completion) for completion in completions]
         formats = [row.get("answer_format") for row in inputs]
         return grade_batch(gold_answers, texts, answer_format=formats, timeout=self.settings.grade_timeout)
 
@@ -711,14 +713,14 @@ class MathGRPOTrainer(GRPOTrainer):
         """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
         state.remember_step(self)
-        if self.evaluate_held_out is None or eval_dataset is not None:
+        if self.evaluate_heldout is None or eval_dataset is not None:
             return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
         values: dict[str, float] = {}
         if self.eval_dataset is not None:
             # Callbacks get one event with all metrics: early stopping counts the events.
             with replaced(self.callback_handler, on_evaluate=lambda args, state, control, metrics: control):
                 values = self._evaluate_data_set(None, ignore_keys, metric_key_prefix)
-        held_out = self.evaluate_held_out()
+        held_out = self.evaluate_heldout()
         # Not TRL's method: it would log and clear the metrics of a step that is not complete.
         super(GRPOTrainer, self).log(held_out)
         values |= held_out
@@ -902,5 +904,5 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
             with replaced(self, num_completions_to_print=0):
                 super().log(logs, start_time)
-            if self.log_completions and self.accelerator.is_main_process and console.is_of_step(logs):
+            if self.log_completions and self.accelerator.is_main_process and console.is_step_log(logs):
                 console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)

@@ -19,7 +19,7 @@ from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
 from grpo_math.generation.turns import Conversation, Limits, play
-from grpo_math.rewards.tools import echoed, results_of
+from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def conversation_of(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
+def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
     """Return the `Conversation` of a trainer's ``tools``, or None if TRL's own loop over turns runs, if any.
 
     If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
@@ -105,7 +105,7 @@ class Turns:
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""
         counts = [
-            (row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)))
+            (row.calls, row.timeouts, len(tool_results(messages)), sum(echoed(messages)))
             for row, messages in zip(self.rows, completions, strict=True)
         ]
         calls, timeouts, results, echoes = torch.tensor(gather_object(counts), dtype=torch.float64).unbind(dim=1)

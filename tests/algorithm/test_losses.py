@@ -25,7 +25,7 @@ from grpo_math.algorithm.losses import (
     LossSettings,
     compute_loss,
     importance_ratio,
-    weight_of_micro_batch,
+    micro_batch_weight,
 )
 from grpo_math.algorithm.rows import scored, select
 from grpo_math.run import metrics
@@ -293,7 +293,7 @@ def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gr
 
 
 def test_the_micro_batch_with_the_only_token_has_the_whole_weight():
-    assert weight_of_micro_batch("bnpo", torch.ones(1, 1), 8, torch.tensor(1)) == 1.0
+    assert micro_batch_weight("bnpo", torch.ones(1, 1), 8, torch.tensor(1)) == 1.0
 
 
 AGGREGATED = {

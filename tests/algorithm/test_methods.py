@@ -13,7 +13,7 @@ import torch
 from trl import GRPOTrainer
 
 from grpo_math.algorithm.advantages import advantages
-from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, prompt_weights, weight_of_micro_batch
+from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, micro_batch_weight, prompt_weights
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.recipe import METHODS, read
 
@@ -186,7 +186,7 @@ def of_method(name, ranks, cuts):
                 tokens_per_step=mask.sum() / ranks,
                 row_weights=weights[index] * ranks,
             )
-            weight = weight_of_micro_batch(settings.loss_type, mask[index], share, tokens)
+            weight = micro_batch_weight(settings.loss_type, mask[index], share, tokens)
             loss = loss + compute_loss(inputs, settings).loss * weight / ranks
     return values, torch.autograd.grad(loss, now)[0]
 

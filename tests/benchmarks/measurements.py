@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.planner import model, plan
-from grpo_math.planner.memory import Precision, how_of
+from grpo_math.planner.memory import Precision, measurement_settings
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import MOST_TILES
 from grpo_math.settings.accelerate import shipped_configs
@@ -54,25 +54,25 @@ def main() -> None:
     plain, configs = model.measured, model.stored("shapes.json")
 
     def measured(source: str, config: dict[str, Any], how: dict[str, Any] | None, measures: bool = True) -> Any:
-        return kept.setdefault(model.key_of(config, how), plain(source, config, how))
+        return kept.setdefault(model.measurement_key(config, how), plain(source, config, how))
 
     model.measured = measured
     model.stored = {"shapes.json": configs, "measured.json": {}}.__getitem__
-    shapes = {name: model.shape_of(name, config) for name, config in configs.items()}
+    shapes = {name: model.model_shape(name, config) for name, config in configs.items()}
     for name in MODELS:
         for fields, precise, tiles in SETTINGS:
             if tiles == 1 or shapes[name].tiled:
-                shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
+                shapes[name].measured(measurement_settings(shapes[name], resolve(fields), precise, tiles))
     for name, (fields, precise), tiles in product(layouts.BY_CARD, COMMON[:2], range(1, MOST_TILES + 1)):
         if shapes[name].linear and (tiles == 1 or shapes[name].tiled):
-            shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
+            shapes[name].measured(measurement_settings(shapes[name], resolve(fields), precise, tiles))
     both = (True, False)
     for peft, maps, checkpoints, cpu, dropout in product(both, (None, "all-linear"), both, both, (0.0, 0.05)):
         fields = {"use_peft": peft, "lora_target_modules": maps, "gradient_checkpointing": checkpoints}
         extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
         precisions = (Precision(4, 4, False), FULL) if cpu else (FULL,)
         for tiles, precise in product(range(1, MOST_TILES + 1 if checkpoints else 2), precisions):
-            shapes["embedded"].measured(how_of(shapes["embedded"], extra, precise, tiles))
+            shapes["embedded"].measured(measurement_settings(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
             with suppress(UserError):

@@ -17,7 +17,7 @@ from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.run import gpus
 from grpo_math.run.gpus import Gpu
-from grpo_math.run.resume import stated
+from grpo_math.run.resume import explicit_settings
 from grpo_math.settings.recipe import read
 from grpo_math.tools import sandbox
 
@@ -55,7 +55,7 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
 def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
-        "run/config.yaml": yaml.safe_dump({"stated": stated(setup().settings, setup().given) | before}),
+        "run/config.yaml": yaml.safe_dump({"stated": explicit_settings(setup().settings, setup().given) | before}),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
-from grpo_math.evaluation.ask import Asked
+from grpo_math.evaluation.ask import LoadedModels
 from grpo_math.problems.prompts import as_template
 
 QUESTION = "What is 21 + 34?"
@@ -22,7 +22,7 @@ def run(small, tmp_path):
 
 def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
     monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
-    both = Asked(str(run))
+    both = LoadedModels(str(run))
     assert both.models["base"] is both.models["trained"], "the base is loaded once"
     output = {name: "".join(stream) for name, stream in both.answers(QUESTION).items()}
     rows = [{"prompt": as_template("boxed").prompt(QUESTION), "answer": "55"}]
@@ -31,7 +31,7 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
         # The limit may cut a character of several tokens, which a stream does not show.
         assert output[name].rstrip(CUT) == row["completion"].rstrip(CUT)
         assert (name in both.truncated) is row["truncated"]
-        asked = Asked(str(run), only=name)
+        asked = LoadedModels(str(run), only=name)
         assert (asked.template, asked.max_new_tokens) == ("boxed", 7)
         assert {side: "".join(stream) for side, stream in asked.answers(QUESTION).items()} == {name: output[name]}
     assert output["base"] != output["trained"]
@@ -39,9 +39,9 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
-    prompts, answers, inner = [], [], Asked._prompt
-    monkeypatch.setattr(Asked, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
-    asked = Asked(str(run), only="trained")
+    prompts, answers, inner = [], [], LoadedModels._prompt
+    monkeypatch.setattr(LoadedModels, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
+    asked = LoadedModels(str(run), only="trained")
     for question in ("Hello", "And now?", None, "Hello"):
         answers.append("".join(asked.answers(question)["trained"]) if question else asked.forget())
     assert [[message["role"] for message in prompt] for prompt in prompts] == [
@@ -59,7 +59,7 @@ def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small,
         part.save_pretrained(whole / "model")
     (whole / "config.yaml").write_text(f"model_name_or_path: {small}\n")
     for target, sides in ((whole, ["base", "trained"]), (run / "adapter", ["base", "trained"]), (small, ["model"])):
-        asked = Asked(str(target), max_new_tokens=8)
+        asked = LoadedModels(str(target), max_new_tokens=8)
         assert (list(asked.models), asked.template) == (sides, "plain")
         assert len({"".join(stream) for stream in asked.answers("Hello").values()}) == len(sides)
     assert asked.messages["model"][0] == {"role": "user", "content": "Hello"}
@@ -79,4 +79,4 @@ def test_what_cannot_be_asked_is_one_line(arguments, settings, message, run, sma
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + settings)
     arguments = {"target": str(run), **arguments}
     with pytest.raises(ConfigError, match=message):
-        Asked(**{name: small if value == "SMALL" else value for name, value in arguments.items()})
+        LoadedModels(**{name: small if value == "SMALL" else value for name, value in arguments.items()})

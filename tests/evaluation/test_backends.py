@@ -13,7 +13,7 @@ from small_trainers import make
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, of_trainer
+from grpo_math.evaluation import backends, from_trainer
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.request import Request
@@ -182,12 +182,12 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     ]
     for size, tools, ours in ((2, ["python"], False), (1, ["python"], True), (2, None, True)):
         vllm.tensor_parallel_size = size
-        with of_trainer.engine_of(trainer, tools) as model:
-            assert isinstance(model, of_trainer.Engine) == ours, "turns of several processes may differ"
+        with from_trainer.open_engine(trainer, tools) as model:
+            assert isinstance(model, from_trainer.Engine) == ours, "turns of several processes may differ"
 
 
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(of_trainer, "broadcast_from_main", lambda call: call())
+    monkeypatch.setattr(from_trainer, "broadcast_from_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
     vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
@@ -204,13 +204,13 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
 def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):
     vllm = trainer.vllm_generation = Mock(spec=["mode", "vllm_client"], mode="server")
     vllm.vllm_client.base_url = server.url
-    generate = of_trainer.Engine(trainer).generator(Request(max_new_tokens=12))
+    generate = from_trainer.Engine(trainer).generator(Request(max_new_tokens=12))
     (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
     assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
     assert server.bodies[0]["model"] == small
 
 
 def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):
-    monkeypatch.setattr(of_trainer, "split_by", lambda accelerator: "ZeRO-3")
+    monkeypatch.setattr(from_trainer, "split_by", lambda accelerator: "ZeRO-3")
     with pytest.raises(ConfigError, match=r"trainer='MathGRPOTrainer' has its weights split .*\(ZeRO-3\)"):
         evaluate(trainer, ROWS)

@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from grpo_math.evaluation.figures import category, summary, text_of
-from grpo_math.evaluation.stats import wilson_of_means
+from grpo_math.evaluation.figures import category, metrics_table, summary
+from grpo_math.evaluation.stats import wilson_for_means
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.trainer.meter import shares
@@ -25,7 +25,7 @@ ROWS = [
 
 
 def interval(*values: float) -> list[float]:
-    return list(wilson_of_means(values, 2 * len(values)))
+    return list(wilson_for_means(values, 2 * len(values)))
 
 
 def part(*values: float) -> dict:
@@ -63,7 +63,7 @@ def test_all_figures_of_several_samples_a_problem():
 
 
 def test_the_table_of_several_samples():
-    assert text_of({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)}).splitlines() == [
+    assert metrics_table({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)}).splitlines() == [
         "accuracy             50.0%  95% interval 18.8% to 81.2%; 4 problems, 2 samples each at temperature 0.7",
         "accuracy in format   37.5%",
         "pass@2               75.0%  95% interval 30.1% to 95.4%",

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from grpo_math.evaluation.stats import maj_at_k, mcnemar, paired_bootstrap, pass_at_k, wilson, wilson_of_means
+from grpo_math.evaluation.stats import maj_at_k, mcnemar, paired_bootstrap, pass_at_k, wilson, wilson_for_means
 
 
 def test_wilson_gives_the_published_bounds():
@@ -62,11 +62,11 @@ def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
 
 
 def test_wilson_of_means_at_its_ends():
-    assert wilson_of_means([1, 1], 4) == wilson(2, 2), "no spread: each problem counts once"
-    assert wilson_of_means([0.5] * 4, 8) == wilson(2, 4)
-    assert wilson_of_means([0.5, 0.5, 0.5, 1], 8) == wilson(5, 8), "no more than there are completions"
-    assert wilson_of_means([0.75], 4) == wilson(0.75, 1), "one problem: nothing is known of the error"
-    assert wilson_of_means([1, 0.5, 0, 0.5], 8) == pytest.approx(wilson(3, 6))  # SE^2 = 1/24, p(1-p) = 1/4
+    assert wilson_for_means([1, 1], 4) == wilson(2, 2), "no spread: each problem counts once"
+    assert wilson_for_means([0.5] * 4, 8) == wilson(2, 4)
+    assert wilson_for_means([0.5, 0.5, 0.5, 1], 8) == wilson(5, 8), "no more than there are completions"
+    assert wilson_for_means([0.75], 4) == wilson(0.75, 1), "one problem: nothing is known of the error"
+    assert wilson_for_means([1, 0.5, 0, 0.5], 8) == pytest.approx(wilson(3, 6))  # SE^2 = 1/24, p(1-p) = 1/4
 
 
 def test_mcnemar_is_the_share_of_all_outcomes_that_are_as_lopsided():

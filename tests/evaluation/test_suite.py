@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import of_run, suite
+from grpo_math.evaluation import from_run, suite
 from grpo_math.evaluation.figures import as_published
 from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -29,10 +29,14 @@ def run(tmp_path):
 def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatch):
     models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
     request = Request(template="boxed", temperature=0.0, max_new_tokens=6)
-    assert of_run.read(str(run)) == of_run.OfRun(models, as_template("boxed"), request, {}, run / "evaluation", {})
+    assert from_run.read(str(run)) == from_run.RunModels(
+        models, as_template("boxed"), request, {}, run / "evaluation", {}
+    )
     models["trained"] = ("base", str(run / "checkpoint-7"))
-    of_checkpoint = of_run.read(str(run), checkpoint="checkpoint-7")
-    assert of_checkpoint == of_run.OfRun(models, as_template("boxed"), request, {}, run / "evaluation-checkpoint-7", {})
+    of_checkpoint = from_run.read(str(run), checkpoint="checkpoint-7")
+    assert of_checkpoint == from_run.RunModels(
+        models, as_template("boxed"), request, {}, run / "evaluation-checkpoint-7", {}
+    )
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
     (run / "config.yaml").write_text(
         json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})
@@ -42,16 +46,16 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, revision: f"/cache/{name}/{revision}")
     models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
     request = Request(template="boxed")
-    assert of_run.read(str(run), str(run / "mine")) == of_run.OfRun(
+    assert from_run.read(str(run), str(run / "mine")) == from_run.RunModels(
         models, as_template("boxed"), request, {}, run / "mine", tools
     )
 
 
 def test_the_problems_that_a_run_was_trained_on_are_counted(run):
     rows = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(3)]
-    assert of_run.trained_on(str(run), rows) == 0
+    assert from_run.trained_on(str(run), rows) == 0
     write_problems(run, rows[:2])
-    assert of_run.trained_on(str(run), rows) == 2
+    assert from_run.trained_on(str(run), rows) == 2
 
 
 @pytest.mark.parametrize("names", ["gsm8k,gsm8k", "gsm8k,"])
@@ -72,7 +76,7 @@ def test_a_run_that_cannot_be_evaluated_is_one_line(name, output, message, run):
     if name:
         (run / name).rename(run / "gone")
     with pytest.raises(ConfigError, match=message):
-        of_run.read(str(run), output)
+        from_run.read(str(run), output)
 
 
 def test_a_number_within_the_authors_tolerance_is_right():
@@ -90,7 +94,7 @@ def test_a_table_has_a_line_for_each_set():
     sizes = {"n": 30, "samples": 32, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2, "categories": {"truncated": 96}}
     one, other = ({**sizes, "accuracy": accuracy} for accuracy in (0.25, 0.5))
     pair = {"n": 30, "difference": 0.25, "ci95": [0.1, 0.375]}
-    assert suite.table_of_pairs({"aime2024": pair}, {"aime2024": one}, {"aime2024": other}).splitlines() == [
+    assert suite.comparison_table({"aime2024": pair}, {"aime2024": one}, {"aime2024": other}).splitlines() == [
         "               n  mean@   base  trained    difference  95% paired interval",
         "aime2024      30     32  25.0%    50.0%  +25.0 points       [+10.0, +37.5]",
     ]

@@ -6,7 +6,7 @@ from small_trainers import make
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import UserError
-from grpo_math.evaluation.toolbox import toolbox, toolbox_of
+from grpo_math.evaluation.toolbox import toolbox, trainer_toolbox
 from grpo_math.generation.completions import batch_seed, token_ids
 from grpo_math.problems.datasets import load_problems
 from grpo_math.tools import sandbox
@@ -58,16 +58,16 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small,
     tokenizer, tools = byte_tokenizer(), list(box.functions)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, "accuracy", rows, tools=tools)
     results = evaluate(trainer, rows, max_new_tokens=240, progress=False)
-    assert results["tools"] == toolbox_of(trainer).stated == box.stated
+    assert results["tools"] == trainer_toolbox(trainer).stated == box.stated
     assert box.stated["python"]["wall_seconds"] == box.functions[0]._limits.wall_seconds
     assert sum(row["calls"] for row in results["rows"]) > 0
     ids = token_ids(tokenizer, [row["prompt"] for row in rows], trainer.turns.conversation)
     assert trainer._tokenize_prompts(list(trainer.train_dataset["prompt"]))[0] == ids
     trainer.turns.conversation.most = 3
-    assert toolbox_of(trainer).rounds == 3
+    assert trainer_toolbox(trainer).rounds == 3
     trainer.turns = None
     for argument, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
         monkeypatch.setattr(trainer, attribute, [object])
         with pytest.raises(UserError, match=f"{argument}: an evaluation would not ask as training does"):
-            toolbox_of(trainer)
+            trainer_toolbox(trainer)
         monkeypatch.undo()

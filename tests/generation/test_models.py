@@ -86,13 +86,13 @@ def test_a_path_is_not_looked_up_on_the_hub(name, error, tmp_path, monkeypatch):
 
 def test_an_adapter_names_its_base_or_is_damaged(tmp_path):
     file = tmp_path / "adapter_config.json"
-    assert models.base_of_adapter(tmp_path) is None
+    assert models.adapter_base(tmp_path) is None
     file.write_text('{"base_model_name_or_path": "base"}')
-    assert models.base_of_adapter(tmp_path) == "base"
+    assert models.adapter_base(tmp_path) == "base"
     for text in ("{}", "[]", "{", '"text"'):
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"has an adapter_config\.json that names no base"):
-            models.base_of_adapter(tmp_path)
+            models.adapter_base(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_tokenizer_pads_on_the_left_and_has_a_pad_token(copy):
     ],
 )
 def test_what_is_raised_about_weights_is_one_line_if_the_recipe_can_correct_it(raised, error, message):
-    with pytest.raises(error, match=message), models.weights_of("m", {"attn": 1, "dtipe": 2}):
+    with pytest.raises(error, match=message), models.explain_weight_errors("m", {"attn": 1, "dtipe": 2}):
         raise raised
 
 

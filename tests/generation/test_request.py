@@ -11,11 +11,11 @@ from trl import GRPOConfig
 
 from grpo_math.checks.model import show
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import of_run
+from grpo_math.evaluation import from_run
 from grpo_math.evaluation.compare import SAME, ResultsError, compare
-from grpo_math.generation.request import request_of
-from grpo_math.report.card import base_of, model_card
-from grpo_math.report.run_dir import Run
+from grpo_math.generation.request import request_from
+from grpo_math.report.card import model_card, trained_base
+from grpo_math.report.run_dir import RunDir
 
 # Field of a recipe -> a value, and the setting of the request that vLLM or transformers gets.
 SAMPLING = {
@@ -51,7 +51,7 @@ def read(tmp_path):
 
     def make(**settings):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({**RECIPE, **settings}))
-        return of_run.read(str(tmp_path))
+        return from_run.read(str(tmp_path))
 
     return make
 
@@ -71,9 +71,9 @@ def refused(before, after):
 def test_a_sampling_field_is_in_both_requests(name, read):
     value, expected = SAMPLING[name]
     run = read(**{name: value})
-    assert run.request == request_of({**RECIPE, name: value})
+    assert run.request == request_from({**RECIPE, name: value})
     assert run.request.for_vllm().items() >= expected.items()
-    refused(request_of(RECIPE), run.request)
+    refused(request_from(RECIPE), run.request)
     if name not in ("vllm_structured_outputs_regex", "generation_kwargs"):
         assert run.request.for_transformers(vars(GenerationConfig())).items() >= expected.items()
 
@@ -82,8 +82,8 @@ def test_a_sampling_field_is_in_both_requests(name, read):
 def test_another_field_is_in_both_requests(name, read):
     value, field, expected = OTHER[name]
     run = read(**{name: value})
-    assert getattr(run.request, field) == getattr(request_of({**RECIPE, name: value}), field) == expected
-    refused(request_of(RECIPE), run.request)
+    assert getattr(run.request, field) == getattr(request_from({**RECIPE, name: value}), field) == expected
+    refused(request_from(RECIPE), run.request)
 
 
 def test_quantisation_and_columns_are_those_of_the_run(read):
@@ -91,9 +91,9 @@ def test_quantisation_and_columns_are_those_of_the_run(read):
         load_in_4bit=True, bnb_4bit_quant_type="fp4", columns="problem=q", eval_dataset="y", eval_columns="answer=a"
     )
     assert (run.request.quantisation["load_in_4bit"], run.request.quantisation["bnb_4bit_quant_type"]) == (True, "fp4")
-    assert request_of(RECIPE).quantisation == {}
-    refused(request_of(RECIPE), run.request)
-    assert [of_run.columns_of(run, data) for data in ("x.jsonl", "y", "z")] == ["problem=q", "answer=a", None]
+    assert request_from(RECIPE).quantisation == {}
+    refused(request_from(RECIPE), run.request)
+    assert [from_run.recipe_columns(run, data) for data in ("x.jsonl", "y", "z")] == ["problem=q", "answer=a", None]
 
 
 def test_the_card_and_doctor_show_have_every_field(small, tmp_path):
@@ -102,8 +102,8 @@ def test_the_card_and_doctor_show_have_every_field(small, tmp_path):
     shown = {name: value for _, settings in SAMPLING.values() for name, value in settings.items()}
     shown = {**shown, "temperature": 0, "chat_template_kwargs": fields["chat_template_kwargs"]}
     config = {**RECIPE, "model_name_or_path": small, "dataset": "generated:sums", **fields}
-    run = Run(tmp_path, config, history=[], before=None, after=None)
-    text = model_card(run, "ada/sums", base_of(run), "model")
+    run = RunDir(tmp_path, config, history=[], before=None, after=None)
+    text = model_card(run, "ada/sums", trained_base(run), "model")
     body = json.loads(text.split("-d '")[1].split("'\n```")[0])
     assert body.items() >= shown.items()
     # A chat template of these tests has no such variable, and doctor refuses the argument.
@@ -112,7 +112,7 @@ def test_the_card_and_doctor_show_have_every_field(small, tmp_path):
     tokenizer.save_pretrained(copy := shutil.copytree(small, tmp_path / "model"))
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**config, "model_name_or_path": str(copy)}))
     answer = show(["--config", str(tmp_path / "recipe.yaml")], 1).json
-    assert answer["request"] == request_of(config).to_dict()
+    assert answer["request"] == request_from(config).to_dict()
 
 
 def test_a_new_field_of_trl_for_sampling_is_noticed():
@@ -131,7 +131,7 @@ def test_a_new_field_of_trl_for_sampling_is_noticed():
 )
 def test_a_setting_that_only_vllm_has_is_refused_by_transformers(settings, words):
     with pytest.raises(ConfigError, match=words):
-        request_of(settings).for_transformers(vars(GenerationConfig()))
+        request_from(settings).for_transformers(vars(GenerationConfig()))
     names = {"stop_strings": "</a>", "min_new_tokens": 3}
-    known = request_of({"generation_kwargs": names}).for_transformers(vars(GenerationConfig()))
+    known = request_from({"generation_kwargs": names}).for_transformers(vars(GenerationConfig()))
     assert (known["stop_strings"], known["min_new_tokens"]) == (["</a>"], 3)

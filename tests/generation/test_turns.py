@@ -12,7 +12,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import token_ids
-from grpo_math.generation.turns import Conversation, Limits, calls_of, play
+from grpo_math.generation.turns import Conversation, Limits, last_calls, play
 from grpo_math.problems.prompts import as_template
 from grpo_math.tools import Answer
 
@@ -68,7 +68,7 @@ def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
 @pytest.mark.parametrize(
     ("template", "tool", "reason"),
     [
-        (chat.OF_SMOLLM2, add, "renders no calls"),
+        (chat.SMOLLM2_TEMPLATE, add, "renders no calls"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", python, "renders no calls"),
         (f"{chat.WITH_CALLS} ", python, "does not know"),
     ],
@@ -154,7 +154,7 @@ def test_a_result_that_does_not_fit_is_left_out(conversation, own_tokenizer):
         (Limits(60, context=prompt + fits), (len(own_tokenizer.encode(block("1"))), True)),
     ):
         (row,) = Play(conversation, [block("1")], [[turn]], limits).rows
-        assert (len(row.tokens), bool(calls_of(row))) == rows
+        assert (len(row.tokens), bool(last_calls(row))) == rows
         assert len(row.mask) == len(row.logps) == len(row.tokens)
         assert (row.calls, row.truncated) == (1, not rows[1])
 
@@ -162,7 +162,7 @@ def test_a_result_that_does_not_fit_is_left_out(conversation, own_tokenizer):
 def test_the_rounds_of_calls_are_bounded(conversation):
     (row,) = Play(conversation, [block("1")], [[block("1")]] * 9, Limits(4000, rounds=3)).rows
     assert row.calls == 3
-    assert calls_of(row)
+    assert last_calls(row)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_sequences_one_by_one_give_the_same(case):
 
 @pytest.mark.parametrize("case", [case for case, scores in SCORES.items() if not scores.needs_eager])
 def test_one_call_of_torchs_varlen_kernel_gives_the_same(case, torchs_kernel):
-    assert varlen.kernel(*states(), SCORES[case]) is varlen.of_torch
+    assert varlen.kernel(*states(), SCORES[case]) is varlen.attend_with_torch
     close(lambda q, k, v: attend(q, k, v, SCORES[case]), SCORES[case])
 
 

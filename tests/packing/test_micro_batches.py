@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_math.packing.micro_batches import MicroBatch, Splitter, TrainingStep
-from grpo_math.packing.plan import arrange
+from grpo_math.packing.plan import plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
 
@@ -124,7 +124,7 @@ def batches(draw):
 @given(batches(), st.integers(1, 400), st.integers(1, 5))
 def test_rows_are_neither_lost_nor_doubled_and_the_budget_holds(batch, budget, ranks):
     prompts, prompt_tokens, lengths = batch
-    plan = arrange(prompts, prompt_tokens, lengths, budget, ranks)
+    plan = plan_micro_batches(prompts, prompt_tokens, lengths, budget, ranks)
     assert len(plan) == ranks
     assert sorted(row for rank in plan for rows in rank for row in rows) == [r for r, n in enumerate(lengths) if n]
     for rank in plan:
@@ -136,5 +136,5 @@ def test_rows_are_neither_lost_nor_doubled_and_the_budget_holds(batch, budget, r
 @pytest.mark.parametrize(("prompts", "most"), [("abcdefgh", 190), ("aaaaaaaa", 210)])
 def test_ranks_get_near_equal_tokens_also_of_one_group(prompts, most):
     lengths = [90, 10, 20, 30, 40, 50, 60, 70]
-    plan = arrange(prompts, [1] * 8, lengths, budget=1000, ranks=2)
+    plan = plan_micro_batches(prompts, [1] * 8, lengths, budget=1000, ranks=2)
     assert max(sum(lengths[row] for rows in rank for row in rows) for rank in plan) <= most

@@ -9,7 +9,7 @@ import torch
 
 from grpo_math.packing import attention, varlen
 from grpo_math.planner import measure, model
-from grpo_math.planner.memory import Precision, at, how_of
+from grpo_math.planner.memory import Precision, at, measurement_settings
 from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import Work
 
@@ -42,7 +42,7 @@ def measuring(monkeypatch):
 
 
 def how(fields, precise=HALF, tiles=1):
-    return how_of(None, resolve(fields), precise, tiles)
+    return measurement_settings(None, resolve(fields), precise, tiles)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def how(fields, precise=HALF, tiles=1):
 def test_the_shipped_measurements_are_what_is_measured_now(settings, measuring):
     """After a change that is meant: python tests/benchmarks/measurements.py."""
     request = model.stored("shapes.json")["Qwen/Qwen2.5-0.5B"], settings
-    assert measuring(request) == [model.stored("measured.json")[model.key_of(*request)]]
+    assert measuring(request) == [model.stored("measured.json")[model.measurement_key(*request)]]
 
 
 def test_what_cannot_be_measured_is_answered_by_the_reason(measuring):

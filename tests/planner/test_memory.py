@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.planner import memory
-from grpo_math.planner.model import shape_of, stored
+from grpo_math.planner.model import model_shape, stored
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Machine, Work
 from grpo_math.run import machine
@@ -25,7 +25,7 @@ SMALL = {
 }
 
 
-SHAPE = shape_of("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
+SHAPE = model_shape("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
 ON_24 = Machine(SHAPE, gpus=1, gpu_bytes=24 * machine.GB, cpu_bytes=64 * machine.GB, prompt=100, accelerate=None)
 
 
@@ -45,7 +45,7 @@ def bytes_of(tensors) -> int:
 )
 def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family, targets, dora):
     settings = {"use_peft": bool(targets), "lora_r": 5, "lora_target_modules": targets, "use_dora": dora}
-    counted = memory.trainable(shape_of(family, {"model_type": family, **SMALL}), resolve(settings))
+    counted = memory.trainable(model_shape(family, {"model_type": family, **SMALL}), resolve(settings))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL), dtype=torch.float32)
     if targets:
         target = targets[0] if len(targets) == 1 else targets  # as TRL's ModelConfig does
@@ -229,7 +229,7 @@ def read(recipe, deepspeed=None):
     ],
 )
 def test_stored_tensors_by_hand(recipe, deepspeed, processes, expected):
-    always, backward, main = memory.kept(TINY, *read(recipe, deepspeed), processes)
+    always, backward, main = memory.resident_memory(TINY, *read(recipe, deepspeed), processes)
     assert main.pop("processes") == processes * 2 * machine.GB
     terms = {**always, **backward, **{f"main_{name}": size for name, size in main.items()}}
     assert {name: size for name, size in terms.items() if size} == expected
@@ -238,9 +238,9 @@ def test_stored_tensors_by_hand(recipe, deepspeed, processes, expected):
 @pytest.mark.parametrize(("dtype", "in_4bit", "expected"), [(None, False, 20_000), ("float32", False, 40_000)])
 def test_a_teacher_is_a_model_of_its_own_beside_an_adapter(dtype, in_4bit, expected):
     recipe = {**ADAPTER, "beta": 1.0, "reference_model": "x", "reference_dtype": dtype, "reference_in_4bit": in_4bit}
-    always, _, _ = memory.kept(TINY, *read(recipe, None), 1, TINY)
+    always, _, _ = memory.resident_memory(TINY, *read(recipe, None), 1, TINY)
     assert always["reference"] == expected
-    quarter, _, _ = memory.kept(TINY, *read({**recipe, "reference_in_4bit": True}, None), 1, TINY)
+    quarter, _, _ = memory.resident_memory(TINY, *read({**recipe, "reference_in_4bit": True}, None), 1, TINY)
     assert quarter["reference"] < 20_000
 
 

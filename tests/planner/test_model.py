@@ -9,12 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import UserError
-from grpo_math.planner.model import _worker, measured, read_config, shape_of, stored
+from grpo_math.planner.model import _worker, measured, model_shape, read_config, stored
 from grpo_math.planner.settings import NotPlanned
 
 
 def test_each_shipped_shape_has_the_published_number_of_parameters():
-    assert {name: shape_of(name, config).total for name, config in stored("shapes.json").items()} == json.loads(
+    assert {name: model_shape(name, config).total for name, config in stored("shapes.json").items()} == json.loads(
         (Path(__file__).parents[1] / "cases/model_parameters.json").read_text()
     )
 
@@ -36,7 +36,7 @@ def test_a_family_is_measured_exactly(family, tmp_path, monkeypatch, capsys):
     }
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    assert shape_of(family, config).total == sum(p.numel() for p in model.parameters())
+    assert model_shape(family, config).total == sum(p.numel() for p in model.parameters())
     assert "measuring" in capsys.readouterr().err
 
 

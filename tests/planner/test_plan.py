@@ -148,7 +148,7 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
     changes = [suggestion["change"] for suggestion in first["suggestions"]]
     machine = {"gpus": 1, "gpu_gb": 15, "capability": 7.5} if card == "t4" else {"gpus": 1, "gpu_gb": float(card)}
     together = {name: value for change in changes for name, value in change.items()}
-    recipe = read(["--config", *before[:-2]]).stated()
+    recipe = read(["--config", *before[:-2]]).explicit_values()
     refused = {error.field for level, error in violations(defaults() | recipe | together) if level == "error"}
     assert not refused & together.keys()
     # The number of accumulated micro-batches only keeps the number of prompts.

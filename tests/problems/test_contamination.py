@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_math.errors import ConfigError
-from grpo_math.problems.contamination import against, overlap, text_of
+from grpo_math.problems.contamination import against, overlap, overlap_line
 from grpo_math.problems.datasets import load_problems
 
 STORY = "Nora has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 friends. How many are left?"
@@ -61,7 +61,7 @@ def test_a_training_set_goes_by_name_and_split_and_the_result_is_one_line():
     assert against(rows, "generated:sums")["overlapping"] == 0, "held-out problems are never trained on"
     results = against([*rows, row(f"Alpha {TWELVE}")], "generated:sums:heldout")
     assert (results["training_data"], results["training_split"]) == ("generated:sums", "heldout")
-    assert text_of(results) == (
+    assert overlap_line(results) == (
         "contamination: 5 of 6 problems (83.3%) overlap with the 272 training problems: 5 equal, 0 by 13 words in a row"
     )
     with pytest.raises(ConfigError, match="did you mean 'gsm8k'"):
@@ -72,4 +72,4 @@ def test_a_training_set_goes_by_name_and_split_and_the_result_is_one_line():
 @pytest.mark.parametrize(("name", "training", "overlapping"), [("gsm8k", "gsm8k", 3), ("math500", "math", 88)])
 def test_the_published_sets_against_their_training_sets(data_dir, name, training, overlapping):
     results = against(load_problems(name, "test"), training)
-    assert (results["overlapping"], results["equal"]) == (overlapping, 0), text_of(results)
+    assert (results["overlapping"], results["equal"]) == (overlapping, 0), overlap_line(results)

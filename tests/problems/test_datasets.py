@@ -16,8 +16,8 @@ from pyarrow.parquet import write_table
 from grpo_math.errors import ConfigError, DataError, UserError
 from grpo_math.problems.columns import as_text
 from grpo_math.problems.datasets import ACCEPTED, load_problems
+from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
-from grpo_math.problems.of_recipe import RecipeProblems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
 from grpo_math.settings.recipe import read
@@ -411,7 +411,7 @@ def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
     train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
     settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
     with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* say --eval_columns answer=NAME"):
-        RecipeProblems(settings).held_out  # noqa: B018
+        RecipeProblems(settings).heldout  # noqa: B018
 
 
 def test_instruction_and_input_are_one_problem(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_math.errors import UserError
-from grpo_math.problems.of_recipe import RecipeProblems, evaluation_settings
+from grpo_math.problems.from_recipe import RecipeProblems, evaluation_settings
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import PROGRAM, violations
 
@@ -39,11 +39,11 @@ def names(rows):
 )
 def test_by_default_64_other_problems_than_before_and_after(words, before_and_after, during):
     asked = problems(*words)
-    assert len(asked.held_out) == asked.eval_n == before_and_after
+    assert len(asked.heldout) == asked.eval_n == before_and_after
     assert [len(one.rows) for one in asked.during] == [during] * (during is not None)
     for one in asked.during:
         assert (one.data, one.split, one.samples, one.temperature) == (words[1], "test", 1, 0.0)
-        assert during == 41 or not names(one.rows) & names(asked.held_out)
+        assert during == 41 or not names(one.rows) & names(asked.heldout)
     assert asked.sample(100) == asked.rows[:: len(asked.rows) // 100 + 1]
 
 
@@ -62,7 +62,7 @@ def test_by_default_64_other_problems_than_before_and_after(words, before_and_af
 )
 def test_a_file_holds_a_tenth_out_of_training_for_the_evaluations(tmp_path, n, words, sizes):
     asked = problems("--dataset", write(tmp_path / "own.jsonl", n), *words)
-    train, held_out, during = names(asked.rows), names(asked.held_out), [names(one.rows) for one in asked.during]
+    train, held_out, during = names(asked.rows), names(asked.heldout), [names(one.rows) for one in asked.during]
     assert (len(train), len(held_out), [*map(len, during)]) == sizes
     assert sum(sizes[:2]) + sum(sizes[2]) != n or len(train.union(held_out, *during)) == n
 
@@ -81,7 +81,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     assert problems("--eval_n", "0").about_eval is None
     none = problems("--eval_dataset", str(tmp_path / "nowhere.csv"))
     assert none.about_eval.startswith(f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file")
-    assert (none.overlap, none.held_out) == (None, [])
+    assert (none.overlap, none.heldout) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
 def test_problems_that_cannot_be_read_are_refused_under_the_name_of_their_setting(words, message):
     asked = problems(*words)
     with pytest.raises(UserError, match=message):
-        _ = asked.held_out, asked.during
+        _ = asked.heldout, asked.during
 
 
 def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
@@ -123,7 +123,7 @@ def test_a_recipe_names_its_sets():
     asked = problems("--dataset", "generated:sums", "--eval_n", "8", "--heldout", *sets, *EVERY)
     first, second = asked.during
     assert (len(first.rows), first.samples, len(second.rows), second.samples, second.temperature) == (3, None, 41, 4, 1)
-    assert not names(first.rows) & names(asked.held_out)
+    assert not names(first.rows) & names(asked.heldout)
     assert asked.overlap["n"] == 8
     asked = problems("--dataset", "generated:sums", "--eval_n", "0", "--heldout", *sets, *EVERY)
     assert asked.overlap["n"] == 44

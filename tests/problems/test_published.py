@@ -8,7 +8,7 @@ import pytest
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import SOURCES, SUITES, hub_id, place_of
+from grpo_math.problems.sources import SOURCES, SUITES, hub_id, parse_place
 
 CHAT = [{"role": "user", "content": "What is 3 + 4?".join(SOURCES["dapo_original"].around)}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
@@ -157,8 +157,8 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
 def test_the_name_of_a_data_set_tells_where_it_comes_from(tmp_path):
     (tmp_path / "a:b@c").touch()
     assert [hub_id(name) for name in (str(tmp_path), "a/b.csv.gz")] == [None, None]
-    assert place_of(str(tmp_path / "a:b@c")).path == str(tmp_path / "a:b@c")
-    assert place_of("a:b:c").path == "a:b:c"
+    assert parse_place(str(tmp_path / "a:b@c")).path == str(tmp_path / "a:b@c")
+    assert parse_place("a:b:c").path == "a:b:c"
 
 
 def test_columns_without_a_common_name_are_named(tmp_path):

@@ -80,13 +80,13 @@ def grade_by_letters() -> None:
         return [Grade(Verdict.CORRECT if yes else Verdict.WRONG, None, in_format=False, reason="") for yes in right]
 
     def evaluate_and_write(run):
-        values = evaluate_held_out(run)
+        values = evaluate_heldout(run)
         with (run.run_dir / f"heldout-{run.config.process_index}.jsonl").open("a") as file:
             file.write(json.dumps([run.trainer.state.global_step, values]) + "\n")
         return values
 
     results.grade_batch = grade
-    evaluate_held_out, program.Run.evaluate_held_out = program.Run.evaluate_held_out, evaluate_and_write
+    evaluate_heldout, program.TrainingRun.evaluate_heldout = program.TrainingRun.evaluate_heldout, evaluate_and_write
 
 
 PLACES = {

@@ -5,15 +5,15 @@ from hub_server import card_errors
 from huggingface_hub import ModelCard
 from synthetic_run import results
 
-from grpo_math.report.card import base_of, model_card
-from grpo_math.report.run_dir import Run
+from grpo_math.report.card import model_card, trained_base
+from grpo_math.report.run_dir import RunDir
 
 DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 300}
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(
+    return RunDir(
         tmp_path,
         {
             "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 
 def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
-    return model_card(run, repo_id, {**base_of(run), **base}, kind)
+    return model_card(run, repo_id, {**trained_base(run), **base}, kind)
 
 
 def test_its_metadata_is_what_the_hub_takes_and_shows(run):
@@ -63,7 +63,7 @@ def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base/README.md").write_text("---\nlicense: [\n---\n")
     run.config["model_name_or_path"] = str(tmp_path / "base")
-    assert base_of(run)["card_data"] == {}
+    assert trained_base(run)["card_data"] == {}
 
 
 @pytest.mark.parametrize(

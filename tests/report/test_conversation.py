@@ -18,17 +18,17 @@ def asked(monkeypatch):
     """Two models: one answers with the question and how it is asked, one with what could take over a terminal."""
     asked = Mock(template="boxed", max_new_tokens=7, truncated={"base"})
     asked.answers = lambda *given: {"base": iter(map(str, given)), "trained": iter(["7\n\t8", "\x1b]0;owned\x07"])}
-    monkeypatch.setattr(ask, "Asked", Mock(return_value=asked))
+    monkeypatch.setattr(ask, "LoadedModels", Mock(return_value=asked))
     return asked
 
 
 def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
     words = ["ask", "run", "2 + 2?", "--temperature", "0.5", "--seed", "3"]
     assert main(words) == 0
-    ask.Asked.assert_called_with("run", None, None, None)
+    ask.LoadedModels.assert_called_with("run", None, None, None)
     assert capsys.readouterr().out == f"base:\n2 + 2?0.53\n{CUT}\ntrained:\n{SHOWN}\n"
     assert main([*words, "--json", "--only", "base", "--template", "plain", "--max_completion_length", "9"]) == 0
-    ask.Asked.assert_called_with("run", "base", "plain", 9)
+    ask.LoadedModels.assert_called_with("run", "base", "plain", 9)
     assert json.loads(capsys.readouterr().out) == {
         "question": "2 + 2?",
         "template": "boxed",

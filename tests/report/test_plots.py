@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report.plots import PLOTS, Curve, _draw, curves, png, smoothed, svg
 from grpo_math.report.progress import Progress, progress
-from grpo_math.report.run_dir import Run
+from grpo_math.report.run_dir import RunDir
 
 ACCURACY, REWARD = PLOTS[:2]
 
@@ -114,7 +114,7 @@ SLOW = [{"step": step, "step_time": 100.0 if step == 1 else 2.0} for step in ran
     ],
 )
 def test_the_steps_of_a_run_and_the_time_that_is_left(config, history, expected, tmp_path):
-    assert progress(Run(tmp_path, config, history)) == expected
+    assert progress(RunDir(tmp_path, config, history)) == expected
 
 
 def drawn(plot, lines):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from grpo_math.report.run_dir import Run
-from grpo_math.report.viewer import sources, turns_of, why
+from grpo_math.report.run_dir import RunDir
+from grpo_math.report.viewer import sources, turn_pieces, why
 
 
 def row(text, verdict, reward, **more):
@@ -37,7 +37,7 @@ TABLE = [
 
 
 def test_a_group_is_a_row_that_says_what_came_of_each_completion():
-    [shown] = sources(Run(Path("run"), completions=TABLE))[0].rows
+    [shown] = sources(RunDir(Path("run"), completions=TABLE))[0].rows
     assert shown["title"] == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [one["badge"] for one in shown["completions"]][:4] == ["correct", "correct", "wrong", "no_answer"]
     assert shown["completions"][1]["facts"] == {
@@ -73,7 +73,7 @@ def test_code_and_output_are_told_apart_and_a_failure_is_named():
         {"role": "tool", "content": "1"},
         {"role": "assistant", "content": "#### 1", "tool_calls": None},
     ]
-    assert turns_of(completion) == [
+    assert turn_pieces(completion) == [
         ("text", "Let me see."),
         ("code", "1 / 0"),
         ("output, failed", "division by zero"),

@@ -18,9 +18,9 @@ from datasets import Dataset
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, golds_of, text_of
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answers
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
-from grpo_math.rewards.tools import echoed, results_of
+from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run.signals import Stopped, stopping
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
@@ -60,7 +60,7 @@ def called(guarded, completions, **columns):
     ],
 )
 def test_the_text_of_a_completion_is_that_of_the_last_message_with_a_role(completion, role, text):
-    assert text_of(completion, role) == text
+    assert completion_text(completion, role) == text
 
 
 ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
@@ -238,7 +238,7 @@ def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_non
 
 def test_gold_answers_of_data_as_tensors_are_their_numbers():
     answers = Dataset.from_list([{"answer": 0.1}, {"answer": 70.0}]).with_format("torch")[:]["answer"]
-    assert golds_of("accuracy", {"answer": [*answers, torch.tensor(7)]}) == ["0.1", "70.0", "7"]
+    assert read_gold_answers("accuracy", {"answer": [*answers, torch.tensor(7)]}) == ["0.1", "70.0", "7"]
 
 
 def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the_data_have_that_column():
@@ -421,11 +421,11 @@ def test_a_result_that_the_model_had_written_is_an_echo(written, output, repeate
 def test_each_result_comes_with_all_that_was_written_before_it():
     as_text = {"role": "assistant", "content": "b", "tool_calls": [{"function": {"arguments": '{"code": "c"}'}}]}
     one, two = result("1"), result("2")
-    assert results_of([calls("x", "y", content="a"), one, as_text, two, says("d")]) == [
+    assert tool_results([calls("x", "y", content="a"), one, as_text, two, says("d")]) == [
         ("a\nx\ny", one),
         ('a\nx\ny\nb\n{"code": "c"}', two),
     ]
-    assert results_of("a text") == []
+    assert tool_results("a text") == []
 
 
 GAVE = (calls("17*23"), result("391"), says("#### 391"))
@@ -464,12 +464,12 @@ TURNS = [
 def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
     """The search of docs/operations.md: 0 or 1, never without a right answer, and never more for further calls."""
     conversations = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
-    golds, texts = [GOLD] * len(conversations), [text_of(one) for one in conversations]
+    golds, texts = [GOLD] * len(conversations), [completion_text(one) for one in conversations]
     grades = grade_batch(golds, texts, answer_format="python")
     rewards = REWARDS["tool_use"]([PROMPT] * len(conversations), conversations, answer=golds, **{GRADE: grades})
     assert set(rewards) == {0.0, 1.0}
     for completion, grade in [(c, g) for c, g, reward in zip(conversations, grades, rewards, strict=True) if reward]:
         assert grade.verdict is Verdict.CORRECT
-        gave = [written for written, one in results_of(completion) if one["content"] == "391"]
+        gave = [written for written, one in tool_results(completion) if one["content"] == "391"]
         assert any("391" not in written for written in gave)
         assert paid(*[one for one in completion if one["role"] != "tool" or one["content"] == "391"]) == 1.0

@@ -84,7 +84,7 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     (ten / "state_0.pt").write_text("")
     assert checkpoints.newest_whole(tmp_path) == (two, [f"{ten} is damaged (state_0.pt is not what was written)"])
     assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
-    checkpoints.set_aside_after(tmp_path, 2)
+    checkpoints.rename_later_checkpoints(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "old-checkpoint-10"]
     (one / "state_0.pt").unlink()
     written(two, {"model": ""})
@@ -110,10 +110,10 @@ def test_a_checkpoint_is_named_by_its_folder_or_as_the_best(tmp_path):
 @pytest.mark.parametrize("state", ["", "[7]", "{}", '{"global_step": null}', '{"global_step": 1e999}'])
 def test_a_checkpoint_without_its_step_is_refused(state, tmp_path):
     folder = checkpoint(tmp_path, 7)
-    assert checkpoints.step_of(folder) == 7
+    assert checkpoints.checkpoint_step(folder) == 7
     (folder / "trainer_state.json").write_text(state)
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint=.* has no trainer_state.json with its step"):
-        checkpoints.step_of(folder)
+        checkpoints.checkpoint_step(folder)
 
 
 def test_the_weights_of_a_run_are_in_a_folder_or_in_the_run_itself(tmp_path):
@@ -140,7 +140,7 @@ def test_the_weights_of_a_run_are_in_a_folder_or_in_the_run_itself(tmp_path):
 def test_who_splits_the_weights_and_keeps_the_optimizer(plugins, config, split, kinds):
     state = {name: SimpleNamespace(zero_stage=stage) for name, stage in plugins.items()}
     assert weights.split_by(SimpleNamespace(state=SimpleNamespace(**state))) == split
-    assert weights.kinds_of_checkpoint(SimpleNamespace(**config)) == kinds
+    assert weights.checkpoint_kinds(SimpleNamespace(**config)) == kinds
 
 
 # The same run
@@ -156,7 +156,7 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
 
 
 def test_other_settings_are_listed():
-    kept = resume.stated({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
+    kept = resume.explicit_settings({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
     now = {"seed": 1, "hub_token": "hf_y", "save_steps": 9, "lora_r": 8, "rewards": ["accuracy"]}
     assert resume.changed(
         {"stated": kept}, now, set(now), {"seed": 42, "beta": 0.0, "lora_r": 16, "rewards": ("accuracy",)}

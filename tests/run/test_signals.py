@@ -14,10 +14,10 @@ from small_trainers import letters
 from transformers import TrainerControl
 from waiting import alive, in_a_fork
 
-from grpo_math.run.checkpoints import step_of
+from grpo_math.run.checkpoints import checkpoint_step
 from grpo_math.run.log import StopOnSignal
 from grpo_math.run.signals import (
-    AGAIN,
+    EX_TEMPFAIL,
     INTERRUPTED,
     STOPPING,
     Stop,
@@ -32,7 +32,7 @@ from grpo_math.run.signals import (
 def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
     """Hold a run that has stopped to its checkpoint, its history and its line."""
     step = history(run_dir)[-1]["step"]
-    assert step_of(run_dir / f"checkpoint-{step}") == step
+    assert checkpoint_step(run_dir / f"checkpoint-{step}") == step
     assert output.count(f"{of.format(step)}; the same command continues from checkpoint-{step}.") == 1
     assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
     assert not (run_dir / "finished.json").exists()
@@ -43,7 +43,7 @@ def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):
 
 @pytest.mark.parametrize("number", [*STOPPING, signal.SIGINT])
 def test_a_signal_ends_the_run_unless_a_step_is_under_way_and_a_second_ctrl_c_ends_that(number, capfd):
-    code, ending = (INTERRUPTED, KeyboardInterrupt) if number == signal.SIGINT else (AGAIN, Stopped)
+    code, ending = (INTERRUPTED, KeyboardInterrupt) if number == signal.SIGINT else (EX_TEMPFAIL, Stopped)
     with pytest.raises(ending), stopping() as stop:
         signal.raise_signal(number)
     for ranks, lines in (({"RANK": "1"}, 0), ({"RANK": "0"}, 1), ({}, 1)):
@@ -112,7 +112,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
     callback = StopOnSignal(stop)
     callback.on_step_end(args, None, control)
     assert not control.should_training_stop
-    stop.code = AGAIN
+    stop.code = EX_TEMPFAIL
     callback.on_save(args, None, control)
     assert (control.should_training_stop, control.should_save, stop.heeded) == (True, False, True)
 
@@ -123,7 +123,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [
-        (signal.SIGTERM, AGAIN, "Stopped"),
+        (signal.SIGTERM, EX_TEMPFAIL, "Stopped"),
         pytest.param(signal.SIGINT, INTERRUPTED, "Interrupted", marks=pytest.mark.slow),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_signal_while_torch_is_imported_has_its_code_too(command, tiny, tmp_pa
     process = start([sys.executable, "-m", *command, *settings(tiny, tmp_path / "run")], log)
     until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process, log)
     process.send_signal(signal.SIGUSR1)
-    assert "Stopped after" not in ends(process, log, AGAIN)
+    assert "Stopped after" not in ends(process, log, EX_TEMPFAIL)
 
 
 # Two processes
@@ -165,7 +165,7 @@ def test_the_command_that_started_the_ranks_passes_a_signal_on_and_ends_with_its
     process.send_signal(signal.SIGHUP)
     until(lambda: steps_done(run_dir, 3), process, log)
     process.send_signal(signal.SIGUSR1)
-    output = ends(process, log, AGAIN)
+    output = ends(process, log, EX_TEMPFAIL)
     assert "SIGHUP: stopping" not in output
     saved_after(run_dir, output)
     assert not alive(str(run_dir))

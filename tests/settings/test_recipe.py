@@ -111,7 +111,7 @@ def test_a_system_prompt_may_be_a_file(tmp_path):
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
-    assert read(words).sound().stated() == values
+    assert read(words).sound().explicit_values() == values
 
 
 @pytest.mark.slow

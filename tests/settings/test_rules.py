@@ -7,7 +7,7 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.settings import rules
 from grpo_math.settings.fields import defaults, fields
-from grpo_math.settings.rules import OF_TRAINER, RULES, Rule, violations
+from grpo_math.settings.rules import RULES, TRAINER_RULES, Rule, violations
 from grpo_math.trainer.config import MathGRPOConfig
 
 DEFAULTS = defaults() | {"output_dir": "run"}
@@ -20,11 +20,12 @@ VALUES = {
     "delta": [2.0, 0.5],
     "epsilon": [0.1],
     "epsilon_high": [0.3],
-    "generation_kwargs": [{name: 1} for name in (*rules.OF_GENERATION, "presence_penalty")] + [{"do_sample": False}],
+    "generation_kwargs": [{name: 1} for name in (*rules.GENERATION_KEYWORDS, "presence_penalty")]
+    + [{"do_sample": False}],
     "lora_alpha": [4096],
     "lora_r": [1024],
     "lora_target_modules": [["q_(proj"]],
-    "model_init_kwargs": [{name: 1} for name in rules.OF_MODEL],
+    "model_init_kwargs": [{name: 1} for name in rules.MODEL_KEYWORDS],
     "output_dir": [""],
     "reward_weights": [[1.0, 2.0]],
     "rewards": [[], ["accuracy", "accuracy"], ["overlong"]],
@@ -84,7 +85,7 @@ def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor(number):
     assert (level, line.value) == (rule.level, settings[line.field])
     assert line.field in rule.fields.split()
     assert "\n" not in str(line)
-    assert rule not in OF_TRAINER or settings.read <= MathGRPOConfig.__dataclass_fields__.keys()
+    assert rule not in TRAINER_RULES or settings.read <= MathGRPOConfig.__dataclass_fields__.keys()
     # Errors come first, and a warning once there is none.
     if level == "error" or "error" not in dict(violations(settings)):
         findings = preflight(Setup(settings), only=("settings",))
@@ -102,7 +103,7 @@ def test_the_defaults_break_no_rule_and_neither_does_null():
     "changed",
     [
         {"vllm_server_base_url": "http://ada:se/cret@host:80"},
-        {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.OF_MODEL, 1)}},
+        {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.MODEL_KEYWORDS, 1)}},
     ],
 )
 def test_the_line_of_a_rule_shows_no_secret(changed):

@@ -61,7 +61,7 @@ def recipe(folder, **output) -> str:
 
 def test_an_open_r1_recipe_becomes_our_fields(tmp_path):
     results = read(["--config", recipe(tmp_path, **OPEN_R1)]).sound()
-    assert {**results.stated(), **OURS} == results.stated()
+    assert {**results.explicit_values(), **OURS} == results.explicit_values()
     assert sorted(note.split()[0].partition("=")[0] for note in results.notes) == [  # one line each
         *("do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"),
         *("torch_dtype", "warmup_ratio"),
@@ -83,7 +83,7 @@ def test_an_open_r1_recipe_trains(tmp_path, monkeypatch):
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
     results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).sound()
-    assert results.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
+    assert results.explicit_values()["rewards"] == ["accuracy", "my_rewards.deep:short"]
     assert (results.values["prompt_template"], results.values["eval_split"]) == ("as_is", "dev")
     assert results.notes == []
 
@@ -104,7 +104,7 @@ def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
-    results = read(given).sound().stated()
+    results = read(given).sound().explicit_values()
     assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 

@@ -18,13 +18,13 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.tools import (
     PythonLimits,
     ToolError,
-    limits_of,
     program,
     python,
     read_limits,
     read_tools,
     sandbox,
     syscalls,
+    tool_limits,
 )
 
 LIMITS = PythonLimits(wall_seconds=30.0)
@@ -232,7 +232,7 @@ def test_transformers_describes_the_tools_to_a_model(tmp_path, monkeypatch):
     schemas = [get_json_schema(tool)["function"] for tool in tools]
     required = {schema["name"]: schema["parameters"]["required"] for schema in schemas}
     assert required == {"python": ["code"], "add": ["a", "b"]}
-    assert [limits_of(tool) for tool in tools] == [limits, None]
+    assert [tool_limits(tool) for tool in tools] == [limits, None]
     assert tools[0](code="12345").startswith("123\n(cut")
     for name, says in (("own_tools:bare", "cannot be shown to a model"), ("shell", "is not known")):
         with pytest.raises(ConfigError, match=f"^tools='{name}' {says}.*: "):

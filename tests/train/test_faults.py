@@ -14,8 +14,8 @@ from small_runs import PATH, RUN, history, two
 from small_trainers import letters
 
 from grpo_math.run import metrics
-from grpo_math.run.checkpoints import step_of
-from grpo_math.run.signals import GONE
+from grpo_math.run.checkpoints import checkpoint_step
+from grpo_math.run.signals import EX_UNAVAILABLE
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # Reward functions
@@ -43,7 +43,7 @@ def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_ch
     assert "(checkpoint-2 is saved: " in line
     assert not any("Traceback" in line for line in lines)
     assert [step[metrics.STEP] for step in history(tmp_path / "run")] == [1, 2]
-    assert step_of(tmp_path / "run/checkpoint-2") == 2
+    assert checkpoint_step(tmp_path / "run/checkpoint-2") == 2
 
 
 @pytest.mark.full
@@ -81,7 +81,11 @@ def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoin
     ("error", "code", "line"),
     [
         (SystemExit(0), 2, "something that training calls has ended it by sys.exit(0): raise"),
-        (RuntimeError("gloo: closed"), GONE, "another rank does not answer (gloo: closed): see its machine; the same"),
+        (
+            RuntimeError("gloo: closed"),
+            EX_UNAVAILABLE,
+            "another rank does not answer (gloo: closed): see its machine; the same",
+        ),
         (
             torch.OutOfMemoryError("CUDA"),
             2,

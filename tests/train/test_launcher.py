@@ -183,7 +183,7 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
 def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_model(monkeypatch):
     def command(recipe, gpus, **more):
         cards = [Gpu(number, 80.0, "") for number in range(gpus)]
-        return serve.start_of({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more)[0]
+        return serve.server_start({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more)[0]
 
     monkeypatch.setattr(serve, "executable", lambda: "vllm")
     full, imposed = command(FULL, 1), build_command(ScriptArguments(model="m"))
@@ -255,9 +255,9 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"vllm_server_port={port} is in use by another program: choose another"):
-            serve.port_of({"vllm_server_port": port}, 0)
-        assert serve.port_of({}, port) != port
-    assert serve.port_of({}, port) == serve.port_of({"vllm_server_port": port}, 0) == port
+            serve.choose_port({"vllm_server_port": port}, 0)
+        assert serve.choose_port({}, port) != port
+    assert serve.choose_port({}, port) == serve.choose_port({"vllm_server_port": port}, 0) == port
     for free, words in ((True, []), (False, ["--vllm_group_port"])):
         monkeypatch.setattr(serve, "port_is_free", lambda number, free=free: free or number != 51216)
         assert serve.group_port({**RECIPE, **FULL})[:1] == words
@@ -299,7 +299,7 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
 
 def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
     def arranged(gpus, config, **recipe):
-        return layout.arrange(
+        return layout.choose_layout(
             {**RECIPE, **recipe}, [Gpu(number, 24.0, "") for number in range(gpus)], config, serves=gpus == 0
         )
 

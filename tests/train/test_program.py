@@ -19,7 +19,7 @@ from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.train.heldout import StopAt
-from grpo_math.train.program import Run, _lay_out_memory
+from grpo_math.train.program import TrainingRun, _lay_out_memory
 
 PRODUCTS = "eval_generated_products_accuracy"
 BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_limit=1", "--heldout_every=1"]
@@ -106,16 +106,16 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
 def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
     monkeypatch.setattr("grpo_math.train.program.broadcast_from_main", lambda call: True)  # its file is not here
     run = Mock(run_dir=tmp_path)
-    Run.evaluate(run, "before")
+    TrainingRun.evaluate(run, "before")
     run.score_whole.assert_not_called()
 
 
 @pytest.mark.parametrize("eval_n", [0, 1])
 def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
     rows = [{"problem": "1 + 1?"}]
-    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, held_out=rows[:eval_n])
+    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, heldout=rows[:eval_n])
     state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
-    Run.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
+    TrainingRun.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
     assert capsys.readouterr().out == (
         "best     checkpoint-2, not compared: no held-out problem is left that did not choose it\n"
     )

@@ -26,7 +26,7 @@ from grpo_math.train import program, resuming
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
 TIMES = {
     *metrics.PHASES,
-    *metrics.OF_SERVERS,
+    *metrics.SERVER_SECONDS,
     metrics.SECONDS_STEP,
     metrics.SECONDS_UPDATE,
     metrics.SYNC_SHARE,

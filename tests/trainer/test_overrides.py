@@ -8,7 +8,7 @@ import torch
 from small_trainers import KINDS, SMALL, STEPS, letters, relative, weights
 from trl import GRPOTrainer
 
-from grpo_math.trainer.overrides import OF_ROWS, SCORING, sees_rows
+from grpo_math.trainer.overrides import ROW_METHODS, SCORING, sees_rows
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
@@ -102,7 +102,7 @@ def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_wit
     assert relative(ended["ours"], unchanged) > 1e-5  # so the change is seen at all
 
 
-@pytest.mark.parametrize("method", OF_ROWS)
+@pytest.mark.parametrize("method", ROW_METHODS)
 def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     assert not sees_rows(ours())
     told = subclass_of(MathGRPOTrainer, method, lambda *args: None, title="Told")  # a line is logged once

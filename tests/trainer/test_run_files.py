@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import of_run
+from grpo_math.evaluation import from_run
 from grpo_math.report import report
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
@@ -36,7 +36,7 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
     evaluate(trainer, held_out)
     trainer.train()
     evaluate(trainer, held_out)
-    assert of_run.read(str(tmp_path)).models["trained"][1] == str(tmp_path / "adapter")
+    assert from_run.read(str(tmp_path)).models["trained"][1] == str(tmp_path / "adapter")
     files = report(tmp_path)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)

@@ -154,7 +154,7 @@ def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
-    held = state.state_of(trainer)
+    held = state.rank_state(trainer)
     assert (held["_step"], len(held["rollout"])) == (2, 4)
     assert [*trainer._logs["extra"]["group"]] == [number for number in range(4) for _ in range(4)]
     position = held["resampler"]["position"]
@@ -166,7 +166,7 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     trainer.num_iterations, trainer._buffered_inputs = 2, ["half"]
     for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
         trainer._step = step
-        assert (state.state_of(trainer)["rollout"] == ["half"]) == in_rollout
+        assert (state.rank_state(trainer)["rollout"] == ["half"]) == in_rollout
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):

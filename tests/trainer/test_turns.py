@@ -14,7 +14,7 @@ from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.trainer.turns import Turns, conversation_of
+from grpo_math.trainer.turns import Turns, make_conversation
 
 END = "<|im_end|>"
 
@@ -80,16 +80,16 @@ def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
 
 def test_the_tokenizer_is_the_one_given_or_else_the_models(ours, chars, small):
     args, tokenizer = ours().args, deepcopy(chars)
-    assert conversation_of("a/model", args, tokenizer, [python], None).tokenizer is tokenizer
+    assert make_conversation("a/model", args, tokenizer, [python], None).tokenizer is tokenizer
     for model in (small, ours().model):
-        assert conversation_of(model, args, None, [python], None).tokenizer.get_vocab() == chars.get_vocab()
+        assert make_conversation(model, args, None, [python], None).tokenizer.get_vocab() == chars.get_vocab()
 
 
 @pytest.mark.parametrize(("use_vllm", "processes", "refused"), [(True, 1, False), (False, 2, False), (True, 2, True)])
 def test_an_environment_has_trls_turns_but_for_several_processes_with_vllm(use_vllm, processes, refused):
     args = SimpleNamespace(use_vllm=use_vllm, world_size=processes)
     with pytest.raises(ConfigError, match="train on one GPU") if refused else nullcontext():
-        assert conversation_of("a/model", args, None, [python], dict) is None
+        assert make_conversation("a/model", args, None, [python], dict) is None
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ SPELLINGS = [
     )
 ]
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
-ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
+PARENTHESIS = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas that must stay separate
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])"
@@ -255,7 +255,7 @@ def _clean(text: str) -> str:
     text = CASES.sub(_pairs, text)
     for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
-    text = _without_aside(text.strip())
+    text = _without_parenthesis(text.strip())
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
     elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
@@ -264,10 +264,10 @@ def _clean(text: str) -> str:
     return strip_wrappers(re.sub(r"\s+", " ", text.removeprefix("=")))
 
 
-def _without_aside(text: str) -> str:
+def _without_parenthesis(text: str) -> str:
     """Remove "(approximately)", and a number in words after the same number in digits: "7 (seven)"."""
     before, _, inside = text.rpartition(" (")
-    aside, number = ASIDE.fullmatch(inside.removesuffix(")")), re.search(r"-?\d.*", before)
+    aside, number = PARENTHESIS.fullmatch(inside.removesuffix(")")), re.search(r"-?\d.*", before)
     if aside is None or number is None or not text.endswith(")"):
         return text
     return before if aside[1] or spelled.digits(aside.group()) == number.group().replace(",", "") else text

@@ -20,7 +20,7 @@ from grpo_math.grading.equal import units
 from grpo_math.grading.equal.clean import CACHED_CHARACTERS, clean
 from grpo_math.grading.equal.exact import rational
 from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
-from grpo_math.grading.equal.relations import stated
+from grpo_math.grading.equal.relations import equation_members
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Percent, Tree
@@ -128,7 +128,7 @@ def value(text: str) -> Fraction | None:
         return fast[0] / 100 if fast[1] else fast[0]
     with suppress(TooLarge):
         for reading in readings(clean(text)) if len(text) <= QUICK_CHARACTERS else ():
-            assignment = stated(reading.tree)
+            assignment = equation_members(reading.tree)
             numbers = {rational(side) for side in ((reading.tree,) if assignment is None else assignment[1])}
             if len(numbers) == 1 and None not in numbers:
                 return numbers.pop()

@@ -3,7 +3,7 @@ r"""The meaning of relations: ``x = 5`` is the value 5, ``1 < x <= 2`` an interv
 A chain of equalities gives all of its members: ``x = 5 = 6`` is not the answer 6.
 
 >>> from grpo_math.grading.equal.expression import parse
->>> stated(parse("x = 2 + 3")) == ("x", (parse("2 + 3"),))
+>>> equation_members(parse("x = 2 + 3")) == ("x", (parse("2 + 3"),))
 True
 >>> interval(parse("1 < x <= 2")) == parse("(1, 2]")
 True
@@ -62,7 +62,7 @@ def sides(tree: Tree) -> list[Tree] | None:
     return exact
 
 
-def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
+def equation_members(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     """``x = 2 + 3 = 5`` -> (x, (2 + 3, 5)); ``2 + 3 = 5`` -> ("", (2 + 3, 5)); None for an equation to be solved.
 
     The name is a variable, a label of geometry, or ``f(x)``. It is the first or the last member.
@@ -91,7 +91,7 @@ def values(tree: Tree) -> tuple[Tree, ...]:
     ``sin x = 1/2`` and ``x + y = 10`` give their numbers, because a problem may ask for them. ``5x = 6`` is an unsolved
     equation and gives no value.
     """
-    assignment = stated(tree)
+    assignment = equation_members(tree)
     if assignment is not None:
         return assignment[1]
     chain = sides(tree) or []

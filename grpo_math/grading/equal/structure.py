@@ -19,7 +19,7 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 from grpo_math.grading.equal.exact import rational
-from grpo_math.grading.equal.relations import as_union, difference, resolved, sides, stated, values
+from grpo_math.grading.equal.relations import as_union, difference, equation_members, resolved, sides, values
 from grpo_math.grading.equal.rounding import is_rounded, stands_for
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
@@ -100,7 +100,7 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
             return _gives(one, two, rules)
         case Relation() as one, two:
             # The value of an equation is an answer: the gold answer a + b = 6 accepts 6.
-            given = values(one) if sides(one) and not has_names(two) else (stated(one) or ("", ()))[1]
+            given = values(one) if sides(one) and not has_names(two) else (equation_members(one) or ("", ()))[1]
             return _equal(given[-1], two, rules) if given else DIFFERENT
         case one, two:
             return _equal_values(one, two, rules)
@@ -113,7 +113,7 @@ def _gives(gold: Tree, answer: Relation, rules: Rules) -> Comparison:
     if has_names(gold):
         if isinstance(gold, Variable) and CHOICES & names(answer) - {gold.name}:  # A = B chooses two
             return DIFFERENT
-        named = stated(answer)
+        named = equation_members(answer)
         given = named[1] if named is not None else tuple(sides(answer) or ())
     else:
         given = values(answer)
@@ -122,7 +122,7 @@ def _gives(gold: Tree, answer: Relation, rules: Rules) -> Comparison:
 
 
 def _equal_relations(gold: Relation, answer: Relation, rules: Rules) -> Comparison:
-    one, two = stated(gold), stated(answer)
+    one, two = equation_members(gold), equation_members(answer)
     if one and two and (one[0] == two[0] or not one[0] or not two[0]):
         return _all(_equal(one[1][-1], side, rules) for side in two[1])
     if one and not any(map(has_names, one[1])):
@@ -232,7 +232,7 @@ def _grouped(tree: Tree) -> Tree:
 
 def _assigned(item: Tree) -> tuple[str, Tree]:
     """``x = 1`` -> (x, 1); any other item, and a chain with more than one value -> ("", item)."""
-    assignment = stated(item)
+    assignment = equation_members(item)
     return (assignment[0], assignment[1][0]) if assignment is not None and len(assignment[1]) == 1 else ("", item)
 
 
@@ -361,8 +361,8 @@ def _form(tree: Tree) -> str:
         forms.sort()
     # Hexadecimal digits of a large number take linear time.
     labels = (v for v in tree.fields() if not isinstance(v, Tree) and v != getattr(tree, "parts", None))
-    own = (f"{v.numerator:x}/{v.denominator:x}" if isinstance(v, Fraction) else repr(v) for v in labels)
-    return f"({type(tree).__name__} {' '.join((*own, *forms))})"
+    texts = (f"{v.numerator:x}/{v.denominator:x}" if isinstance(v, Fraction) else repr(v) for v in labels)
+    return f"({type(tree).__name__} {' '.join((*texts, *forms))})"
 
 
 def _operands(tree: Tree, kind: type[Tree]) -> Iterator[Tree]:

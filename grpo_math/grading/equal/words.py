@@ -69,7 +69,7 @@ SAME_WORDS = {
     **dict.fromkeys(("player 2", "second player"), "second player"),
 }
 # "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
-OF_ONE = re.compile(r"\A([a-z]+) is (?!an? |not |no )([a-z]+)\Z")
+ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) is (?!an? |not |no )([a-z]+)\Z")
 PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
 WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
 MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
@@ -79,13 +79,13 @@ BEYOND = re.compile(  # notation that our grammar cannot read and Math-Verify ca
     r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
     r"|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\\{[^{}]*(?:\\mid|[|:])"
 )
-OF_FORMULAS = (
+FORMULA_COMMANDS = (
     "sum prod int iint iiint oint lim limsup liminf det over choose setminus frac dfrac tfrac cfrac binom dbinom "
     "tbinom sqrt cdot times ast div pm mp le leq leqslant ge geq geqslant lt gt in notin mid vert lvert rvert cup cap "
     "to rightarrow left right big Big bigg Bigg bigl bigr Bigl Bigr limits nolimits displaystyle textstyle end pi "
     "infty emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
 )
-COMMANDS = frozenset((*OF_FORMULAS.split(), *FUNCTIONS, *GREEK))
+COMMANDS = frozenset((*FORMULA_COMMANDS.split(), *FUNCTIONS, *GREEK))
 FORMULA = re.compile(  # tokens of one formula: no text, no fonts, no invisible parts, no list of answers
     rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
 )
@@ -204,7 +204,7 @@ def _words(text: str) -> str:
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
     if affirmed := AFFIRMED.fullmatch(words):
         return {"true": "yes", "false": "no"}.get(affirmed[1], affirmed[1])
-    words = PREDICATE.sub(r"\1", OF_ONE.sub(r"\2 \1", words))
+    words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words))
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
 

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
-from grpo_math.generation.request import Request, request_of
-from grpo_math.problems.prompts import Template, template_of
+from grpo_math.generation.request import Request, request_from
+from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.reading import home
 from grpo_math.run import checkpoints
-from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
+from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
 
 
-class OfRun(NamedTuple):
+class RunModels(NamedTuple):
     """The models and settings of a run. ``folder`` is for the results files."""
 
     models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
@@ -29,30 +29,30 @@ class OfRun(NamedTuple):
     tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
 
 
-def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> OfRun:
+def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> RunModels:
     """Read a run. ``checkpoint``: the checkpoint with the trained weights (`checkpoints.named`); by default the last.
 
     Raises `ConfigError` if the folder is not a run directory, or if the run has not finished.
     """
     run, remedy = Path(run_dir), "give a run directory; evaluate takes a model as --model"
-    config = config_of(run) or {}
+    config = run_config(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
         raise ConfigError("run", run_dir, "has no config.yaml with a model name", remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
-    base = _of_revision(name, str(config.get("model_revision") or "main"))
+    base = _revision_folder(name, str(config.get("model_revision") or "main"))
     if (trained_weights := weights_in(checkpoints.named(run, checkpoint))) is None:
         reason = "has neither adapter/ nor model/, so it has not finished"
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
-    return OfRun(
+    return RunModels(
         models={"base": (base, None), "trained": trained},
-        template=(template := template_of(config)),
-        request=replace(request_of(config), template=template.name),
-        columns=_columns(config),
+        template=(template := recipe_template(config)),
+        request=replace(request_from(config), template=template.name),
+        columns=_columns_by_path(config),
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
     )
@@ -65,18 +65,18 @@ def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
     return sum(problem_hash(row) in hashes for row in rows)
 
 
-def _columns(config: Mapping[str, Any]) -> dict[str, str | None]:
+def _columns_by_path(config: Mapping[str, Any]) -> dict[str, str | None]:
     named = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
     named |= {config.get("eval_dataset"): config.get("eval_columns")} | {config.get("dataset"): config.get("columns")}
     return {os.path.abspath(home(data)): columns for data, columns in named.items() if data}
 
 
-def columns_of(run: OfRun, data: str) -> str | None:
+def recipe_columns(run: RunModels, data: str) -> str | None:
     """Return the columns that the run's recipe states for a data set; None if it states none."""
     return run.columns.get(os.path.abspath(home(data)))
 
 
-def _of_revision(name: str, revision: str) -> str:
+def _revision_folder(name: str, revision: str) -> str:
     """Return the model's name, or the downloaded folder of a revision other than main."""
     if revision == "main":
         return name

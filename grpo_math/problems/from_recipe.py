@@ -11,13 +11,13 @@ from grpo_math.errors import ConfigError, DataError, UserError
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.problem import Problem
-from grpo_math.problems.prompts import Template, template_of
-from grpo_math.problems.sources import folder_of
+from grpo_math.problems.prompts import Template, recipe_template
+from grpo_math.problems.sources import folder_name
 from grpo_math.reading import is_table
 
 HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points
-HELD_OUT = 256  # at most this many problems of a file are held out, and at most a tenth of the file
+MAX_HELDOUT = 256  # at most this many problems of a file are held out, and at most a tenth of the file
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
 def first_accuracy(s: Mapping[str, Any]) -> str:
     """Return the name of the accuracy of the first set that is evaluated during training."""
     data = s["heldout"][0].get("data") if s["heldout"] else s["eval_dataset"] or s["dataset"]
-    return f"eval_{folder_of(str(data))}_accuracy"
+    return f"eval_{folder_name(str(data))}_accuracy"
 
 
 @dataclass
@@ -98,7 +98,7 @@ class RecipeProblems:
     @cached_property
     def template(self) -> Template:
         """The prompt template. Raises `ConfigError` if a prompt cannot be made."""
-        return template_of(self.settings)
+        return recipe_template(self.settings)
 
     @property
     def rows(self) -> list[Problem]:
@@ -118,7 +118,7 @@ class RecipeProblems:
             return rows, []
         # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
         problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
-        chosen = {*problems[: min(len(problems) // 10, HELD_OUT)]}
+        chosen = {*problems[: min(len(problems) // 10, MAX_HELDOUT)]}
         held_out = [row for row in rows if row["problem"] in chosen]
         return [row for row in rows if row["problem"] not in chosen], held_out
 
@@ -159,7 +159,7 @@ class RecipeProblems:
         return self._load(fields, self.eval_dataset, s["eval_split"], s[f"{prefix}columns"], limit=limit)
 
     @cached_property
-    def held_out(self) -> list[Problem]:
+    def heldout(self) -> list[Problem]:
         """The problems to evaluate on before and after training."""
         s = self.settings
         n = EVAL_N if s["eval_n"] is None else s["eval_n"]
@@ -183,7 +183,7 @@ class RecipeProblems:
         """The sets that are evaluated during training, without the problems of before and after if others are left."""
         s = self.settings
         if self._during:
-            rows = self._not_held_out(self._divided[1] or self._to_evaluate(HELDOUT_N + len(self.held_out)))
+            rows = self._without_heldout(self._divided[1] or self._to_evaluate(HELDOUT_N + len(self.heldout)))
             return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
         entries = s["heldout"] if evaluates(s) else []
         for entry in entries:
@@ -193,26 +193,26 @@ class RecipeProblems:
         names = [entry["data"] for entry in entries]
         if len({*names}) < len(names):
             raise ConfigError("heldout", names, "names a set twice", "name each once")
-        return [self._held_out_set(entry) for entry in entries]
+        return [self._heldout_set(entry) for entry in entries]
 
-    def _held_out_set(self, entry: Mapping[str, Any]) -> HeldOutSet:
+    def _heldout_set(self, entry: Mapping[str, Any]) -> HeldOutSet:
         s, n, split = self.settings, entry.get("n"), entry.get("split", "test")
         # A larger draw contains a smaller one, so that this many other problems are drawn.
-        more = len(self.held_out) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
+        more = len(self.heldout) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
         fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")
         rows = self._load(fields, entry["data"], split, entry.get("columns"), limit=n and n + more)
-        rows = self._not_held_out(rows)[:n]
+        rows = self._without_heldout(rows)[:n]
         return HeldOutSet(entry["data"], split, rows, entry.get("samples"), entry.get("temperature"))
 
-    def _not_held_out(self, rows: list[Problem]) -> list[Problem]:
+    def _without_heldout(self, rows: list[Problem]) -> list[Problem]:
         """Return the rows without the problems of before and after; all rows if these are all."""
-        taken = {row["problem"] for row in self.held_out}
+        taken = {row["problem"] for row in self.heldout}
         return [row for row in rows if row["problem"] not in taken] or rows
 
     @property
     def eval_n(self) -> int:
         """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
-        return len(self.held_out)
+        return len(self.heldout)
 
     @property
     def about_eval(self) -> str | None:
@@ -235,5 +235,5 @@ class RecipeProblems:
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
         """The overlap of the evaluation problems with the training problems; None without evaluation problems."""
-        evaluated = self.held_out or [row for one in self.during for row in one.rows]
+        evaluated = self.heldout or [row for one in self.during for row in one.rows]
         return contamination.overlap(evaluated, self.rows) if evaluated else None

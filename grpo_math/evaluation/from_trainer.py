@@ -18,16 +18,16 @@ import torch
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
-from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_of, with_server
+from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_fields, with_server
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import problems_hash
 from grpo_math.evaluation.results import Output
-from grpo_math.evaluation.toolbox import Toolbox, toolbox, toolbox_of
+from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
-from grpo_math.generation.request import Request, request_of
+from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.server import Server
-from grpo_math.rewards.columns import GOLDS, gold_of, text_of
+from grpo_math.rewards.columns import GOLDS, completion_text, read_gold_answer
 from grpo_math.run.files import write_json
 from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
@@ -68,7 +68,7 @@ def evaluate(
     Raises `ConfigError` for rows without a prompt or a gold answer, and for weights that are split over processes and
     cannot be sampled by vLLM.
     """
-    rows = rows_of(problems)
+    rows = evaluation_rows(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
         where = Output(output, extra or {}, progress=progress)
@@ -80,12 +80,12 @@ def evaluate(
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    request = request_of_trainer(trainer)
+    request = trainer_request(trainer)
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
     evaluated = over_ranks(
-        trainer, rows, drawn, where, request, tools=box or toolbox_of(trainer), grade_timeout=timeout
+        trainer, rows, drawn, where, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
     )
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
@@ -110,7 +110,7 @@ def over_ranks(
 ) -> Results:
     """Return the results over all ranks, on every rank, by the program that samples in training."""
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
-    with engine_of(trainer, tools) as model:
+    with open_engine(trainer, tools) as model:
         sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
 
         def evaluated(local_rows: Sequence[Row], share: int) -> Results:
@@ -129,33 +129,33 @@ def over_ranks(
     return {**parts[0], **totals, "rows": records}
 
 
-def request_of_trainer(trainer: Any) -> Request:
+def trainer_request(trainer: Any) -> Request:
     """Return what training asks, from the arguments of the trainer."""
     weights = trainer.accelerator.unwrap_model(trainer.model)
-    return request_of({**vars(trainer.args), **quantisation_of(weights)})
+    return request_from({**vars(trainer.args), **quantisation_fields(weights)})
 
 
-def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
+def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the rows with all columns that an evaluation reads. Adds a missing id, problem or ``answer``.
 
-    >>> rows_of([{"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": 2}])[0]["problem"]
+    >>> evaluation_rows([{"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": 2}])[0]["problem"]
     '1 + 1?'
     """
     rows = []
     for number, row in enumerate(problems):
-        gold, prompt = gold_of(row), row.get("prompt")
+        gold, prompt = read_gold_answer(row), row.get("prompt")
         if gold is None or not prompt:
             reason = f"has no {'gold answer' if prompt else 'prompt'}; its columns: {', '.join(row)}"
             remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
             raise ConfigError("problems", f"row {number}", reason, remedy)
-        made = {"id": f"row/{number}", "problem": text_of(prompt, "user")}
+        made = {"id": f"row/{number}", "problem": completion_text(prompt, "user")}
         rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
     return rows
 
 
 class Engine(Model):
     """The model of a trainer, sampled by the vLLM of the run: a server that the main process asks, or an engine in each
-    process. `engine_of` opens it."""
+    process. `open_engine` opens it."""
 
     # vLLM schedules requests itself, and a batch ends with its longest completion: small batches leave the GPU idle.
     at_once = 512
@@ -212,7 +212,7 @@ class Engine(Model):
 
 
 @contextmanager
-def engine_of(trainer: Any, tools: Any = None) -> Iterator[Model]:
+def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
     """Open the program that samples in the training of ``trainer``, with the weights as they are now, on every rank.
 
     transformers samples for a trainer without vLLM. It also plays the turns of ``tools`` if vLLM is split over several

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import adopting, alive, descendants, until
 
-from grpo_math.run.keeper import Kept, send
+from grpo_math.run.supervisor import SupervisedCommand, send
 
 # A program with a child in a session of its own, and a grandchild that was forked off twice, as a daemon is.
 FAMILY = """
@@ -36,7 +36,7 @@ def family(tmp_path):
 
 @pytest.mark.parametrize("kind", ["plain", "orphan", "stubborn"])
 def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
-    kept = Kept([sys.executable, family, kind], grace=0.5 if kind == "stubborn" else 30)
+    kept = SupervisedCommand([sys.executable, family, kind], grace=0.5 if kind == "stubborn" else 30)
     until(lambda: set(alive(family)) & set(alive("daemon")))
     code = kept.stop()
     assert alive(family) == []
@@ -49,7 +49,7 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
 )
 def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(level, number, family):
     command = f"[sys.executable, {family!r}, 'plain']"
-    program = f"import sys; from grpo_math.run.keeper import Kept; Kept({command}).wait()"
+    program = f"import sys; from grpo_math.run.supervisor import SupervisedCommand; SupervisedCommand({command}).wait()"
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(family)) == 4)
     [owner, *descendants(owner.pid)][level].send_signal(number)
@@ -60,7 +60,7 @@ def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_i
 def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family):
     started = f"subprocess.Popen([sys.executable, {family!r}, 'plain'])"
     program = f"import subprocess, sys, time; {started}; time.sleep(0.3); raise SystemExit(7)"
-    assert Kept([sys.executable, "-c", program]).wait() == 7
+    assert SupervisedCommand([sys.executable, "-c", program]).wait() == 7
     assert alive(family) == []
 
 
@@ -79,7 +79,7 @@ def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ranks = [str(tmp_path / f"rank{i}") for i in (0, 1)]
-    kept = Kept([sys.executable, "-c", agent, *ranks])
+    kept = SupervisedCommand([sys.executable, "-c", agent, *ranks])
     until(lambda: all(Path(rank).exists() for rank in ranks))
     assert send("ranked", signal.SIGINT)
     assert kept.wait() == 0, "the agent was not interrupted, and the ranks ended well"

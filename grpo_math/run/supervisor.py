@@ -1,6 +1,6 @@
 """A command whose whole tree of processes ends with its owner, however either of them ends. Linux only.
 
-`Kept` starts this file as a separate process, the supervisor.
+`SupervisedCommand` starts this file as a separate process, the supervisor.
 The supervisor starts the command in a new session, which the terminal's Ctrl-C does not reach. Only the owner has the
 writing end of the supervisor's stdin. When this pipe closes, also because the owner was killed, the supervisor ends all
 processes. The supervisor is a subreaper (prctl(2)): a process that the command leaves behind, in any session, becomes a
@@ -26,12 +26,12 @@ PR_SET_CHILD_SUBREAPER = 36
 KILLED = 10.0  # seconds until a process should be gone after SIGKILL
 
 
-class Kept:
+class SupervisedCommand:
     """A command that runs until it ends, until `stop`, or until this process ends.
 
     ``grace``: seconds that the command has after SIGTERM. The processes that it leaves get SIGKILL.
 
-    >>> kept = Kept([sys.executable, "-c", "raise SystemExit(3)"])
+    >>> kept = SupervisedCommand([sys.executable, "-c", "raise SystemExit(3)"])
     >>> kept.wait(), kept.running
     (3, False)
     """
