@@ -26,7 +26,7 @@ from progress import Progress
 if pretended_gpu.VARIABLE in os.environ:
     pretended_gpu.load()  # before any test imports torch, too
 
-collect_ignore = ["processes"]  # programs that tests start
+collect_ignore = ["processes", "benchmarks/families_shared.py"]  # programs that tests start, or that need vLLM
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, nohup a hangup, and so would what they start.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

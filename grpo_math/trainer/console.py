@@ -99,10 +99,7 @@ class FiguresAndBar(ProgressCallback):
 
 def replace_printers(trainer: "MathGRPOTrainer") -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    pairs: list[tuple[type[TrainerCallback], type[TrainerCallback]]] = [
-        (PrinterCallback, Figures),
-        (ProgressCallback, FiguresAndBar),
-    ]
+    replacements = {PrinterCallback: Figures, ProgressCallback: FiguresAndBar}
     # transformers imports this module in a notebook.
     if notebook := sys.modules.get("transformers.utils.notebook"):
         from grpo_math.trainer.notebook import FigureTable
