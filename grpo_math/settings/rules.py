@@ -615,9 +615,9 @@ PROGRAM = [
     ),
     Rule(
         "dtype",
-        lambda s: s["dtype"] == "float16" and s["bf16"] is False and not s["fp16"],
+        lambda s: s["dtype"] == "float16" and s["use_peft"] and s["bf16"] is False and not s["fp16"],
         "without fp16 has no loss scale, so that small gradients become zero",
-        "set fp16: true",
+        "set dtype: float32, or fp16: true on a GPU",
     ),
     # Steps, saving and logging
     unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),

@@ -21,7 +21,7 @@ def run(small, tmp_path):
 
 
 def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
-    monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
+    monkeypatch.setattr(backends, "inference_dtype", lambda path: "float32")  # without near ties
     both = LoadedModels(str(run))
     assert both.models["base"] is both.models["trained"], "the base is loaded once"
     output = {name: "".join(stream) for name, stream in both.answers(QUESTION).items()}

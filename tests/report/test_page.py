@@ -83,7 +83,7 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
     )
     panel = words(training, "Why is the loss 0?", "</details>")
     assert panel.startswith("The advantages of this group add up to ")
-    assert "left out share of the gradient 1 correct 1 0.429 0.75 8 no 4.8% 2 wrong" in panel
+    assert "left out share of the gradient 1 correct 1 0.429 0.75 8 no 4.7% 2 wrong" in panel
     assert words(training, "<article", "completion 2").replace(f"Why is the loss 0? {panel} ", "").partition("> ")[
         2
     ] == (

@@ -135,8 +135,8 @@ def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_
     progress.on_log(None, at, None, {"loss": 0.1, "accuracy": 0.25, "reward": 0.5, "completions/mean_length": 90.0})
     at.global_step = 1
     progress.on_step_end(None, at, None)
-    assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
     progress.on_train_end()
+    assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
 
 
 # A run that hangs
