@@ -583,10 +583,8 @@ class MathGRPOTrainer(GRPOTrainer):
             # An evaluation does not accumulate. TRL's loss is divided in training only.
             accumulation = self.current_gradient_accumulation_steps
             share = share * accumulation / self.args.steps_per_generation
-        old_logps, sampling_logps = (
-            rows.get("old_per_token_logps", logps.detach()),
-            rows.get("sampling_per_token_logps"),
-        )
+        old_logps = rows.get("old_per_token_logps", logps.detach())
+        sampling_logps = rows.get("sampling_per_token_logps")
         corrects = self.use_vllm and self.vllm_importance_sampling_correction
         sampler_ratio = rows.get("importance_sampling_ratio") if corrects or self.loss_type == "vespo" else None
         if corrects and self._uses_rollout_once and sampling_logps is not None:
@@ -772,7 +770,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
-        # The evaluation needs the restored random numbers, as before the next step.
+        # After the random states are restored: the evaluation draws what it would have drawn before the next step.
         self._evaluate_failed_step()
 
     def _evaluate_failed_step(self) -> None:
