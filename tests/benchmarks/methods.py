@@ -1,11 +1,12 @@
-"""Methods against plain GRPO on sums, three seeds each: `drop_solved`, and a teacher. Not run yet: about 90 minutes on an idle core.
+"""Methods against plain GRPO on sums, three seeds each: `drop_solved`, and a teacher. Not run yet.
 
     OMP_NUM_THREADS=2 python tests/benchmarks/methods.py solved|teacher FOLDER
 
 ``solved``: the quickstart's recipe on three levels of generated problems, with and without ``drop_solved: 0.9``.
 ``teacher``: the adapter of ``grpo-math demo``, merged, teaches the base model that it was trained from, against the
 quickstart's rewards at equally many steps. Each run writes FOLDER/NAME-SEED; a finished run is not repeated. For each
-held-out evaluation a JSON line has the tokens sampled until then, and the accuracy of each seed.
+held-out evaluation a JSON line has the tokens sampled until then, and the accuracy of each seed. All runs take about 90
+minutes of an idle core.
 """
 
 import json
