@@ -85,7 +85,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
 @pytest.mark.full(keep=["gsm8k_8gb"])
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
 def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path):
-    """With every other field as shipped: what a CPU, a missing vLLM, the tiny model or patience rule out is replaced."""
+    """With every other field as shipped: what a CPU, no vLLM, the tiny model or patience rule out is replaced."""
     problems = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(32)]
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     shipped = yaml.safe_load(path.read_text())
