@@ -8,7 +8,6 @@ memory the run on one copy takes. Half a minute for a family on two cores.
 Does not run on a GPU, where vLLM may choose kernels that repack weights.
 """
 
-import gc
 import logging
 import os
 import sys
@@ -78,29 +77,30 @@ def save_tiny(family: str, folder: str, tokenizer: object) -> None:
         part.save_pretrained(folder)
 
 
+def trained(folder: str, shares: bool) -> dict:
+    """Return what was measured of a run, with vLLM's class, or the reason why it did not run."""
+    try:
+        trainer, record = one_copy.run(folder, vllm_share_weights=shares)
+    except Exception as error:
+        return {"reason": first_line(error).replace("|", "/")[:110]}
+    runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
+    return {**record, "class": type(runner.get_model()).__name__}
+
+
 def row(family: str, tokenizer: object) -> tuple[str, ...]:
     """Return what vLLM runs the family with, the outcome, and the memory of both runs."""
-    records = []
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            save_tiny(family, folder, tokenizer)
-            for shares in (False, True):
-                trainer, record = one_copy.run(folder, vllm_share_weights=shares)
-                records.append(record)
-                runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
-                name = type(runner.get_model()).__name__
-                # Its memory is not a part of the next trainer's.
-                del trainer, runner
-                gc.collect()
-        except Exception as error:
-            reason = first_line(error).replace("|", "/")[:110]
-            return "", f"refused: {reason}" if records else f"not run by vLLM here: {reason}", ""
+        save_tiny(family, folder, tokenizer)
+        two, one = (one_copy.in_child(trained, folder, shares) for shares in (False, True))
         size = one_copy.weight_bytes(folder)
-    two, one = records
+    if "reason" in two:
+        return "", f"not run by vLLM here: {two['reason']}", ""
+    if "reason" in one:
+        return two["class"], f"refused: {one['reason']}", ""
     # Without a change of the adapter, the comparison would show nothing.
     is_equal = one["adapter"] == two["adapter"] and one["completions"] == two["completions"] and one["moved"] > 0
     outcome = f"{one['shared']:.0%} shared, adapter {'equal' if is_equal else 'NOT equal'}"
-    return name, outcome, f"{(two['bytes'] - one['bytes']) / 1e6:.0f} of {size / 1e6:.0f}"
+    return one["class"], outcome, f"{(two['bytes'] - one['bytes']) / 1e6:.0f} of {size / 1e6:.0f}"
 
 
 def main(*families: str) -> None:
@@ -109,8 +109,6 @@ def main(*families: str) -> None:
     logging.disable(logging.WARNING)
     one_copy.make_cpu_like_gpu()
     tokenizer = load_tokenizer(model_path("embedded"))
-    # The first trainer of a process imports modules, whose memory would be counted for the first family.
-    row("llama", tokenizer)
     print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|", flush=True)
     for family in families or FAMILIES:
         print(f"| {family} | {' | '.join(row(family, tokenizer))} |", flush=True)

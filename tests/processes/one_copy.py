@@ -4,10 +4,11 @@ Each model is trained twice for two steps. RECORD has for each what was sampled,
 parameters in the engine's memory, the memory that the trainer took, the answers of an evaluation, and a hash
 of the exported model.
 
-First, a run on one copy of the first model is killed in its second step and resumed. This run also imports what only
-the first trainer of a process imports, which the memory of the later trainers must not contain.
+A run on one copy of the first model is killed in its second step and resumed. Each run has a process of its own,
+because a second trainer would use memory that the first one has freed.
 """
 
+import ctypes
 import gc
 import hashlib
 import inspect
@@ -40,6 +41,7 @@ from grpo_math.report import merged
 def resident_bytes() -> int:
     """Return the process's memory. The weights that transformers has loaded may be pages of their file."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # the allocator keeps freed pages, more or fewer of them
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) * 1024
 
@@ -63,9 +65,6 @@ class KilledInSecondStep(TrainerCallback):
 
 
 def new_trainer(model: str, run_dir: Path, **settings):
-    # TRL sets these for vLLM. A second trainer of this process would take itself for one rank of several.
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        os.environ.pop(name, None)
     settings |= {"gradient_checkpointing": True, "learning_rate": 5e-3, "vllm_enable_sleep_mode": True}
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
     return make_trainer(model, run_dir, lora, **settings)
@@ -75,6 +74,16 @@ def adapter_hashes(trainer) -> dict[str, str]:
     """Return a hash of each tensor of the adapter."""
     named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
     return {name: hash_bytes(p.detach().numpy().tobytes()) for name, p in named if "lora_" in name}
+
+
+def in_child(function, *args, **kwargs):
+    """Return the result of a function, called in a fork of this process. Results are JSON."""
+    result = Path(tempfile.mkdtemp()) / "result.json"
+    if not (pid := os.fork()):
+        result.write_text(json.dumps(function(*args, **kwargs)))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    return json.loads(result.read_text())
 
 
 def hash_bytes(content: bytes) -> str:
@@ -179,9 +188,9 @@ def weight_bytes(model: str) -> int:
 def main(record: str, *models: str) -> None:
     check_vllm()
     make_cpu_like_gpu()
-    records, after_kill = {}, resumed(models[0])
+    records, after_kill = {}, in_child(resumed, models[0])
     for model in models:
-        two, one = (trained(model, vllm_share_weights=shares) for shares in (False, True))
+        two, one = (in_child(trained, model, vllm_share_weights=shares) for shares in (False, True))
         records[Path(model).name] = {"two": two, "one": one, "base_bytes": weight_bytes(model)}
     records[Path(models[0]).name]["one"]["resumed"] = after_kill
     Path(record).write_text(json.dumps(records))
