@@ -16,10 +16,19 @@ from grpo_math.algorithm.rows import Rows, scored
 from grpo_math.run import metrics
 
 
+def log_ratios(logps: Tensor, sampling_logps: Tensor, mask: Tensor) -> Tensor:
+    """Return the trainer's log-probs minus the sampler's (B, T), 0 for a token that does not count or is unknown.
+
+    >>> log_ratios(torch.zeros(1, 3), torch.tensor([[-1.0, float("nan"), -1.0]]), torch.tensor([[1, 1, 0]]))
+    tensor([[1., 0., 0.]])
+    """
+    return torch.nan_to_num(logps - sampling_logps, nan=0.0) * mask
+
+
 def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float | None) -> Tensor:
     """Return TRL's weights of tokens (B, T), or of completions (B, 1) in a sequence mode.
 
-    ``differences`` (B, T) are the trainer's log-probs minus the sampler's, and 0 for a token that does not count.
+    ``differences`` (B, T) are `log_ratios`.
     ``mode`` is ``vllm_importance_sampling_mode``; ``low`` and ``high`` are its bounds.
 
     >>> differences = torch.tensor([[0.0, 2.0]])
@@ -54,7 +63,7 @@ def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     if "importance_sampling_ratio" not in rows:
         return {}
     mask = scored(rows).float()
-    differences = torch.nan_to_num(rows["old_per_token_logps"] - rows["sampling_per_token_logps"], nan=0.0) * mask
+    differences = log_ratios(rows["old_per_token_logps"], rows["sampling_per_token_logps"], mask)
     weights = rows["importance_sampling_ratio"].float() * mask
     # TRL's mask modes set a weight outside the bounds to exactly 0.
     dropped = (weights == 0) * mask

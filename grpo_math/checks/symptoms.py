@@ -226,11 +226,9 @@ def none_correct(run: RunSeries) -> Symptom | None:
     """No completion is correct in any line, although the rewards depend on verdicts."""
     right = run.series(metrics.ACCURACY)
     is_user_reward = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
-    return (
-        None
-        if is_user_reward or not right.values or max(right.values)
-        else Symptom(f"0% in {right.span}", "dataset: another")
-    )
+    if is_user_reward or not right.values or max(right.values):
+        return None
+    return Symptom(f"0% in {right.span}", "dataset: another")
 
 
 def _longer(run: RunSeries) -> str:

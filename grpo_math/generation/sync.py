@@ -70,8 +70,11 @@ class ServerUnavailable(UserError):
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
     adapter. Otherwise it makes its own class with a `KeyedClient`."""
+    if not args.use_vllm:
+        yield
+        return
     trls, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
-    shared = SharedBase() if args.use_vllm and getattr(args, "vllm_share_weights", False) else None
+    shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
         with restored_methods(kwargs["model"]):

@@ -109,8 +109,10 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
             near = scorer(plain, *short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
-            far = scorer(plain, *short)[0]
-            hook.remove()
+            try:
+                far = scorer(plain, *short)[0]
+            finally:
+                hook.remove()
             # Without the last column, which the moved token predicts.
             change = _change((far - near)[:, :-1], rounding, exact)
             yield None if change is None else f"log-probs that change by {change:.2g}: {attention.LONGEST_ROW}"

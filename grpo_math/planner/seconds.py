@@ -58,9 +58,8 @@ bandwidth=320.0, float32=8.0, capability=None))
 
 
 def _plain(name: str) -> str:
-    return (
-        re.sub("nvidia|geforce|tesla|ada|generation|[^a-z0-9]", "", name.lower()).removeprefix("rtx").removesuffix("gb")
-    )
+    short = re.sub("nvidia|geforce|tesla|ada|generation|[^a-z0-9]", "", name.lower())
+    return short.removeprefix("rtx").removesuffix("gb")
 
 
 def per_step(

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         launch_command(launch_command_parser().parse_args(argv))
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        # A process that ends with GONE has missed another one, and that one is the reason.
+        # A process that ends with EX_UNAVAILABLE has missed another one, and that one is the reason.
         rank, failure = next((item for item in failures if item[1].exitcode != EX_UNAVAILABLE), failures[0])
         code, name = failure.exitcode, f"rank {rank} (process {failure.pid})"
     # accelerate starts a single process without torch's agent.

@@ -591,9 +591,8 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
             # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
             old_logps = logps.detach()
-            differences = torch.nan_to_num((old_logps - sampling_logps) * mask, nan=0.0)
             sampler_ratio = correction.sampler_ratio(
-                differences,
+                correction.log_ratios(old_logps, sampling_logps, mask),
                 self.vllm_importance_sampling_mode,
                 self.vllm_importance_sampling_clip_min,
                 self.vllm_importance_sampling_clip_max,

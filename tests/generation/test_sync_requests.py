@@ -272,17 +272,17 @@ def test_the_canary_is_strict_only_in_float32(dtype, tolerance, server, policy, 
 
 @pytest.mark.parametrize(
     ("vllm_sync", "staleness", "adapter", "kind"),
-    [("adapter", 1, True, "ours"), ("merged", 0, True, "TRL's"), ("adapter", 0, False, "TRL's")],
+    [("adapter", 1, True, "ours"), ("merged", 0, True, "TRL's"), ("adapter", 0, False, "TRL's"), (None, 0, True, "no")],
 )
 def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, adapter, kind, policy, monkeypatch):
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
     monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, shared, model: "ours")
     trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
-    args = SimpleNamespace(use_vllm=True, staleness=staleness)
+    args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
     model = policy if adapter else policy.get_base_model()
     with adapter_sync(vllm_sync, args):
-        assert vllm_generation.VLLMClient is KeyedClient
-        assert grpo_trainer.VLLMGeneration(model=model) == kind
+        assert (vllm_generation.VLLMClient is KeyedClient) == args.use_vllm
+        assert not args.use_vllm or grpo_trainer.VLLMGeneration(model=model) == kind
         args.staleness = 1
         with pytest.raises(ConfigError, match="staleness=1 needs an adapter") if kind == "TRL's" else nullcontext():
             grpo_trainer.VLLMGeneration(model=model)
