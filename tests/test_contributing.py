@@ -39,7 +39,7 @@ CHANGES = {
          '    Plot("Median reward", "Median of the reward.", ((metrics.REWARD_MEDIAN, "median"),)),\n'),
     ],
     "finding": [
-        ("checks/symptoms.py", "def collapse", "def median_low(run: Run) -> Symptom | None:\n"
+        ("checks/symptoms.py", "def collapse", "def median_low(run: RunSeries) -> Symptom | None:\n"
          "    median = run.series(metrics.REWARD_MEDIAN).values\n"
          '    return Symptom(f"{median[-1]:.2f}", "temperature: 0.8") if median and median[-1] < 1 else None\n\n\n'),
         ("checks/diagnosis.py", '    "collapse": Check(',

@@ -40,8 +40,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.program", "train.resuming"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
     *("trainer.prefetch", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
-    "trainer.teacher",
-    "trainer.trainer",
+    *("trainer.teacher", "trainer.float16", "trainer.trainer"),
     *(f"algorithm.{path.stem}" for path in (PACKAGE / "algorithm").glob("[a-z]*.py")),
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
 }
@@ -50,6 +49,8 @@ TRL = {  # of these, what needs TRL itself
     *("train.program", "train.resuming"),
     *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.teacher", "trainer.trainer"),
 }
+
+ELSEWHERE = {"grading.judge", "trainer.notebook"}  # they start in a process of their own, and in a notebook
 
 
 def name_of(path: Path) -> str:
@@ -111,7 +112,7 @@ for words in (["--help"], ["grade", "--help"]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "statements", [HELP, imports(NAMES - TORCH - {"grading.judge"})], ids=["help", "light modules"]
+    "statements", [HELP, imports(NAMES - TORCH - ELSEWHERE)], ids=["help", "light modules"]
 )
 def test_help_and_the_light_modules_load_nothing_heavy(statements):
     assert not loaded(statements) & {"torch", "transformers", "trl", "datasets", "sympy", "matplotlib", "numpy"}
