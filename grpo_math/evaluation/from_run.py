@@ -48,11 +48,14 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
+    columns = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
+    columns |= {config.get("eval_dataset"): config.get("eval_columns")}
+    columns |= {config.get("dataset"): config.get("columns")}
     return RunModels(
         models={"base": (base, None), "trained": trained},
         template=(template := recipe_template(config)),
         request=replace(request_from(config), template=template.name),
-        columns=_columns_by_path(config),
+        columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
     )
@@ -63,12 +66,6 @@ def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
     file = Path(run_dir) / PROBLEMS
     hashes = set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
     return sum(problem_hash(row) in hashes for row in rows)
-
-
-def _columns_by_path(config: Mapping[str, Any]) -> dict[str, str | None]:
-    named = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
-    named |= {config.get("eval_dataset"): config.get("eval_columns")} | {config.get("dataset"): config.get("columns")}
-    return {os.path.abspath(home(data)): columns for data, columns in named.items() if data}
 
 
 def recipe_columns(run: RunModels, data: str) -> str | None:
