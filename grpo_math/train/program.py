@@ -112,8 +112,8 @@ def _build_settings(read: recipe.Recipe) -> Settings:
 def _refuse_separate_processes() -> None:
     """Raise `ConfigError` if accelerate started several processes that are not connected.
 
-    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI. Each process would train alone, and all would write
-    into one folder.
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI. Each process would train alone, and all would
+    write into one folder.
     """
     ranks = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
