@@ -78,7 +78,7 @@ def evaluate(
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    # What training asks, which the trainer's arguments and its weights state.
+    # The trainer's arguments and weights state what training asks.
     weights = trainer.accelerator.unwrap_model(trainer.model)
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
