@@ -143,7 +143,7 @@ def check(name: str, value: Any) -> Any:
     grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, since YAML reads no as false
     """
     field = fields().get(name)
-    for word in (name, *(value if name == "rewards" and isinstance(value, list) else ())):
+    for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
         if word in NOT_HERE:
             raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
     if field is None:
@@ -212,7 +212,7 @@ def coerced(field: Field, value: Any) -> Any:
             raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
         return None
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
-        item = field._replace(kinds=frozenset({field.item or "str"}))
+        item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
         return [coerced(item, one) for one in (value if isinstance(value, list) else [value])]
     accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
     for kind in accepted:

@@ -17,7 +17,8 @@ ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_
 
 @pytest.fixture
 def trained(small, tmp_path):
-    return write_adapter_run(tmp_path / "run", small, 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\ngrade_timeout: 2.5\n')
+    text = 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\ngrade_timeout: 2.5\n'
+    return write_adapter_run(tmp_path / "run", small, text)
 
 
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
