@@ -88,9 +88,8 @@ def evaluate(
         trainer, rows, drawn, where, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
     )
     name = "after.json" if trainer.state.global_step else "before.json"
-    run_dir = Path(str(trainer.args.output_dir))
     if trainer.accelerator.is_main_process:
-        write_json(run_dir / name, evaluated)
+        write_json(Path(str(trainer.args.output_dir)) / name, evaluated)
         for callback in trainer.callback_handler.callbacks:
             # The callback that writes the report of a script.
             if hasattr(callback, "evaluated"):
