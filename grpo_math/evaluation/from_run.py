@@ -10,7 +10,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
-from grpo_math.reading import home
+from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
@@ -34,7 +34,8 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
 
     Raises `ConfigError` if the folder is not a run directory, or if the run has not finished.
     """
-    run, remedy = Path(run_dir), "give a run directory; evaluate takes a model as --model"
+    run = Path(run_dir)
+    remedy = near(run) or "give a run directory; evaluate takes a model as --model"
     config = run_config(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
