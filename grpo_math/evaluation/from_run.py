@@ -34,12 +34,11 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
 
     Raises `ConfigError` if the folder is not a run directory, or if the run has not finished.
     """
-    run = Path(run_dir)
-    remedy = near(run) or "give a run directory; evaluate takes a model as --model"
+    run, remedy = Path(run_dir), "give a run directory; evaluate takes a model as --model"
     config = run_config(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
-        raise ConfigError("run", run_dir, "has no config.yaml with a model name", remedy)
+        raise ConfigError("run", run_dir, "has no config.yaml with a model name", near(run) or remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _revision_folder(name, str(config.get("model_revision") or "main"))

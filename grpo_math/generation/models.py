@@ -34,8 +34,8 @@ def refuse_missing_folder(field: str, name: str) -> None:
     in_folder = is_folder(name) or ("/" in name and path.parent.is_dir())
     misspelt = name != "embedded" and difflib.get_close_matches(name, ["embedded"], cutoff=0.8)
     if (in_folder or misspelt) and not path.exists():
-        meant = "did you mean 'embedded'?" if misspelt else near(path)
-        raise ConfigError(field, name, "is not a folder", meant or "give a folder, a Hub id, or 'embedded'")
+        remedy = "did you mean 'embedded'?" if misspelt else near(path) or "give a folder, a Hub id, or 'embedded'"
+        raise ConfigError(field, name, "is not a folder", remedy)
 
 
 def _remedy(path: str, otherwise: str) -> str:

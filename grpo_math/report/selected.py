@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Answer:
     lines = dict.fromkeys(json.dumps(row, ensure_ascii=False) for row in selected)
     if not lines:
         reason = f"has no {'correct ' if args.right else ''}completions"
-        remedy = near(args.run_dir) or "train with log_completions, on data with gold answers"
-        raise ConfigError("run_dir", args.run_dir, reason, remedy)
+        logged = "train with log_completions, on data with gold answers"
+        raise ConfigError("run_dir", args.run_dir, reason, near(args.run_dir) or logged)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return Answer({"file": args.to, "rows": len(lines)}, f"selected {len(lines):,} completions: {args.to}")
