@@ -10,7 +10,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
-from grpo_math.reading import home
+from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
@@ -39,7 +39,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     config = run_config(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
-        raise ConfigError("run", run_dir, "has no config.yaml with a model name", remedy)
+        raise ConfigError("run", run_dir, "has no config.yaml with a model name", near(run) or remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _revision_folder(name, str(config.get("model_revision") or "main"))

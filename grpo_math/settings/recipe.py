@@ -25,7 +25,7 @@ from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
-from grpo_math.yaml_files import read_yaml
+from grpo_math.yaml_files import from_yaml, read_yaml
 
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
@@ -213,7 +213,13 @@ def coerced(field: Field, value: Any) -> Any:
         return None
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
         item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
-        return [coerced(item, one) for one in (value if isinstance(value, list) else [value])]
+        items = value if isinstance(value, list) else [value]
+        # Texts of the command line: '[{data: math500}]', or '{data: gsm8k}' '{data: math500}'.
+        if field.item == "dict" and all(isinstance(one, str) for one in items):
+            text = ", ".join(items)
+            with suppress(ValueError):
+                items = from_yaml(text if text.startswith("[") else f"[{text}]")
+        return [coerced(item, one) for one in items]
     accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
     for kind in accepted:
         # A bool is an int in Python, and YAML reads no as false.
