@@ -10,6 +10,7 @@ Does not run on a GPU, where vLLM may choose kernels that repack weights.
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -58,10 +59,15 @@ FAMILIES = (
 )
 OWN = {
     **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
-    **{name: {"num_key_value_heads": 4} for name in ("phi", "deepseek_v2", "deepseek_v3")},
+    **{name: {"num_key_value_heads": 4} for name in ("deepseek_v2", "deepseek_v3")},
+    # vLLM does not read the size of the MLP of these.
+    "phi": {"num_key_value_heads": 4, "intermediate_size": 512},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
+
+
+LIMIT = 240  # seconds of a run
 
 
 def save_tiny(family: str, folder: str, tokenizer: object) -> None:
@@ -79,6 +85,7 @@ def save_tiny(family: str, folder: str, tokenizer: object) -> None:
 
 def trained(folder: str, shares: bool) -> dict:
     """Return what was measured of a run, with vLLM's class, or the reason why it did not run."""
+    signal.alarm(LIMIT)
     try:
         trainer, record = one_copy.run(folder, vllm_share_weights=shares)
     except Exception as error:
@@ -90,8 +97,11 @@ def trained(folder: str, shares: bool) -> dict:
 def row(family: str, tokenizer: object) -> tuple[str, ...]:
     """Return what vLLM runs the family with, the outcome, and the memory of both runs."""
     with tempfile.TemporaryDirectory() as folder:
-        save_tiny(family, folder, tokenizer)
-        two, one = (one_copy.in_child(trained, folder, shares) for shares in (False, True))
+        try:
+            save_tiny(family, folder, tokenizer)
+            two, one = (one_copy.in_child(trained, folder, shares) for shares in (False, True))
+        except Exception as error:
+            return "", f"no tiny model, or a run that died or took more than {LIMIT} s: {first_line(error)}", ""
         size = one_copy.weight_bytes(folder)
     if "reason" in two:
         return "", f"not run by vLLM here: {two['reason']}", ""
