@@ -47,15 +47,18 @@ SIZES = {
     "vocab_size": 49152,
     "bos_token_id": 1,
 }
+# Mixtures of experts. vLLM takes no adapter of their stacked experts, so that their attention is adapted.
+EXPERTS = (
+    *("qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "granitemoe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"),
+    "qwen3_next",
+)
 FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "glm", "glm4"),
     *("exaone4", "cohere", "cohere2", "nemotron", "ernie4_5", "seed_oss", "arcee", "stablelm"),
     # vLLM has no class of its own for these, and runs transformers'.
     *("olmo", "olmo2", "olmo3", "smollm3", "starcoder2", "hunyuan_v1_dense"),
     *("gpt2", "gpt_neox", "apertus", "lfm2", "falcon_h1"),
-    # Mixtures of experts.
-    *("qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "granitemoe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"),
-    "qwen3_next",
+    *EXPERTS,
 )
 OWN = {
     **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
@@ -67,7 +70,7 @@ OWN = {
 }
 
 
-LIMIT = 240  # seconds of a run
+LIMIT = 600  # seconds of a run
 
 
 def save_tiny(family: str, folder: str, tokenizer: object) -> None:
@@ -83,11 +86,11 @@ def save_tiny(family: str, folder: str, tokenizer: object) -> None:
         part.save_pretrained(folder)
 
 
-def trained(folder: str, shares: bool) -> dict:
+def trained(folder: str, targets: str, shares: bool) -> dict:
     """Return what was measured of a run, with vLLM's class, or the reason why it did not run."""
     signal.alarm(LIMIT)
     try:
-        trainer, record = one_copy.run(folder, vllm_share_weights=shares)
+        trainer, record = one_copy.run(folder, targets=targets, vllm_share_weights=shares)
     except Exception as error:
         return {"reason": first_line(error).replace("|", "/")[:110]}
     runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
@@ -99,7 +102,8 @@ def row(family: str, tokenizer: object) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             save_tiny(family, folder, tokenizer)
-            two, one = (one_copy.in_child(trained, folder, shares) for shares in (False, True))
+            targets = r".*self_attn\.\w*proj\w*" if family in EXPERTS else "all-linear"
+            two, one = (one_copy.in_child(trained, folder, targets, shares) for shares in (False, True))
         except Exception as error:
             return "", f"no tiny model, or a run that died or took more than {LIMIT} s: {first_line(error)}", ""
         size = one_copy.weight_bytes(folder)
