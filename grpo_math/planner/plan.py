@@ -320,15 +320,16 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
 
 
 def _completions(counted: Counted) -> Iterator[Json]:
-    """Yield shorter completions: those that the model has positions for, and halves. vLLM's context stays the recipe's,
-    or becomes as short as possible."""
+    """Yield shorter completions: the longest that the model has positions for, and halves. For vLLM each comes with the
+    recipe's context, and with the shortest possible one."""
     settings, prompt = counted.settings, counted.machine.prompt
     lengths = {settings["max_completion_length"] // 2**k for k in range(1, 16)}
     lengths.add((counted.machine.shape.max_tokens or counted.sequence) - prompt)
     for length in sorted(lengths, reverse=True):
         if SHORTEST <= length < settings["max_completion_length"]:
-            for context in (settings["vllm_max_model_length"], prompt + length)[: 1 + settings["use_vllm"]]:
-                yield {"max_completion_length": length, "vllm_max_model_length": context}
+            yield {"max_completion_length": length, "vllm_max_model_length": settings["vllm_max_model_length"]}
+            if settings["use_vllm"]:
+                yield {"max_completion_length": length, "vllm_max_model_length": prompt + length}
 
 
 def _micro_batches(counted: Counted) -> Iterator[Json]:

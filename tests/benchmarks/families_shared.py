@@ -47,18 +47,18 @@ SIZES = {
     "vocab_size": 49152,
     "bos_token_id": 1,
 }
-# Mixtures of experts. vLLM takes no adapter of their stacked experts, so that their attention is adapted.
-EXPERTS = (
+# Families whose attention alone is adapted: vLLM takes no adapter of stacked experts, or of the gate_up_proj of GLM.
+ATTENTION = (
     *("qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "granitemoe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"),
-    "qwen3_next",
+    *("qwen3_next", "glm", "glm4", "falcon_h1"),
 )
 FAMILIES = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite", "glm", "glm4"),
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "granite"),
     *("exaone4", "cohere", "cohere2", "nemotron", "ernie4_5", "seed_oss", "arcee", "stablelm"),
     # vLLM has no class of its own for these, and runs transformers'.
     *("olmo", "olmo2", "olmo3", "smollm3", "starcoder2", "hunyuan_v1_dense"),
-    *("gpt2", "gpt_neox", "apertus", "lfm2", "falcon_h1"),
-    *EXPERTS,
+    *("gpt2", "gpt_neox", "apertus", "lfm2"),
+    *ATTENTION,
 )
 OWN = {
     **{name: {"sliding_window": 64} for name in ("gemma2", "gemma3_text", "exaone4", "cohere2", "olmo3", "gpt_oss")},
@@ -68,8 +68,6 @@ OWN = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
-
-
 LIMIT = 600  # seconds of a run
 
 
@@ -102,7 +100,7 @@ def row(family: str, tokenizer: object) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             save_tiny(family, folder, tokenizer)
-            targets = r".*self_attn\.\w*proj\w*" if family in EXPERTS else "all-linear"
+            targets = r".*self_attn\.\w*proj\w*" if family in ATTENTION else "all-linear"
             two, one = (one_copy.in_child(trained, folder, targets, shares) for shares in (False, True))
         except Exception as error:
             return "", f"no tiny model, or a run that died or took more than {LIMIT} s: {first_line(error)}", ""
