@@ -494,12 +494,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        scaler = self.accelerator.scaler
-        may_overflow = float16.may_overflow(scaler, self._policy_loss)
+        scale = float16.loss_scale(self.accelerator, self.deepspeed)
+        may_overflow = float16.may_overflow(scale, self._policy_loss)
         skipped = self.nonfinite.seen(norm, may_overflow)
         self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
-        if scaler is not None:
-            self.add_metrics({metrics.LOSS_SCALE: scaler.get_scale(), metrics.OVERFLOWED: skipped and may_overflow})
+        if scale is not None:
+            self.add_metrics({metrics.LOSS_SCALE: scale, metrics.OVERFLOWED: skipped and may_overflow})
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
             model.zero_grad()
