@@ -6,10 +6,11 @@ on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn.functional import pad
 
 from grpo_math.grading import Verdict
@@ -127,6 +128,29 @@ def gather_rows(rows: Rows, accelerator: Any) -> Rows:
                 value = accelerator.pad_across_processes(value, dim=1, **sides)
             gathered[name] = accelerator.gather(value)
     return gathered
+
+
+def gather_needed_rows(
+    rows: Rows, needed: Sequence[Sequence[int]], columns: Mapping[str, int], accelerator: Any
+) -> tuple[Rows, dict[int, int]]:
+    """Send this rank's rows to the ranks that need them, and receive the rows that it needs. All ranks call this.
+
+    Rows are numbered over all ranks, each of which has equally many. ``needed`` has the numbers of each rank's rows,
+    ``columns`` the largest width of each tensor on any rank. Return the rows of this rank, and the position of each
+    number in them.
+    """
+    size, this = len(rows["advantages"]), accelerator.process_index
+    # What each rank sends to this one, and what this one sends to each.
+    sources = [[row for row in needed[this] if row // size == rank] for rank in range(len(needed))]
+    targets = [[row % size for row in of_rank if row // size == this] for of_rank in needed]
+    moved = select(padded(rows, columns), list(chain(*targets)))
+    if len(needed) > 1:
+        received, sent = list(map(len, sources)), list(map(len, targets))
+        for name, value in moved.items():
+            if is_per_row(value):
+                moved[name] = value.new_empty(len(needed[this]), *value.shape[1:])
+                distributed.all_to_all_single(moved[name], value.contiguous(), received, sent)
+    return moved, {row: position for position, row in enumerate(chain(*sources))}
 
 
 def widths(rows: Rows) -> dict[str, int]:

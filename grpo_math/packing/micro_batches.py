@@ -2,7 +2,8 @@
 
 A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
 computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
-(`losses.micro_batch_weight`) keep the gradient of the optimizer step.
+(`losses.micro_batch_weight`) keep the gradient of the optimizer step. The budget is halved when memory runs out, and
+the step is computed again.
 
 A row stays in its optimizer step.
 """
@@ -13,17 +14,29 @@ from itertools import chain
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import REDUCTIONS, micro_batch_weight
-from grpo_math.algorithm.rows import Rows, join, largest_widths, masked_row, scored, select, shortest, widths
-from grpo_math.packing.exchange import gather_needed_rows
+from grpo_math.algorithm.rows import (
+    Rows,
+    gather_needed_rows,
+    join,
+    largest_widths,
+    masked_row,
+    scored,
+    select,
+    shortest,
+    widths,
+)
+from grpo_math.errors import OutOfMemory
 from grpo_math.packing.pack import layout
-from grpo_math.packing.plan import over_steps, plan_micro_batches
+from grpo_math.packing.plan import over_steps, packed_tokens, plan_micro_batches
 
-Plan = list[list[int]]  # micro-batches as row numbers
+logger = get_logger(__name__)
+
 Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
 
 
@@ -98,10 +111,13 @@ class Splitter:
         """
         if self.whole:
             return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in of_trl]
-        # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
-        signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
-        signal = torch.stack(signals).tolist() if self.only_signal else [None] * len(of_trl)
-        layouts = [self._scored_layout(rows, has) for rows, has in zip(of_trl, signal, strict=True)]
+        layouts = [row_layout(rows) for rows in of_trl]
+        if self.only_signal:
+            # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
+            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
+            for (_, _, lengths), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
+                # The length of a completion that is skipped is 0.
+                lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
         by_step = REDUCTIONS[self.loss_type].over == "tokens"
         split = self._agree_on_split_by_step if by_step else self._gather_and_split
@@ -127,13 +143,6 @@ class Splitter:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
-
-    def _scored_layout(self, rows: Rows, signal: list[bool] | None) -> Layout:
-        """Return the layout of TRL's rows; the length of a completion that is skipped is 0."""
-        prompts, prompt_tokens, lengths = row_layout(rows)
-        if signal is not None:
-            lengths = [n if has else 0 for n, has in zip(lengths, signal, strict=True)]
-        return prompts, prompt_tokens, lengths
 
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
@@ -222,3 +231,62 @@ def row_layout(rows: Rows) -> Layout:
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
     return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))
+
+
+class TokenBudget:
+    """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
+
+    ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
+    """
+
+    def __init__(self, setting: int, splits: bool, is_single_process: bool) -> None:
+        self.setting = setting
+        self.splits = splits
+        self.is_single_process = is_single_process
+        self.halved_to: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.setting if self.halved_to is None else self.halved_to
+
+    def halve(self, several: int, largest: int, reason: str) -> int:
+        """Halve the budget and return it.
+
+        ``several``: the most tokens of a micro-batch with several completions, 0 if none has. ``largest``: the most
+        tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be split.
+
+        >>> TokenBudget(0, splits=True, is_single_process=True).halve(0, 70, "out of memory")
+        Traceback (most recent call last):
+        ...
+        grpo_math.errors.OutOfMemory: out of memory in an update of one completion, 70 tokens with its prompt: ...
+        """
+        tokens, reason = f"{largest} tokens", reason.splitlines()[0]
+        if not self.splits:
+            remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
+        elif not self.is_single_process:
+            # The others would not compute the step again. They would wait in a collective.
+            remedy = f"set max_tokens_per_micro_batch to {largest // 2}, or turn gradient_checkpointing on"
+        elif not several:
+            tokens = f"one completion, {tokens} with its prompt"
+            remedy = "turn gradient_checkpointing on, or lower max_completion_length"
+        else:
+            self.halved_to = several // 2
+            logger.warning(
+                f"Out of memory in an update of {several} tokens: max_tokens_per_micro_batch is now {self.tokens}."
+            )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return self.tokens
+        raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
+
+    def split(self, steps: Sequence[TrainingStep], splitter: Splitter, reason: str) -> None:
+        """Split the micro-batches of these training steps at half of the largest that can be split.
+
+        A step may be given twice: a micro-batch that fits is not split again.
+        """
+        all_rows = [micro_batch.rows for step in steps for micro_batch in step.micro_batches]
+        sizes = [(packed_tokens(*row_layout(rows)), len(rows["advantages"])) for rows in all_rows]
+        several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
+        budget = self.halve(several, max(sizes)[0], reason)
+        for step in steps:
+            step.micro_batches = list(chain(*(splitter.smaller(one, budget) for one in step.micro_batches)))

@@ -2,7 +2,7 @@
 
 Input and output are padded (`pack.py`). In between, each prompt is computed once, and padding is not computed.
 
-`budget.TokenBudget` has the token budget, which the update uses too.
+`micro_batches.TokenBudget` has the token budget, which the update uses too.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_math.packing import attention, recurrent
-from grpo_math.packing.budget import TokenBudget
+from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_first

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +33,6 @@ class StepMeter:
         self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout_tokens = state["rollout_tokens"]
-        self.tokens_per_step = state["tokens_per_step"]
 
     def report_first(self, completions: int, by_verdict: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.

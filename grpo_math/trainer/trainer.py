@@ -43,8 +43,7 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
-from grpo_math.packing.budget import TokenBudget
-from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
+from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TokenBudget, TrainingStep
 from grpo_math.rewards import REWARDS, completion_text
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer
 from grpo_math.rewards.guard import checked
@@ -442,31 +441,33 @@ class MathGRPOTrainer(GRPOTrainer):
             self._dry_run_due = False
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
         number = self._step % self.args.steps_per_generation  # of this training step in its rollout
-        # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
-        loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
-        while failure is not None:
+        failure: str | None = None
+        while True:
+            try:
+                if failure is not None:
+                    self._repeat(model)
+                # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
+                loss = super().training_step(model, inputs, num_items_in_batch)
+                break
+            except torch.OutOfMemoryError as error:
+                # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
+                if not self._is_split:
+                    raise
+                # As text, because the error's traceback keeps the activations alive.
+                failure = str(error)
             # The rows of later optimizer steps would not fit either.
             self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
-            step = self._buffered_inputs[number]
-            training_step = partial(super().training_step, model, step, num_items_in_batch)
-            loss, failure = self._attempt(partial(self._repeat, model, training_step))
+            inputs = self._buffered_inputs[number]
         if self._is_split:
-            self._finish_training_step(self._buffered_inputs[number])
+            self._optimizer_step.done.append(self._buffered_inputs[number])
+            # The optimizer's step follows: the next training step is the first of another optimizer step.
+            if self.accelerator.sync_gradients:
+                self._reduce_figures(self._optimizer_step.figures, len(self._optimizer_step.done))
+                self._optimizer_step = OptimizerStep()
         return loss
 
-    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
-        """Return the loss, or the reason why memory ran out."""
-        try:
-            return step(), None
-        except torch.OutOfMemoryError as error:
-            # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
-            if not self._is_split:
-                raise
-            # As text, because the error's traceback keeps the activations alive.
-            return None, str(error)
-
-    def _repeat(self, model: Any, training_step: Callable[[], Tensor]) -> Tensor:
-        """Compute the optimizer step again, up to this training step.
+    def _repeat(self, model: Any) -> None:
+        """Compute the earlier training steps of this optimizer step again.
 
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
@@ -475,17 +476,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self._optimizer_step.figures = StepFigures()
         for step in self._optimizer_step.done:
             self.accelerator.backward(self._compute_loss(model, step))
-        return training_step()
-
-    def _finish_training_step(self, step: TrainingStep) -> None:
-        done, figures = self._optimizer_step.done, self._optimizer_step.figures
-        done.append(step)
-        # The optimizer's step follows: the next training step is the first of another optimizer step.
-        if self.accelerator.sync_gradients:
-            figures.skipped_rows = sum(one.skipped_rows for one in done)
-            figures.skipped_tokens = sum(one.skipped_tokens for one in done)
-            self._reduce_figures(figures, len(done))
-            self._optimizer_step = OptimizerStep()
 
     @property
     def _is_split(self) -> bool:
@@ -545,7 +535,10 @@ class MathGRPOTrainer(GRPOTrainer):
         """Return the loss of a training step, for the last backward pass. Earlier micro-batches have theirs here."""
         self._gradients.allocate()
         if isinstance(inputs, TrainingStep):
-            loss_of = partial(self._micro_batch_loss, model, self._optimizer_step.figures)
+            figures = self._optimizer_step.figures
+            figures.skipped_rows += inputs.skipped_rows
+            figures.skipped_tokens += inputs.skipped_tokens
+            loss_of = partial(self._micro_batch_loss, model, figures)
             return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
         if self._takes_trls_loss():
             return super()._compute_loss(model, inputs)
