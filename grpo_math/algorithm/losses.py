@@ -308,8 +308,12 @@ def try_surrogate(name: str) -> None:
     # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
     rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
-        reason = "gives a completion a different loss in a batch than alone"
-        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
+        raise ConfigError(
+            "surrogate",
+            name,
+            "gives a completion a different loss in a batch than alone",
+            "reduce within a row only: batches are regrouped",
+        )
 
 
 def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:

@@ -115,8 +115,12 @@ def refuse_ungraded(data: Any, field: str, value: float) -> None:
     # Without known columns, the first rollout shows if there are verdicts.
     columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
     if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
-        reason = f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict"
-        raise ConfigError(field, value, reason, "leave it at 0")
+        raise ConfigError(
+            field,
+            value,
+            f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict",
+            "leave it at 0",
+        )
 
 
 def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, Any]]:
@@ -243,17 +247,20 @@ class Resampler(PromptPool):
         rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept["num_items_in_batch"] = scored(kept).sum()
-        left = len(uniform_groups(right, self.size))
-        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
-        rows_of_rank = select(kept, range(rank * n, (rank + 1) * n))
-        return Rollout(rows_of_rank, rewards, None), {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups}
+        counts: dict[str, float] = {
+            metrics.PROMPTS_DRAWN: drawn,
+            metrics.PROMPTS_KEPT: groups - len(uniform_groups(right, self.size)),
+            metrics.PROMPTS_THROWN_AWAY: drawn - groups,
+        }
+        return Rollout(select(kept, range(rank * n, (rank + 1) * n)), rewards, None), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
         """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
         if it could not be graded; and the columns of the table of completions."""
         if rollout.verdicts is None:
-            reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
-            raise UserError(f"resample_groups: {reason}")
+            raise UserError(
+                f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
+            )
         right = right_or_wrong(rollout.verdicts)
         rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.

@@ -228,22 +228,25 @@ def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
 
 def row_layout(rows: Rows) -> Layout:
     """Return `pack.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))
+    return layout(
+        torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+        torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+        rows["completion_ids"].size(1),
+        rows.get("group"),
+    )
 
 
+@dataclass
 class TokenBudget:
     """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
 
     ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
     """
 
-    def __init__(self, setting: int, splits: bool, is_single_process: bool) -> None:
-        self.setting = setting
-        self.splits = splits
-        self.is_single_process = is_single_process
-        self.halved_to: int | None = None
+    setting: int
+    splits: bool
+    is_single_process: bool
+    halved_to: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -284,8 +287,11 @@ class TokenBudget:
 
         A step may be given twice: a micro-batch that fits is not split again.
         """
-        all_rows = [micro_batch.rows for step in steps for micro_batch in step.micro_batches]
-        sizes = [(packed_tokens(*row_layout(rows)), len(rows["advantages"])) for rows in all_rows]
+        sizes = [
+            (packed_tokens(*row_layout(one.rows)), len(one.rows["advantages"]))
+            for step in steps
+            for one in step.micro_batches
+        ]
         several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
         budget = self.halve(several, max(sizes)[0], reason)
         for step in steps:

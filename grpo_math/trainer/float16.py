@@ -32,8 +32,12 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             if not is_peft_model(model):
-                reason = f"cannot scale the gradients of {settings['dtype']} weights"
-                raise ConfigError("fp16", True, reason, "load the model in float32, or train an adapter")
+                raise ConfigError(
+                    "fp16",
+                    True,
+                    f"cannot scale the gradients of {settings['dtype']} weights",
+                    "load the model in float32, or train an adapter",
+                )
             parameter.data = parameter.data.float()
 
 

@@ -48,8 +48,7 @@ class StepMeter:
         # Phases are nested (grading within scoring). Inner seconds are subtracted so that phases add up to the step.
         started, before = time.perf_counter(), self._spent()
         yield
-        others = self._spent() - before
-        self.log()[name].append(time.perf_counter() - started - others)
+        self.log()[name].append(time.perf_counter() - started - (self._spent() - before))
 
     def _spent(self) -> float:
         """Return the seconds of all phases since the last log line."""
@@ -136,11 +135,15 @@ def first_rollout(
     seconds = rollouts * sum(sum(log.get(phase, ())) for phase in metrics.PHASES)
     lines = [f"first rollout: {', '.join(figures)}, {seconds:.1f} s a step + update"]
     if last[metrics.TRUNCATED] > 0.5:
-        remedy = "raise max_completion_length, or ask for shorter answers"
-        lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
+        lines.append(
+            f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: "
+            "raise max_completion_length, or ask for shorter answers"
+        )
     if by_verdict and last.get(metrics.ACCURACY) == 0:
-        remedy = "read them with grpo-math report RUN, or take easier problems"
-        lines.append(f"warning: none of the first {count} completions is correct: {remedy}")
+        lines.append(
+            f"warning: none of the first {count} completions is correct: "
+            "read them with grpo-math report RUN, or take easier problems"
+        )
     return lines
 
 
@@ -151,8 +154,9 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
     1.0
     """
     least, most = (rewards.where(~rewards.isnan(), bound) for bound in (torch.inf, -torch.inf))
-    of_advantages = (advantages.mean(), advantages.std(correction=0))
-    mean, deviation, low, high = torch.stack([*of_advantages, least.min(), most.max()]).tolist()
+    mean, deviation, low, high = torch.stack(
+        [advantages.mean(), advantages.std(correction=0), least.min(), most.max()]
+    ).tolist()
     log = {metrics.ADVANTAGE_MEAN: mean, metrics.ADVANTAGE_STD: deviation}
     if low <= high:  # else no completion was graded
         log |= {metrics.REWARD_MIN: low, metrics.REWARD_MAX: high}

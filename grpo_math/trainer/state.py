@@ -56,12 +56,11 @@ BATCH_SETTINGS = (
 
 def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return what `restore` needs; after `agree_on_saved_state`, in plain types and tensors."""
-    args, logs = trainer.args, trainer.table
+    logs, generation = trainer.table, getattr(trainer, "vllm_generation", None)
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
     table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
-    steps = trainer._buffered_inputs or ()
-    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in steps]
+    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in trainer._buffered_inputs or ()]
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
@@ -71,9 +70,9 @@ def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         },
         # Between two rollouts there is nothing to save: the next step samples.
         "rollout": rollout if trainer.in_rollout else None,
-        "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
-        "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
-        "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
+        "batch_settings": [getattr(trainer.args, name) for name in BATCH_SETTINGS],
+        "sampled": getattr(generation, "rollouts", 0),
+        "asked": getattr(generation, "asked", None),
         "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer.step_metrics.items()},
         "table": json.dumps(table, default=plain) if trainer.log_completions else None,
