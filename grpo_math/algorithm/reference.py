@@ -168,5 +168,4 @@ def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
     """Return a context in which ZeRO-3's split parameters are whole. It keeps what rank 0 writes to them."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
-    zero: Any = import_module("deepspeed").zero
-    return zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)
+    return import_module("deepspeed").zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)

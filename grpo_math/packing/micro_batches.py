@@ -55,9 +55,12 @@ class MicroBatch:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
-        rows = state["rows"]
         # A checkpoint of 0.2.0.dev may have masked rows next to others, which have no other effect.
-        return cls(rows, state["weight"], state.get("completions", int(scored(rows).any(dim=1).sum())))
+        return cls(
+            rows=state["rows"],
+            weight=state["weight"],
+            completions=state.get("completions", int(scored(state["rows"]).any(dim=1).sum())),
+        )
 
 
 @dataclass
@@ -119,9 +122,10 @@ class Splitter:
                 # The length of a completion that is skipped is 0.
                 lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
-        by_step = REDUCTIONS[self.loss_type].over == "tokens"
-        split = self._agree_on_split_by_step if by_step else self._gather_and_split
-        micro_batches = split(of_trl, layouts, budget)
+        if REDUCTIONS[self.loss_type].over == "tokens":
+            micro_batches = self._agree_on_split_by_step(of_trl, layouts, budget)
+        else:
+            micro_batches = self._gather_and_split(of_trl, layouts, budget)
         # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(micro_batches):
             micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
@@ -162,11 +166,10 @@ class Splitter:
     def _gather_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
-        columns = [list(chain(*column)) for column in zip(*layouts, strict=True)]
         # Sizes first: a group may be computed on another rank, and only its rows move there.
-        of_ranks = gather_object([(columns, widths(local))])
-        all_columns = zip(*(sizes for sizes, _ in of_ranks), strict=True)
-        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in all_columns)
+        of_ranks = gather_object([(layouts, widths(local))])
+        all_layouts = chain(*(of_rank for of_rank, _ in of_ranks))
+        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
         wide = largest_widths([of_rank for _, of_rank in of_ranks])
         budget = budget or _padded_tokens(wide, n_rows)
         plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(of_ranks))
@@ -187,8 +190,9 @@ class Splitter:
             # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
             return MicroBatch(masked_row(rows), 0.0, 0)
         selected = select(rows, index)
-        weight = micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens)
-        return MicroBatch(selected, weight, len(index))
+        return MicroBatch(
+            selected, micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens), completions=len(index)
+        )
 
     def accumulate(
         self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
@@ -277,8 +281,7 @@ class TokenBudget:
             logger.warning(
                 f"Out of memory in an update of {several} tokens: max_tokens_per_micro_batch is now {self.tokens}."
             )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -276,9 +275,9 @@ class PackedScorer:
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
         if aux_loss:
             # TRL weights the tokens of the auxiliary loss by this mask.
-            counts = list(chain.from_iterable(group.multiplicity() for group in row.groups))
-            weights = torch.tensor(counts, dtype=torch.float32)[None, None, None]
-            more = {"output_router_logits": True, "attention_mask": weights.to(ids.device, non_blocking=True)}
+            counts = torch.tensor([n for group in row.groups for n in group.multiplicity()], dtype=torch.float32)
+            weights = counts[None, None, None].to(ids.device, non_blocking=True)
+            more = {"output_router_logits": True, "attention_mask": weights}
         else:
             more = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
         with self.accelerator.autocast():

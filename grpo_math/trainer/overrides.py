@@ -35,9 +35,10 @@ def sees_rows(trainer: object) -> bool:
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
     script may also replace a method of TRL's class.
     """
-    owners = (trainer, *type(trainer).__mro__)
     others = [
-        name for name in ROW_METHODS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))
+        name
+        for name in ROW_METHODS
+        if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
     ]
     if others:
         logger.warning_once(

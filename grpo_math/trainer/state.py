@@ -169,9 +169,8 @@ def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 def remember_step(trainer: "MathGRPOTrainer") -> None:
     """Take the snapshot of a step that has just been completed, unless the step has a snapshot or a checkpoint."""
-    step = trainer.state.global_step
     # Never a second one: the next step may be under way.
-    if step != trainer.saved_step and (trainer.last_step is None or trainer.last_step["step"] != step):
+    if trainer.state.global_step not in (trainer.saved_step, trainer.last_step and trainer.last_step["step"]):
         trainer.last_step = snapshot(trainer)
 
 

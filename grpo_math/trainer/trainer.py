@@ -346,6 +346,14 @@ class MathGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * n
         return slice(first, first + n)
 
+    def _local_groups(self, n: int) -> list[int]:
+        """Return the number of the group of each of this rank's ``n`` rows. A resampled rollout continues the numbers.
+
+        TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
+        """
+        rows = range(n * self.accelerator.num_processes)[self._local_rows(n)]
+        return [self._first_group + row // self.group_size for row in rows]
+
     def _gather_brevity(self, rewards: Tensor) -> None:
         """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
         if self._grades is None or REWARDS["brevity"] not in self.reward_funcs:
@@ -358,11 +366,10 @@ class MathGRPOTrainer(GRPOTrainer):
     def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
         """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
         # TRL has gathered the rewards of all ranks. It gathers the columns when `_calculate_rewards` has returned.
-        local = self._local_rows(len(inputs))
-        sums = weighted(rewards[local], self.reward_weights.to(rewards.device))
-        # A resampled rollout continues the numbers of the groups.
-        groups = (self._first_group + row // self.group_size for row in range(local.start, local.stop))
-        columns = table.completion_columns(inputs, groups, grades, sums, ids, self.endings.is_truncated)
+        sums = weighted(rewards[self._local_rows(len(inputs))], self.reward_weights.to(rewards.device))
+        columns = table.completion_columns(
+            inputs, self._local_groups(len(inputs)), grades, sums, ids, self.endings.is_truncated
+        )
         for name, values in columns.items():
             if name not in (*self._pending_extra_logs, *self.reward_func_names):
                 self._log_completion_extra(name, values)
@@ -418,7 +425,6 @@ class MathGRPOTrainer(GRPOTrainer):
         return output
 
     def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
-        first, n = self._first_group, len(inputs)
         calculate, results = self._calculate_rewards, list[Tensor]()
 
         def calculated(*arguments: Any) -> Tensor:
@@ -430,10 +436,8 @@ class MathGRPOTrainer(GRPOTrainer):
         with replaced(self, _calculate_rewards=calculated):
             rows = super()._generate_and_score_completions(inputs)
         rewards = results[0]
+        rows["group"] = torch.tensor(self._local_groups(len(inputs)), device=rows["advantages"].device)
         self._first_group += len(rewards) // self.group_size
-        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
-        numbers = torch.arange(n, device=rows["advantages"].device) + n * self.accelerator.process_index
-        rows["group"] = first + numbers // self.group_size
         if self._grades is None:
             return Rollout(rows, rewards, None)
         # A row that names no format, as in most scripts, asks for none.
