@@ -142,6 +142,6 @@ def longest_prompt(trainer: "MathGRPOTrainer", step_rows: Sequence[dict[str, Any
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
-    environments = [columns["environment"][row] if trainer._multi_environment else None]
-    with replaced(trainer, _batch_environments=environments):
+    environment = columns["environment"][row] if trainer._multi_environment else None
+    with replaced(trainer, _batch_environments=[environment]):
         return trainer.prompt_tokens([prompts[row]])[0]

@@ -215,22 +215,30 @@ class MathGRPOTrainer(GRPOTrainer):
         self.add_callback(reference)
         return reference
 
+    def _has_unused_parameters(self) -> bool:
+        """Return True if DDP has to look for parameters without a gradient. It warns if it looks and finds none."""
+        # Text leaves the vision tower of a model unused.
+        unused = bool(set(self.model.config.sub_configs) - {"text_config"})
+        kwargs = self.args.gradient_checkpointing_kwargs or {}
+        reentrant = self.args.gradient_checkpointing and kwargs.get("use_reentrant")
+        if (
+            unused
+            and reentrant
+            and self.accelerator.num_processes > 1
+            and all(p.requires_grad for p in self.model.parameters())
+        ):
+            raise ConfigError(
+                "gradient_checkpointing_kwargs",
+                kwargs,
+                "DDP cannot train a model whose vision tower gets no gradient",
+                "set use_reentrant to false",
+            )
+        return unused and not reentrant
+
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            model, kwargs = self.model, self.args.gradient_checkpointing_kwargs or {}
-            unused = bool(set(model.config.sub_configs) - {"text_config"})
-            if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
-                unused = False
-                if accelerator.num_processes > 1 and all(p.requires_grad for p in model.parameters()):
-                    raise ConfigError(
-                        "gradient_checkpointing_kwargs",
-                        kwargs,
-                        "DDP cannot train a model whose vision tower gets no gradient",
-                        "set use_reentrant to false",
-                    )
-            accelerator.ddp_handler.find_unused_parameters = unused
+            accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         config = models[0].config.get_text_config()
         if self.aux_loss_enabled and not hasattr(config, "num_experts"):
