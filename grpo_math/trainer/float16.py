@@ -39,11 +39,3 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
                     "load the model in float32, or train an adapter",
                 )
             parameter.data = parameter.data.float()
-
-
-def may_overflow(scaler: Any, loss: float) -> bool:
-    """Return True if the loss scale may be the reason for a gradient that is not finite.
-
-    With an infinite loss, or a scale that does not enlarge the gradients, the reason is another one.
-    """
-    return scaler is not None and scaler.get_scale() > 1 and abs(loss) < torch.inf

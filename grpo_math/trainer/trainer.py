@@ -532,7 +532,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
         scaler = self.accelerator.scaler
-        may_overflow = float16.may_overflow(scaler, self._policy_loss)
+        # With an infinite loss, or a scale that does not enlarge the gradients, the scale is not the reason for a
+        # gradient that is not finite.
+        may_overflow = scaler is not None and scaler.get_scale() > 1 and abs(self._policy_loss) < math.inf
         skipped = self.nonfinite.seen(norm, may_overflow)
         self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
         if scaler is not None:
