@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     streams.ready()
     try:
         code = _run(argv)
-        # Here, so that a closed pipe is noticed inside this block and not when the interpreter exits.
+        # Flushing notices a closed pipe inside this block, and not when the interpreter exits.
         sys.stdout.flush()
         return code
     except UserError as error:

@@ -34,7 +34,7 @@ FILE = "reference/weights.safetensors"
 class Reference(TrainerCallback):
     """Copies a policy to its reference after every ``steps`` optimizer steps.
 
-    ``policy`` is not wrapped by DDP, DeepSpeed or torch.compile, which changes the names that pairs are found by.
+    ``policy`` is not wrapped by DDP, DeepSpeed or torch.compile, which rename the parameters; pairs are found by name.
     ``model`` is the reference model, or None if ``policy`` is a `PeftModel`, which then gets the adapter ``ref``, a
     copy of its current adapter. With ``steps`` 0 nothing is copied: TRL's ``sync_ref_model`` moves the reference, which
     is saved and loaded here.

@@ -107,7 +107,7 @@ def push_finished(
 def contents(
     run_dir: Path, repo_id: str, checkpoint: str | None = None, base_model: str | None = None, api: Any = None
 ) -> dict[str, Path | bytes]:
-    """Return the files of the repository by name: a path, or the content. ``api`` is asked for the base's licence."""
+    """Return the files of the repository by name: a path, or the content. The base's licence comes from ``api``."""
     if (saved := weights_in(named(run_dir, checkpoint))) is None:
         reason, remedy = "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)

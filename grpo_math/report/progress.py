@@ -67,7 +67,7 @@ def spent(run: RunDir) -> dict[str, float]:
 
 
 def total(run: RunDir, key: str) -> float:
-    """Return the sum of a metric over the steps of a run. A line has the mean of the steps since the one before."""
+    """Return the sum of a metric over the steps of a run. A line has the mean of the steps since the last line."""
     rows = [row for row in run.history if metrics.SECONDS_STEP in row]
     steps = [0, *(row[metrics.STEP] for row in rows)]
     return sum((row[metrics.STEP] - before) * row.get(key, 0.0) for row, before in zip(rows, steps, strict=False))

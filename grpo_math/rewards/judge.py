@@ -6,8 +6,8 @@ is one boolean of a schema. A yes to an answer that contains words counts only i
 against a false reference (`decoy`).
 
 Does not guess: the reward is None if the judge cannot be reached or understood, or accepts both references. TRL leaves
-None out of the group's mean. Does not make a weak judge strong: an answer that persuades it with the true reference
-only still passes.
+None out of the group's mean. A weak judge stays weak: a wrong answer passes if it convinces the judge beside the true
+reference and not beside the other one.
 """
 
 import functools

@@ -38,7 +38,7 @@ def hold(run_dir: Path) -> None:
     file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
     try:
         while not _locked(file, fcntl.LOCK_EX):
-            # A report that calls `owner` at this moment has the lock for an instant, and is not a run.
+            # A report that calls `owner` holds the lock for a moment, and is not a run.
             if other := owner(run_dir):
                 remedy = "wait until it has ended, or name another folder"
                 raise ConfigError("output_dir", str(run_dir), f"is in use: {other} trains there", remedy)

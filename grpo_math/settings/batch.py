@@ -2,7 +2,7 @@
 
     prompts x completions of each = rows of a step = processes x rows at a time x accumulation steps
 
-TRL takes the right-hand side, and the user has to compute the left. Here either side can be given. A batch that does
+TRL takes the right-hand side, and the user has to compute the left. grpo_math accepts either side. A batch that does
 not divide evenly is refused before TRL refuses it; the error gives the nearest valid value.
 
 The caller gives a limit of the rows that fit into memory. fields.py checks types and ranges.

@@ -128,7 +128,7 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
     kinds |= {"bool"} if name in OR_BOOL else set()
-    # A text would be a path, or an invalid mapping.
+    # The annotation allows a text, but only a mapping is valid.
     kinds -= {"str"} if name.endswith("_kwargs") else set()
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     stated: dict[str | None, Any] = {"default": value}

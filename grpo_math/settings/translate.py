@@ -90,7 +90,7 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     ours = dict(fields)
     config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
     several = ours.pop("dataset_configs", None) or []
-    # A list in older recipes. Several make a name that no set has, so that the error shows them.
+    # Older recipes have a list. Several names are joined; no set has that name, and the error shows it.
     config = config or (several if isinstance(several, str) else ",".join(map(str, several)))
     # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):

@@ -41,7 +41,7 @@ def layers() -> dict[str, int]:
     """Return what the kernel supports: Landlock's version (below 1: none) and seccomp (0 or 1)."""
     # With the flag 1, the call creates nothing and returns the version.
     landlock = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
-    # A kernel with filters tries to read one at address 0.
+    # A kernel that has seccomp filters tries to read a filter at address 0, and fails with EFAULT.
     libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None)
     return {"landlock": landlock, "seccomp": int(ctypes.get_errno() == errno.EFAULT)}
 

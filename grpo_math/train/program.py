@@ -112,7 +112,8 @@ def _build_settings(read: recipe.Recipe) -> Settings:
 def _refuse_separate_processes() -> None:
     """Raise `ConfigError` if accelerate started several processes that are not connected.
 
-    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train on its own, into one folder.
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI. Each process would train alone, and all would
+    write into one folder.
     """
     ranks = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
     launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
@@ -188,7 +189,7 @@ class TrainingRun:
         # A setting that cannot be sampled is refused here.
         _ = [self.sampling(one) for one in setup.problems.during]
         rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
-        # From here on a folder or a name on the Hub, as config.yaml keeps it.
+        # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         broadcast_from_main(lambda: check_weights(path))

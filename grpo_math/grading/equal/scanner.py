@@ -1,4 +1,4 @@
-r"""The position in a text that is parsed: what is next, and the numbers there.
+r"""A position in the text that is parsed: reads the next token or number there.
 
 >>> Scanner("1 1/2", True).number(), Scanner("<= 3", True).take("<", "<=")
 (Number(value=Fraction(3, 2)), '<')
