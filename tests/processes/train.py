@@ -165,7 +165,7 @@ def train(kind, model, folder, name, given):
         "reduce_scatters": _fsdp_param_group.foreach_reduce.calls,  # fsdp_on_cpu.py counts
         "saved": callback.saved,
         "best": trainer.state.best_global_step,
-        "unsolved": rank_state(trainer).get("unsolved"),
+        "unsolved": rank_state(trainer)["unsolved"] if getattr(trainer, "unsolved", None) else None,
         "position": trainer.resampler.position if getattr(trainer, "resampler", None) else None,
     }
     (folder / f"{name}.{rank}.json").write_text(json.dumps(details))
