@@ -129,7 +129,7 @@ def gather_needed_rows(
     number in them.
     """
     size, this = len(rows["advantages"]), accelerator.process_index
-    # What each rank sends to this one, and what this one sends to each.
+    # The rows that each rank sends to this one, and the rows that this one sends to each.
     sources = [[row for row in needed[this] if row // size == rank] for rank in range(len(needed))]
     targets = [[row % size for row in of_rank if row // size == this] for of_rank in needed]
     moved = select(padded(rows, columns), list(chain(*targets)))

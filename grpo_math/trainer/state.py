@@ -36,7 +36,7 @@ ATTRIBUTES = (
     "entropy_coef",
     "_last_world_entropy",
 )
-# Attributes of the trainer's collaborators.
+# Attributes of the trainer's collaborators. Existing checkpoints contain these names.
 COLLABORATORS = {
     "meter": ("rollout_tokens", "tokens_per_step"),
     "nonfinite": ("in_a_row",),
