@@ -162,21 +162,21 @@ def advantages(
     exact = rewards.to("cpu", torch.float64)
     if is_user_function(baseline):
         values = tensor_from("baseline", baseline, exact, exact.clone())
-        # A missing reward has advantage 0, even if the function returns another number for it.
-        return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
-    if baseline == "pass_at_k":
+    elif baseline == "pass_at_k":
         _refuse(exact[~exact.isnan() & (exact != 0) & (exact != 1)], "baseline", baseline, "a reward of 0 or 1")
-        return pass_at_k(exact, k).masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
-    if scale == "mean":
-        _refuse(exact[exact < 0], "scale_rewards", scale, "rewards of 0 or more")
-        eps = 0.0
-    values = exact - BASELINES[baseline](exact)
-    # TRL always divides by deviation + eps. A deviation of zero is skipped here, because an eps of 1e-6 would multiply
-    # rounding errors by a million.
-    if scale != "none":
-        deviation = SCALES[scale](exact)
-        values = torch.where(deviation > 0, values / (deviation + eps), values)
-    return values.nan_to_num(nan=0.0).to(rewards)
+        values = pass_at_k(exact, k)
+    else:
+        values = exact - BASELINES[baseline](exact)
+        if scale == "mean":
+            _refuse(exact[exact < 0], "scale_rewards", scale, "rewards of 0 or more")
+            eps = 0.0
+        # TRL always divides by deviation + eps. A deviation of zero is skipped here, because an eps of 1e-6 would
+        # multiply rounding errors by a million.
+        if scale != "none":
+            deviation = SCALES[scale](exact)
+            values = torch.where(deviation > 0, values / (deviation + eps), values)
+    # A missing reward has advantage 0, even if a function returns another number for it.
+    return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
 
 
 def _refuse(bad: Tensor, field: str, value: str, needed: str) -> None:

@@ -67,9 +67,10 @@ def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     weights = rows["importance_sampling_ratio"].float() * mask
     # TRL's mask modes set a weight outside the bounds to exactly 0.
     dropped = (weights == 0) * mask
-    columns = (mask, weights, dropped, differences)
     # (B of all ranks, 4): all sums in one gather.
-    sums = accelerator.gather(torch.stack([column.sum(dim=1) for column in columns], dim=1))
+    sums = accelerator.gather(
+        torch.stack([column.sum(dim=1) for column in (mask, weights, dropped, differences)], dim=1)
+    )
     # A completion that is masked as a whole has no tokens to divide by.
     tokens, weights, dropped, differences = sums[sums[:, 0] > 0].unbind(dim=1)
     if not len(tokens):

@@ -45,13 +45,12 @@ class Endings:
         lengths, truncated = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.
         ended = lengths[truncated == 0].float() if not truncated.all() else torch.zeros(1)
-        values = {
-            metrics.TRUNCATED: truncated.float().mean(),
-            metrics.ENDED_MEAN: ended.mean(),
-            metrics.ENDED_MIN: ended.min(),
-            metrics.ENDED_MAX: ended.max(),
+        return {
+            metrics.TRUNCATED: truncated.float().mean().item(),
+            metrics.ENDED_MEAN: ended.mean().item(),
+            metrics.ENDED_MIN: ended.min().item(),
+            metrics.ENDED_MAX: ended.max().item(),
         }
-        return {name: value.item() for name, value in values.items()}
 
     def gather_masked(self, rows: Rows, accelerator: Any) -> Rows:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
@@ -60,8 +59,7 @@ class Endings:
         mask = rows["completion_mask"]
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
         complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
-        complete_mask = torch.tensor(complete, device=mask.device)[:, None].to(mask.dtype)
         # TRL masks tool_mask too. Only the product of both masks is used.
-        rows = {**rows, "completion_mask": mask * complete_mask}
+        rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}
         # TRL's dapo loss divides by the tokens of all ranks.
         return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}

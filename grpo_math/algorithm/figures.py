@@ -5,7 +5,7 @@ and divided once. In one unsplit micro-batch the figures equal TRL's.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,6 @@ from grpo_math.run import metrics
 # Figures that are the smallest or the largest share of a completion's tokens.
 LOWEST = {metrics.CLIP_LOWEST: metrics.CLIP_LOW}
 HIGHEST = {metrics.CLIP_HIGHEST: metrics.CLIP_HIGH}
-
-
-class StepMeans(NamedTuple):
-    """The logged figures of an optimizer step, the mean loss of its training steps before the entropy bonus, and the
-    mean entropy that the bonus is computed from."""
-
-    figures: dict[str, float]
-    policy_loss: float
-    entropy: float
 
 
 @dataclass
@@ -67,12 +58,18 @@ class StepFigures:
                     # A completion without a token has no share: NaN, which `fmax` leaves out.
                     shares = loss.clipped[of].to(loss.loss.dtype)
                     shares = shares[:, 0] if of in self.by_row else (shares * mask).sum(dim=1) / mask.sum(dim=1)
-                    lowest = shares.new_full((), -torch.inf)
-                    largest = (sign * shares[:rows]).nan_to_num(nan=-torch.inf).amax() if rows else lowest
+                    largest = (
+                        (sign * shares[:rows]).nan_to_num(nan=-torch.inf).amax()
+                        if rows
+                        else shares.new_full((), -torch.inf)
+                    )
                     self.extremes[name] = torch.fmax(self.extremes.get(name, largest), largest)
 
-    def reduce_means(self, accelerator: Any, training_steps: int) -> StepMeans:
+    def reduce_means(self, accelerator: Any, training_steps: int) -> tuple[dict[str, float], float, float]:
         """Return the figures of all ranks, which all call this, after a step of ``training_steps`` training steps.
+
+        Return also the mean loss of the training steps before the entropy bonus, and the mean entropy that the bonus is
+        computed from.
 
         >>> from types import SimpleNamespace
         >>> figures, ones = StepFigures(skipped_tokens=2), torch.ones(1, 2)
@@ -82,11 +79,18 @@ class StepFigures:
         >>> figures.reduce_means(SimpleNamespace(device="cpu", num_processes=1, gather=lambda sums: sums), 1)[0]
         {'kl': 0.5, 'clip_ratio/high_mean': 0.25, 'clip_ratio/high_max': 0.5}
         """
-        counts = (self.skipped_rows, self.rows, self.skipped_tokens, self.tokens)
-        values = [*counts, self.policy_loss, *self.entropy_sums, *self.sums.values(), *self.extremes.values()]
+        values = [
+            self.skipped_rows,
+            self.rows,
+            self.skipped_tokens,
+            self.tokens,
+            self.policy_loss,
+            *self.entropy_sums,
+            *self.sums.values(),
+            *self.extremes.values(),
+        ]
         # One gather and one transfer for all, because each transfer makes the CPU wait for the GPU.
-        device = accelerator.device
-        local = torch.stack([torch.as_tensor(value, dtype=torch.float32, device=device) for value in values])
+        local = torch.stack([torch.as_tensor(one, dtype=torch.float32, device=accelerator.device) for one in values])
         of_ranks = accelerator.gather(local[None])
         sums, largest = torch.stack([of_ranks.sum(dim=0), of_ranks.amax(dim=0)]).tolist()
         skipped_rows, rows, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *totals = sums
@@ -97,5 +101,4 @@ class StepFigures:
         for name, value in zip(self.extremes, largest[len(largest) - len(self.extremes) :], strict=True):
             value = -value if name in LOWEST else value
             figures[name] = value if abs(value) < torch.inf else torch.nan
-        mean_loss = policy_loss / accelerator.num_processes / training_steps
-        return StepMeans(figures, mean_loss, entropy / max(entropy_tokens, 1.0))
+        return figures, policy_loss / accelerator.num_processes / training_steps, entropy / max(entropy_tokens, 1.0)

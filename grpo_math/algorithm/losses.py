@@ -222,9 +222,8 @@ def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     >>> cispo(inputs, logps.exp(), LossSettings(epsilon_high=1.5)).values
     tensor([[ 0.3466, -1.0397]])
     """
-    weight = ratio.clamp(max=settings.epsilon_high).detach()
-    is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
-    return Surrogate(-weight * inputs.advantages * inputs.logps, {metrics.CISPO_CLIPPED: is_clipped})
+    values = -ratio.clamp(max=settings.epsilon_high).detach() * inputs.advantages * inputs.logps
+    return Surrogate(values, {metrics.CISPO_CLIPPED: (ratio > settings.epsilon_high) & (inputs.advantages > 0)})
 
 
 def sapo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -234,8 +233,7 @@ def sapo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     >>> sapo(inputs, torch.ones(1, 1), LossSettings(sapo_temperature_pos=2.0)).values
     tensor([[-1.]])
     """
-    temperatures = (settings.sapo_temperature_pos, settings.sapo_temperature_neg)
-    temperature = torch.where(inputs.advantages > 0, *temperatures)
+    temperature = torch.where(inputs.advantages > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg)
     return Surrogate(-torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * inputs.advantages)
 
 
@@ -308,8 +306,12 @@ def try_surrogate(name: str) -> None:
     # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
     rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
-        reason = "gives a completion a different loss in a batch than alone"
-        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
+        raise ConfigError(
+            "surrogate",
+            name,
+            "gives a completion a different loss in a batch than alone",
+            "reduce within a row only: batches are regrouped",
+        )
 
 
 def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:

@@ -86,8 +86,12 @@ class Reference(TrainerCallback):
         """Load the reference, on every rank."""
         if not (folder / FILE).exists():
             name, value = ("reference_refresh_steps", self.steps) if self.steps else ("sync_ref_model", True)
-            reason = f"cannot continue from {folder}, a checkpoint without a reference that has moved"
-            raise ConfigError(name, value, reason, "leave it out")
+            raise ConfigError(
+                name,
+                value,
+                f"cannot continue from {folder}, a checkpoint without a reference that has moved",
+                "leave it out",
+            )
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
                 with _whole([target], writes=True):
@@ -109,9 +113,12 @@ class Reference(TrainerCallback):
 def refuse_lost_reference(folder: Path) -> None:
     """Raise `ConfigError` if a run whose reference does not move resumes from a checkpoint with a moved reference."""
     if (folder / FILE).exists():
-        reason = f"would lose the moved reference of {folder}"
-        remedy = "give the value that the run had, or sync_ref_model: true if the run had that"
-        raise ConfigError("reference_refresh_steps", 0, reason, remedy)
+        raise ConfigError(
+            "reference_refresh_steps",
+            0,
+            f"would lose the moved reference of {folder}",
+            "give the value that the run had, or sync_ref_model: true if the run had that",
+        )
 
 
 def add_reference_adapter(policy: Any, steps: int) -> None:
@@ -161,5 +168,4 @@ def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
     """Return a context in which ZeRO-3's split parameters are whole. It keeps what rank 0 writes to them."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
-    zero: Any = import_module("deepspeed").zero
-    return zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)
+    return import_module("deepspeed").zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)

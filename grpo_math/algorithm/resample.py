@@ -59,19 +59,19 @@ class PromptPool:
 
     >>> rows = [{"prompt": name} for name in "abc"]
     >>> pool = PromptPool(rows, partial(shuffled, 3, 0))
-    >>> first = pool.take(2)
-    >>> sorted(first + pool.take(1))
+    >>> first = pool.draw(2)
+    >>> sorted(first + pool.draw(1))
     [0, 1, 2]
     >>> pool.position = 0
-    >>> pool.take(2) == first
+    >>> pool.draw(2) == first
     True
-    >>> PromptPool(rows, partial(shuffled, 3, 1)).take(1, avoid="ab")
+    >>> PromptPool(rows, partial(shuffled, 3, 1)).draw(1, avoid="ab")
     [2]
-    >>> PromptPool(rows[:1], partial(shuffled, 1, 0)).take(3, avoid="a")
+    >>> PromptPool(rows[:1], partial(shuffled, 1, 0)).draw(3, avoid="a")
     [0, 0, 0]
-    >>> PromptPool(rows, lambda passed: [0, 1, 2]).take(4, dropped={1})
+    >>> PromptPool(rows, lambda passed: [0, 1, 2]).draw(4, dropped={1})
     [0, 2, 0, 2]
-    >>> passes = PromptPool([], partial(shuffled, 10, 0)).take(20)
+    >>> passes = PromptPool([], partial(shuffled, 10, 0)).draw(20)
     >>> passes[:10] != passes[10:]
     True
     """
@@ -81,7 +81,7 @@ class PromptPool:
         self.order = order
         self.position = 0
 
-    def take(self, n: int, avoid: Sequence[Any] = (), dropped: Collection[int] = ()) -> list[int]:
+    def draw(self, n: int, avoid: Sequence[Any] = (), dropped: Collection[int] = ()) -> list[int]:
         """Return the next ``n`` rows. Prompts in ``avoid`` and rows in ``dropped`` are skipped, unless two passes have
         nothing else."""
         taken: list[int] = []
@@ -115,8 +115,12 @@ def refuse_ungraded(data: Any, field: str, value: float) -> None:
     # Without known columns, the first rollout shows if there are verdicts.
     columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
     if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
-        reason = f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict"
-        raise ConfigError(field, value, reason, "leave it at 0")
+        raise ConfigError(
+            field,
+            value,
+            f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict",
+            "leave it at 0",
+        )
 
 
 def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, Any]]:
@@ -124,12 +128,12 @@ def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, 
     return [dict(data[row]) for row in rows for _ in range(group)]
 
 
-class Unsolved:
+class Unsolved(PromptPool):
     """Chooses the problems of each rollout, without those that were solved when they were sampled last.
 
     This is the no-positive-resampling of ScaleRL (arXiv 2510.13786). A problem is dropped if at least ``drop_solved``
     of its graded completions were right. All return if fewer than the ``size`` problems of a rollout are left. The
-    problems come in the ``order`` of TRL's sampler.
+    ``n`` problems come in the ``order`` of TRL's sampler.
 
     All ranks have the same shares, because verdicts are gathered, and so choose the same problems. With ``staleness``
     the problems of the next rollout are chosen before this one is graded: their sampling starts at once.
@@ -143,17 +147,19 @@ class Unsolved:
     """
 
     def __init__(
-        self, rows: int, size: int, share: float, order: Callable[[int], Sequence[int]], staleness: int = 0
+        self, n: int, size: int, share: float, order: Callable[[int], Sequence[int]], staleness: int = 0
     ) -> None:
-        self.rows, self.size, self.share, self.staleness = rows, size, share, staleness
-        self.pool = PromptPool((), order)
+        super().__init__(range(n), order)
+        self.size = size
+        self.share = share
+        self.staleness = staleness
         self.shares: dict[int, float] = {}  # of right completions, by row
         self.next: list[int] = []
 
     def dropped(self) -> set[int]:
         """Return the rows that are left out."""
         solved = {row for row, share in self.shares.items() if share >= self.share}
-        return solved if self.rows - len(solved) >= self.size else set()
+        return solved if len(self.rows) - len(solved) >= self.size else set()
 
     def take(self) -> list[int]:
         """Return the rows of this rollout. All ranks call this."""
@@ -166,7 +172,7 @@ class Unsolved:
         dropped = self.dropped()
         while len(rows) < self.size:
             # One at a time, because the end of a pass and the start of the next may have the same row.
-            rows += self.pool.take(1, dropped=dropped)
+            rows += self.draw(1, dropped=dropped)
             dropped.add(rows[-1])
         return rows
 
@@ -177,16 +183,8 @@ class Unsolved:
             if graded:
                 self.shares[row] = sum(graded) / len(graded)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.pool.position, "shares": dict(self.shares), "next": list(self.next)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.pool.position = state["position"]
-        self.shares = dict(state["shares"])
-        self.next = list(state["next"])
-
-
-class Resampler:
+class Resampler(PromptPool):
     """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
     ``data``: the problems to draw from. ``table``: TRL's table of completions. ``unsolved``: which of the problems are
@@ -203,20 +201,13 @@ class Resampler:
         accelerator: Any,
         unsolved: Unsolved | None = None,
     ) -> None:
+        refuse_ungraded(data, "resample_groups", resample_groups)
+        super().__init__(data, partial(shuffled, len(data), seed))
         self.rounds = resample_groups
-        self.data = data
         self.size = group_size
         self.table = table
         self.accelerator = accelerator
         self.unsolved = unsolved
-        refuse_ungraded(data, "resample_groups", self.rounds)
-        self.pool = PromptPool(data, partial(shuffled, len(data), seed))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.pool.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.pool.position = state["position"]
 
     def gather_replaced(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
@@ -238,10 +229,10 @@ class Resampler:
                 break
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
             dropped = self.unsolved.dropped() if self.unsolved else ()
-            fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, seen, dropped)
-            seen += [self.data[row]["prompt"] for row in fresh]
+            fresh = self.draw(math.ceil(len(uniform) / equal_groups) * equal_groups, seen, dropped)
+            seen += [self.rows[row]["prompt"] for row in fresh]
             drawn += len(fresh)
-            rows = repeated_rows(self.data, fresh, self.size)
+            rows = repeated_rows(self.rows, fresh, self.size)
             share = len(rows) // ranks
             more, more_right, more_columns = self._gather_completions(sample(rows[rank * share : (rank + 1) * share]))
             if self.unsolved:
@@ -256,17 +247,20 @@ class Resampler:
         rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept["num_items_in_batch"] = scored(kept).sum()
-        left = len(uniform_groups(right, self.size))
-        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
-        rows_of_rank = select(kept, range(rank * n, (rank + 1) * n))
-        return Rollout(rows_of_rank, rewards, None), {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups}
+        counts: dict[str, float] = {
+            metrics.PROMPTS_DRAWN: drawn,
+            metrics.PROMPTS_KEPT: groups - len(uniform_groups(right, self.size)),
+            metrics.PROMPTS_THROWN_AWAY: drawn - groups,
+        }
+        return Rollout(select(kept, range(rank * n, (rank + 1) * n)), rewards, None), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
         """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
         if it could not be graded; and the columns of the table of completions."""
         if rollout.verdicts is None:
-            reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
-            raise UserError(f"resample_groups: {reason}")
+            raise UserError(
+                f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
+            )
         right = right_or_wrong(rollout.verdicts)
         rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.

@@ -2,14 +2,16 @@
 
 The tensors are those of `GRPOTrainer._generate_and_score_completions`: ``prompt_ids`` and ``prompt_mask`` (B, P) padded
 on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded on the right, ``advantages`` (B,), and
-``num_items_in_batch``, a number. We add ``group`` (B,), the number of a row's group over all ranks. Pure torch.
+``num_items_in_batch``, a number. We add ``group`` (B,), the number of a row's group over all ranks.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from accelerate.utils import gather_object
+from torch import Tensor, distributed
 from torch.nn.functional import pad
 
 from grpo_math.grading import Verdict
@@ -38,11 +40,6 @@ def is_prompt_tensor(name: str) -> bool:
     return name.startswith("prompt")
 
 
-def padding_value(name: str) -> int:
-    """Return the padding value: 1 for a ratio, because vespo multiplies a row's ratios, masked or not; else 0."""
-    return int(name == "importance_sampling_ratio")
-
-
 def select(rows: Rows, index: Sequence[int]) -> Rows:
     """Return the rows with these numbers, in this order.
 
@@ -67,8 +64,8 @@ def join(many: Sequence[Rows]) -> Rows:
     """
     columns = largest_widths([widths(rows) for rows in many])
     wide = [padded(rows, columns) for rows in many]
-    names = [name for name, value in many[0].items() if is_per_row(value)]
-    return {**many[0], **{name: torch.cat([rows[name] for rows in wide]) for name in names}}
+    joined = {name: torch.cat([rows[name] for rows in wide]) for name, value in many[0].items() if is_per_row(value)}
+    return {**many[0], **joined}
 
 
 def largest_widths(many: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -89,9 +86,8 @@ def masked_row(rows: Rows) -> Rows:
     ([[0]], [[1]])
     """
     row = select(rows, [0])
-    for name, value in row.items():
-        if is_per_row(value) and value.dim() > 1:
-            row[name] = value[:, -1:] if is_prompt_tensor(name) else value[:, :1]
+    for name in widths(row):
+        row[name] = row[name][:, -1:] if is_prompt_tensor(name) else row[name][:, :1]
     return {**row, "completion_mask": torch.zeros_like(row["completion_mask"])}
 
 
@@ -118,15 +114,32 @@ def shortest(rows: Rows) -> Rows:
 
 def gather_rows(rows: Rows, accelerator: Any) -> Rows:
     """Gather the rows of all ranks, in the order of ranks. All ranks call this."""
-    gathered = dict(rows)
-    for name, value in rows.items():
-        if is_per_row(value):
-            if value.dim() > 1:
-                # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.
-                sides = {"pad_index": padding_value(name), "pad_first": is_prompt_tensor(name)}
-                value = accelerator.pad_across_processes(value, dim=1, **sides)
-            gathered[name] = accelerator.gather(value)
-    return gathered
+    # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.
+    wide = padded(rows, largest_widths(gather_object([widths(rows)])))
+    return {name: accelerator.gather(value) if is_per_row(value) else value for name, value in wide.items()}
+
+
+def gather_needed_rows(
+    rows: Rows, needed: Sequence[Sequence[int]], columns: Mapping[str, int], accelerator: Any
+) -> tuple[Rows, dict[int, int]]:
+    """Send this rank's rows to the ranks that need them, and receive the rows that it needs. All ranks call this.
+
+    Rows are numbered over all ranks, each of which has equally many. ``needed`` has the numbers of each rank's rows,
+    ``columns`` the largest width of each tensor on any rank. Return the rows of this rank, and the position of each
+    number in them.
+    """
+    size, this = len(rows["advantages"]), accelerator.process_index
+    # The rows that each rank sends to this one, and the rows that this one sends to each.
+    sources = [[row for row in needed[this] if row // size == rank] for rank in range(len(needed))]
+    targets = [[row % size for row in of_rank if row // size == this] for of_rank in needed]
+    moved = select(padded(rows, columns), list(chain(*targets)))
+    if len(needed) > 1:
+        received, sent = list(map(len, sources)), list(map(len, targets))
+        for name, value in moved.items():
+            if is_per_row(value):
+                moved[name] = value.new_empty(len(needed[this]), *value.shape[1:])
+                distributed.all_to_all_single(moved[name], value.contiguous(), received, sent)
+    return moved, {row: position for position, row in enumerate(chain(*sources))}
 
 
 def widths(rows: Rows) -> dict[str, int]:
@@ -140,5 +153,6 @@ def padded(rows: Rows, columns: Mapping[str, int]) -> Rows:
     for name, width in columns.items():
         missing = width - rows[name].size(1)
         side = (missing, 0) if is_prompt_tensor(name) else (0, missing)
-        wider[name] = pad(rows[name], side, value=padding_value(name))
+        # With 1 for a ratio, because vespo multiplies a row's ratios, masked or not.
+        wider[name] = pad(rows[name], side, value=int(name == "importance_sampling_ratio"))
     return wider

@@ -11,6 +11,7 @@ first packed pass raises `Unpackable`. The trainer then scores as TRL does.
 """
 
 import sys
+from collections import Counter
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from grpo_math.packing import varlen
-from grpo_math.packing.pack import GroupLayout, LayerCalls, Unpackable
+from grpo_math.packing.pack import GroupLayout, Unpackable
 from grpo_math.packing.varlen import AttentionParams
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
@@ -48,10 +49,8 @@ def packed_attention(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
     packed_groups: tuple[GroupLayout, ...] | None = None,
-    packed_calls: LayerCalls | None = None,
+    packed_calls: Counter[str] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D_v).
@@ -60,22 +59,20 @@ def packed_attention(
     that would change the scores.
     """
     if packed_groups is None:
-        more = {"sliding_window": sliding_window, "softcap": softcap}
-        more = {name: value for name, value in more.items() if value is not None}
-        plain = _plain(module)
-        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
+        return _plain(module)(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     if packed_calls is not None:
-        packed_calls.attention += 1
+        packed_calls["attention"] += 1
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
     # `PackedScorer` passes a mask with one row. The mask of a model has a row for each query.
     if attention_mask is not None and attention_mask.numel() > attention_mask.size(-1):
         raise Unpackable("its own mask")
+    sliding_window, softcap = kwargs.pop("sliding_window", None), kwargs.pop("softcap", None)
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     # A window longer than every sequence has no effect, and more kernels work without a window.
-    longest = max(group.prompt + max(group.lengths) for group in packed_groups)
-    window = sliding_window if sliding_window and sliding_window < longest else None
-    scores = AttentionParams(scaling, dropout, window, softcap, sinks)
+    if sliding_window and sliding_window >= max(group.prompt + max(group.lengths) for group in packed_groups):
+        sliding_window = None
+    scores = AttentionParams(scaling, dropout, sliding_window, softcap, sinks)
     # Under autocast, rotary embeddings return float32 queries and keys next to bfloat16 values: cast all three. On a
     # CPU the backward pass of bfloat16 attention takes 4 times as long as float32's.
     kind = query.device.type

@@ -2,7 +2,8 @@
 
 A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
 computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
-(`losses.micro_batch_weight`) keep the gradient of the optimizer step.
+(`losses.micro_batch_weight`) keep the gradient of the optimizer step. The budget is halved when memory runs out, and
+the step is computed again.
 
 A row stays in its optimizer step.
 """
@@ -13,17 +14,29 @@ from itertools import chain
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import REDUCTIONS, micro_batch_weight
-from grpo_math.algorithm.rows import Rows, join, largest_widths, masked_row, scored, select, shortest, widths
-from grpo_math.packing.exchange import gather_needed_rows
+from grpo_math.algorithm.rows import (
+    Rows,
+    gather_needed_rows,
+    join,
+    largest_widths,
+    masked_row,
+    scored,
+    select,
+    shortest,
+    widths,
+)
+from grpo_math.errors import OutOfMemory
 from grpo_math.packing.pack import layout
-from grpo_math.packing.plan import over_steps, plan_micro_batches
+from grpo_math.packing.plan import over_steps, packed_tokens, plan_micro_batches
 
-Plan = list[list[int]]  # micro-batches as row numbers
+logger = get_logger(__name__)
+
 Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
 
 
@@ -42,9 +55,12 @@ class MicroBatch:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
-        rows = state["rows"]
         # A checkpoint of 0.2.0.dev may have masked rows next to others, which have no other effect.
-        return cls(rows, state["weight"], state.get("completions", int(scored(rows).any(dim=1).sum())))
+        return cls(
+            rows=state["rows"],
+            weight=state["weight"],
+            completions=state.get("completions", int(scored(state["rows"]).any(dim=1).sum())),
+        )
 
 
 @dataclass
@@ -98,14 +114,18 @@ class Splitter:
         """
         if self.whole:
             return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in of_trl]
-        # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
-        signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
-        signal = torch.stack(signals).tolist() if self.only_signal else [None] * len(of_trl)
-        layouts = [self._scored_layout(rows, has) for rows, has in zip(of_trl, signal, strict=True)]
+        layouts = [row_layout(rows) for rows in of_trl]
+        if self.only_signal:
+            # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
+            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
+            for (_, _, lengths), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
+                # The length of a completion that is skipped is 0.
+                lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
         # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
-        by_step = REDUCTIONS[self.loss_type].over == "tokens"
-        split = self._agree_on_split_by_step if by_step else self._gather_and_split
-        micro_batches = split(of_trl, layouts, budget)
+        if REDUCTIONS[self.loss_type].over == "tokens":
+            micro_batches = self._agree_on_split_by_step(of_trl, layouts, budget)
+        else:
+            micro_batches = self._gather_and_split(of_trl, layouts, budget)
         # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(micro_batches):
             micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
@@ -128,13 +148,6 @@ class Splitter:
         smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
-    def _scored_layout(self, rows: Rows, signal: list[bool] | None) -> Layout:
-        """Return the layout of TRL's rows; the length of a completion that is skipped is 0."""
-        prompts, prompt_tokens, lengths = row_layout(rows)
-        if signal is not None:
-            lengths = [n if has else 0 for n, has in zip(lengths, signal, strict=True)]
-        return prompts, prompt_tokens, lengths
-
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
         plans = [
@@ -153,11 +166,10 @@ class Splitter:
     def _gather_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
-        columns = [list(chain(*column)) for column in zip(*layouts, strict=True)]
         # Sizes first: a group may be computed on another rank, and only its rows move there.
-        of_ranks = gather_object([(columns, widths(local))])
-        all_columns = zip(*(sizes for sizes, _ in of_ranks), strict=True)
-        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in all_columns)
+        of_ranks = gather_object([(layouts, widths(local))])
+        all_layouts = chain(*(of_rank for of_rank, _ in of_ranks))
+        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
         wide = largest_widths([of_rank for _, of_rank in of_ranks])
         budget = budget or _padded_tokens(wide, n_rows)
         plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(of_ranks))
@@ -178,8 +190,9 @@ class Splitter:
             # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
             return MicroBatch(masked_row(rows), 0.0, 0)
         selected = select(rows, index)
-        weight = micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens)
-        return MicroBatch(selected, weight, len(index))
+        return MicroBatch(
+            selected, micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens), completions=len(index)
+        )
 
     def accumulate(
         self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
@@ -219,6 +232,70 @@ def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
 
 def row_layout(rows: Rows) -> Layout:
     """Return `pack.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    return layout(ids, mask, rows["completion_ids"].size(1), rows.get("group"))
+    return layout(
+        torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+        torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+        rows["completion_ids"].size(1),
+        rows.get("group"),
+    )
+
+
+@dataclass
+class TokenBudget:
+    """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
+
+    ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
+    """
+
+    setting: int
+    splits: bool
+    is_single_process: bool
+    halved_to: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.setting if self.halved_to is None else self.halved_to
+
+    def halve(self, several: int, largest: int, reason: str) -> int:
+        """Halve the budget and return it.
+
+        ``several``: the most tokens of a micro-batch with several completions, 0 if none has. ``largest``: the most
+        tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be split.
+
+        >>> TokenBudget(0, splits=True, is_single_process=True).halve(0, 70, "out of memory")
+        Traceback (most recent call last):
+        ...
+        grpo_math.errors.OutOfMemory: out of memory in an update of one completion, 70 tokens with its prompt: ...
+        """
+        tokens, reason = f"{largest} tokens", reason.splitlines()[0]
+        if not self.splits:
+            remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
+        elif not self.is_single_process:
+            # The others would not compute the step again. They would wait in a collective.
+            remedy = f"set max_tokens_per_micro_batch to {largest // 2}, or turn gradient_checkpointing on"
+        elif not several:
+            tokens = f"one completion, {tokens} with its prompt"
+            remedy = "turn gradient_checkpointing on, or lower max_completion_length"
+        else:
+            self.halved_to = several // 2
+            logger.warning(
+                f"Out of memory in an update of {several} tokens: max_tokens_per_micro_batch is now {self.tokens}."
+            )
+            torch.cuda.empty_cache()
+            return self.tokens
+        raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
+
+    def split(self, steps: Sequence[TrainingStep], splitter: Splitter, reason: str) -> None:
+        """Split the micro-batches of these training steps at half of the largest that can be split.
+
+        A step may be given twice: a micro-batch that fits is not split again.
+        """
+        sizes = [
+            (packed_tokens(*row_layout(one.rows)), len(one.rows["advantages"]))
+            for step in steps
+            for one in step.micro_batches
+        ]
+        several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
+        budget = self.halve(several, max(sizes)[0], reason)
+        for step in steps:
+            step.micro_batches = list(chain(*(splitter.smaller(one, budget) for one in step.micro_batches)))

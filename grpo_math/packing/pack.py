@@ -43,14 +43,6 @@ class GroupLayout:
         return [len(self.lengths)] * self.prompt + [1] * sum(self.lengths)
 
 
-@dataclass
-class LayerCalls:
-    """Counts the layers that have used a packed row, in one forward pass: a layer may lose an argument that it gets."""
-
-    attention: int = 0
-    states: int = 0
-
-
 @dataclass(frozen=True)
 class PackedRow:
     """A packed row of L tokens, N of them scored, and the indices that `unpack` needs."""
@@ -129,8 +121,9 @@ def pack(
             rows_of.setdefault(prompt, []).append(row)
     if not any(lengths):
         return None
-    sizes = (width, completion_length, int(every_token))
-    taken, positions, scored, padded, groups = _ranges(list(rows_of.values()), prompt_lengths, lengths, *sizes)
+    taken, positions, scored, padded, groups = _ranges(
+        list(rows_of.values()), prompt_lengths, lengths, width, completion_length, int(every_token)
+    )
     start = sum(n for _, n in taken)
     # One transfer of all indices to the GPU.
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]

@@ -9,7 +9,7 @@ Layers that continue a state only one token at a time (Mamba's first version) ra
 pass.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from inspect import signature, unwrap
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.packing.pack import GroupLayout, LayerCalls, Unpackable
+from grpo_math.packing.pack import GroupLayout, Unpackable
 
 verified: set[type] = set()  # layers that are known to continue a given state
 
@@ -35,8 +35,9 @@ class States:
         """Return a prompt's states, repeated for a batch. ``added`` makes the recurrent ones wrong."""
         other = States()
         other.conv_states = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv_states.items()}
-        shifted = {i: state + added for i, state in self.recurrent_states.items()}
-        other.recurrent_states = {i: state.repeat_interleave(times, dim=0) for i, state in shifted.items()}
+        other.recurrent_states = {
+            i: (state + added).repeat_interleave(times, dim=0) for i, state in self.recurrent_states.items()
+        }
         return other
 
     def is_recording_past(self, layer: int) -> bool:
@@ -96,7 +97,7 @@ def _forward(
     hidden_states: Tensor,
     *args: Any,
     packed_groups: tuple[GroupLayout, ...] | None = None,
-    packed_calls: LayerCalls | None = None,
+    packed_calls: Counter[str] | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
@@ -107,7 +108,7 @@ def _forward(
             raise Unpackable(f"layers ({kind.__name__}) whose code ignores how a row is packed")
         return plain(hidden_states, *args, **kwargs)
     if packed_calls is not None:
-        packed_calls.states += 1
+        packed_calls["states"] += 1
     outputs = []
     for group in packed_groups:
         states, start = States(), group.start

@@ -2,13 +2,13 @@
 
 Input and output are padded (`pack.py`). In between, each prompt is computed once, and padding is not computed.
 
-`budget.TokenBudget` has the token budget, which the update uses too.
+`micro_batches.TokenBudget` has the token budget, which the update uses too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_math.packing import attention, recurrent
-from grpo_math.packing.budget import TokenBudget
-from grpo_math.packing.pack import LayerCalls, Unpackable, layout, pack, unpack
+from grpo_math.packing.micro_batches import TokenBudget
+from grpo_math.packing.pack import Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_first
 from grpo_math.run.replaced import replaced
@@ -89,9 +89,8 @@ def _warn_unpacked(model: Any, reason: object) -> None:
 
 def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
-    config, device = _bare(model).config, scorer.accelerator.device
-    length = 4 if exact else 32
-    ids = _word_rows(tokenizer, length).to(device) % config.get_text_config().vocab_size
+    config, length = _bare(model).config.get_text_config(), 4 if exact else 32
+    ids = _word_rows(tokenizer, length).to(scorer.accelerator.device) % config.vocab_size
     rows = (ids, torch.ones_like(ids))
     # `_original_forward` is the method that accelerate has wrapped in autocast.
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
@@ -107,7 +106,7 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
-        if last := getattr(config.get_text_config(), "max_position_embeddings", None):
+        if last := getattr(config, "max_position_embeddings", None):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
             near = scorer(plain, *short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
@@ -177,7 +176,6 @@ class PackedScorer:
         self.budget = budget
         self.models = [_bare(model) for model in models]
         self.verified = False
-        self.logged: set[str] = set()  # the attention kernels that the log names already
         config = self.models[0].config.get_text_config()
         # In a model without ``layer_types`` every layer has attention.
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
@@ -196,8 +194,12 @@ class PackedScorer:
         self.verified = True
         training = model.training
         # Flash attention takes no float32. FSDP casts weights without autocast.
-        exact = model.dtype == torch.float32 and not tf32 and not split_by(self.accelerator)
-        exact = exact and "flash" not in _bare(model).config._attn_implementation
+        exact = (
+            model.dtype == torch.float32
+            and not tf32
+            and not split_by(self.accelerator)
+            and "flash" not in _bare(model).config._attn_implementation
+        )
         # Dropout would make the two scores differ.
         model.eval()
         # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks
@@ -270,13 +272,14 @@ class PackedScorer:
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
             scores = plain(model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs)
             return scores[0].float(), *scores[1:]
-        calls = LayerCalls()
+        # A layer may lose an argument that it gets: it counts itself here.
+        calls, known_kernels = Counter[str](), set(attention.kernels_used)
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
         if aux_loss:
             # TRL weights the tokens of the auxiliary loss by this mask.
-            counts = list(chain.from_iterable(group.multiplicity() for group in row.groups))
-            weights = torch.tensor(counts, dtype=torch.float32)[None, None, None]
-            more = {"output_router_logits": True, "attention_mask": weights.to(ids.device, non_blocking=True)}
+            counts = torch.tensor([n for group in row.groups for n in group.multiplicity()], dtype=torch.float32)
+            weights = counts[None, None, None].to(ids.device, non_blocking=True)
+            more = {"output_router_logits": True, "attention_mask": weights}
         else:
             more = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
         with self.accelerator.autocast():
@@ -292,22 +295,22 @@ class PackedScorer:
                 **more,
             )
         self._count(calls)
-        self._log_new_kernels()
-        entropies = unpack(outputs.entropy, row) if entropy else None
-        return unpack(outputs.log_probs, row).float(), entropies, outputs.aux_loss if aux_loss else None
-
-    def _count(self, calls: LayerCalls) -> None:
-        """Raise `Unpackable` if a layer ignored that its row is packed."""
-        if calls.attention != self.attending:
-            raise Unpackable(f"{self.attending} layers and {calls.attention} calls of packed attention")
-        if calls.states != self.stateful:
-            raise Unpackable(f"{self.stateful} layers with a state, of which {calls.states} continue a prompt's state")
-
-    def _log_new_kernels(self) -> None:
         # In every pass, because a long prompt may be the first to need another kernel.
-        for kernel in sorted(attention.kernels_used - self.logged):
+        for kernel in sorted(attention.kernels_used - known_kernels):
             logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
-        self.logged |= attention.kernels_used
+        return (
+            unpack(outputs.log_probs, row).float(),
+            unpack(outputs.entropy, row) if entropy else None,
+            outputs.aux_loss if aux_loss else None,
+        )
+
+    def _count(self, calls: Counter[str]) -> None:
+        """Raise `Unpackable` if a layer ignored that its row is packed."""
+        if calls["attention"] != self.attending:
+            raise Unpackable(f"{self.attending} layers and {calls['attention']} calls of packed attention")
+        if calls["states"] != self.stateful:
+            states = f"{self.stateful} layers with a state, of which {calls['states']}"
+            raise Unpackable(f"{states} continue a prompt's state")
 
     def _agree_on_batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None

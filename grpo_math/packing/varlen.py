@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from inspect import signature
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from grpo_math.packing.pack import GroupLayout
@@ -87,7 +88,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
         if _loaded() and scores.sinks is None and _used_options(scores).keys() <= _parameters(_loaded()):
             return attend_with_flash_attn
         # `varlen_attn` has no dropout.
-        if _torchs() and not (scores.dropout or scores.needs_eager):
+        if not (scores.dropout or scores.needs_eager):
             return attend_with_torch
     return one_by_one
 
@@ -103,16 +104,6 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
     return torch.backends.cuda.can_use_flash_attention(params)
 
 
-@cache
-def _torchs() -> Any:
-    """Return `torch.nn.attention.varlen.varlen_attn` if it supports windows, or None."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn if "window_size" in _parameters(varlen_attn) else None
-
-
 def _loaded() -> Any:
     """Return the `flash_attn_varlen_func` that transformers has loaded for ``flash_attention_*``, or None."""
     from transformers import modeling_flash_attention_utils as flash
@@ -122,9 +113,12 @@ def _loaded() -> Any:
 
 def _used_options(scores: AttentionParams) -> dict[str, Any]:
     """Return the options that not every version of flash-attn has, without unused ones."""
-    window = _window(scores) if scores.window else None
-    asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
-    return {name: value for name, value in asked.items() if value}
+    options = {
+        "dropout_p": scores.dropout,
+        "softcap": scores.softcap,
+        "window_size": _window(scores) if scores.window else None,
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 @cache  # `signature` is slow, and every layer needs it
@@ -138,23 +132,38 @@ def _window(scores: AttentionParams) -> tuple[int, int]:
 
 
 def attend_with_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
-    offsets = (spans.cu_seqlens_q, spans.cu_seqlens_k, max(spans.queries), max(spans.keys))
     # Before torch 2.13 grouped heads need no flag.
-    grouped = {"enable_gqa": True} if "enable_gqa" in _parameters(_torchs()) else {}
-    # The window makes the call causal: (-1, 0) is all keys up to the query's own position.
-    return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), **grouped)
+    grouped: Any = {"enable_gqa": True} if "enable_gqa" in _parameters(varlen_attn) else {}
+    output = varlen_attn(
+        q,
+        k,
+        v,
+        spans.cu_seqlens_q,
+        spans.cu_seqlens_k,
+        max(spans.queries),
+        max(spans.keys),
+        scale=scores.scale,
+        # The window makes the call causal: (-1, 0) is all keys up to the query's own position.
+        window_size=_window(scores),
+        **grouped,
+    )
+    return cast(Tensor, output)
 
 
 def attend_with_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
-    function = _loaded()
-    offsets = {
-        "cu_seqlens_q": spans.cu_seqlens_q,
-        "cu_seqlens_k": spans.cu_seqlens_k,
-        "max_seqlen_q": max(spans.queries),
-        "max_seqlen_k": max(spans.keys),
-    }
-    # The versions of flash-attn that transformers supports align ``causal`` at the lower right.
-    out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_used_options(scores))
+    out = _loaded()(
+        q,
+        k,
+        v,
+        cu_seqlens_q=spans.cu_seqlens_q,
+        cu_seqlens_k=spans.cu_seqlens_k,
+        max_seqlen_q=max(spans.queries),
+        max_seqlen_k=max(spans.keys),
+        softmax_scale=scores.scale,
+        # The versions of flash-attn that transformers supports align this at the lower right.
+        causal=True,
+        **_used_options(scores),
+    )
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
 
 
@@ -181,8 +190,16 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     else:
         # ``is_causal`` aligns at the upper left, which is the same only for equally many queries and keys.
         mask = None if queries == keys else causal_lower_right(queries, keys)
-    settings: Any = {"dropout_p": scores.dropout, "scale": scores.scale, "enable_gqa": q.size(1) != k.size(1)}
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, **settings)
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=scores.dropout,
+        is_causal=mask is None,
+        scale=scores.scale,
+        enable_gqa=q.size(1) != k.size(1),
+    )
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

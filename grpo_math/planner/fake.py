@@ -120,6 +120,6 @@ def set_up(gpu: bool) -> None:
     torch.nn.functional.dropout = dropout if gpu else plain_dropout  # type: ignore[assignment]
     torch.nn.functional.layer_norm = layer_norm if gpu else plain_norm  # type: ignore[assignment]
     varlen.flash_takes = takes if gpu else plain_takes
-    varlen._torchs = lambda: flash  # type: ignore[assignment]
+    varlen.varlen_attn = flash  # type: ignore[assignment]
     # Fake tensors are on the CPU, where the trainer computes attention in float32.
     attention.on_cpu = lambda states: not gpu

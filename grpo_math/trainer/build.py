@@ -39,11 +39,19 @@ def trainer_of(
     """Return the trainer of a recipe, with its weights loaded. ``tools``: the `Toolbox` of its evaluations."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        trained = {"use_peft": model_args.use_peft, "has_copy": bool(checkpoint_kinds(config))}
-        model_args.dtype = auto_dtype(fast_dtype(config.use_cpu), fp16=config.fp16, **trained)
+        model_args.dtype = auto_dtype(
+            fast_dtype(config.use_cpu),
+            fp16=config.fp16,
+            use_peft=model_args.use_peft,
+            has_copy=bool(checkpoint_kinds(config)),
+        )
     options: Any = config.model_init_kwargs or {}
-    defaults = {"revision": model_args.model_revision, "dtype": model_args.dtype}
-    config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        **options,
+    }
     # transformers refuses an eval_strategy without a data set, and the held-out sets are no data set of the trainer.
     with explain_weight_errors(path, options), replaced(config, eval_strategy="no"):
         try:
@@ -61,8 +69,12 @@ def trainer_of(
             # peft adapts the stacked experts of a layer as one parameter.
             if "ParamWrapper does not work with lora_dropout" not in str(error):
                 raise
-            reason = f"does not work with the stacked experts of {path}"
-            raise ConfigError("lora_dropout", model_args.lora_dropout, reason, "set it to 0.0") from None
+            raise ConfigError(
+                "lora_dropout",
+                model_args.lora_dropout,
+                f"does not work with the stacked experts of {path}",
+                "set it to 0.0",
+            ) from None
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

@@ -139,17 +139,19 @@ class MathGRPOConfig(GRPOConfig):
             try_surrogate(self.surrogate)
         super().__post_init__()
         if self.activation_offloading and self.device.type == "cpu":
-            reason = "has no GPU here to save memory on"
-            raise ConfigError("activation_offloading", True, reason, "leave it out")
+            raise ConfigError("activation_offloading", True, "has no GPU here to save memory on", "leave it out")
         # Reference log-probs are computed once per rollout, so a refresh must fall between two rollouts.
         rollout = (self.steps_per_generation or 1) * self.num_iterations
         # A rollout and an optimizer step end together after the least common multiple of their training steps.
         updates = rollout // math.gcd(rollout, self.gradient_accumulation_steps)
         if self.reference_refresh_steps % updates:
-            counted = f"num_iterations={self.num_iterations}, steps_per_generation={self.steps_per_generation}"
-            reason = f"falls within a rollout, which serves {updates} optimizer steps ({counted})"
-            remedy = f"use a multiple of {updates}"
-            raise ConfigError("reference_refresh_steps", self.reference_refresh_steps, reason, remedy)
+            raise ConfigError(
+                "reference_refresh_steps",
+                self.reference_refresh_steps,
+                f"falls within a rollout, which serves {updates} optimizer steps "
+                f"(num_iterations={self.num_iterations}, steps_per_generation={self.steps_per_generation})",
+                f"use a multiple of {updates}",
+            )
 
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains.

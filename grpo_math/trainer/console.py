@@ -11,21 +11,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import Any
 
 from accelerate import PartialState
 from tqdm import tqdm
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
 
 from grpo_math.errors import escaped
 from grpo_math.rewards import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
-
-if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 COLUMNS = 80
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
@@ -62,8 +59,7 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
         if group == "rewards":
             given |= {one[1]: value for key, value in logs.items() if (one := REWARD_MEAN.fullmatch(key))}
         text = ", ".join(f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None)
-        wrapper = TextWrapper(COLUMNS, initial_indent=f"{group:13}", subsequent_indent=" " * 13)
-        lines += wrapper.wrap(text)
+        lines += wrap(text, COLUMNS, initial_indent=f"{group:13}", subsequent_indent=" " * 13)
     return lines
 
 
@@ -97,7 +93,7 @@ class FiguresAndBar(ProgressCallback):
             self.training_bar = Bar(total=state.max_steps, desc="training", unit="step")
 
 
-def replace_printers(trainer: "MathGRPOTrainer") -> None:
+def replace_printers(trainer: Trainer) -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
     replacements = {PrinterCallback: Figures, ProgressCallback: FiguresAndBar}
     # transformers imports this module in a notebook.

@@ -30,8 +30,12 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             if not is_peft_model(model):
-                reason = f"cannot scale the gradients of {settings['dtype']} weights"
-                raise ConfigError("fp16", True, reason, "load the model in float32, or train an adapter")
+                raise ConfigError(
+                    "fp16",
+                    True,
+                    f"cannot scale the gradients of {settings['dtype']} weights",
+                    "load the model in float32, or train an adapter",
+                )
             parameter.data = parameter.data.float()
 
 
@@ -46,11 +50,3 @@ def loss_scale(accelerator: Any, engine: Any) -> float | None:
     if accelerator.scaler is not None:
         return float(accelerator.scaler.get_scale())
     return engine.optimizer.loss_scale if engine is not None and engine.fp16_enabled() else None
-
-
-def may_overflow(scale: float | None, loss: float) -> bool:
-    """Return True if the loss scale may be the reason for a gradient that is not finite.
-
-    With an infinite loss, or a scale that does not enlarge the gradients, the reason is another one.
-    """
-    return scale is not None and scale > 1 and abs(loss) < torch.inf

@@ -73,9 +73,13 @@ def build(read: Recipe) -> Settings:
 
 def print_help() -> None:
     """Print every field with its meaning, TRL's and transformers' too."""
-    # argparse's own usage has 300 lines.
-    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"
-    parser = TrlParser(list(CLASSES), prog="grpo_math.train", usage=usage, allow_abbrev=False)
+    parser = TrlParser(
+        list(CLASSES),
+        prog="grpo_math.train",
+        # argparse's own usage has 300 lines.
+        usage="grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]",
+        allow_abbrev=False,
+    )
     parser.set_defaults(**OURS)
     listed = set[str]()
     for action in parser._actions:

@@ -60,8 +60,12 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if split_by(accelerator) or reentrant:
         if args.longest_first:
-            reason = "does not work with FSDP and ZeRO-3, which split the model, nor with use_reentrant"
-            raise ConfigError("longest_first", True, reason, "leave it out")
+            raise ConfigError(
+                "longest_first",
+                True,
+                "does not work with FSDP and ZeRO-3, which split the model, nor with use_reentrant",
+                "leave it out",
+            )
         return False
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
@@ -82,8 +86,11 @@ def dry_run(
         for module in trainer.accelerator.unwrap_model(model).modules():
             # A dynamic RoPE changes its frequencies, and notes the longest row.
             # Quantized weights may be buffers, too. They do not change, and are large.
-            buffers = {name: value for name, value in module._buffers.items() if value is not None}
-            copies = {name: value.clone() for name, value in buffers.items() if value.is_floating_point()}
+            copies = {
+                name: value.clone()
+                for name, value in module._buffers.items()
+                if value is not None and value.is_floating_point()
+            }
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
         _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))
@@ -105,24 +112,20 @@ def _try_longest(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
         loss: Tensor | None = None
-        reason: str | None = None
         full, last = fill(budget, len(prompt), length, group, in_step) if splits else (in_step, 0)
         lengths = [length] * full + [last] * bool(last)
         try:
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
-            random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with random:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 with trainer.compute_loss_context_manager():
-                    made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
-                    loss = loss_of(model, made_up)
+                    loss = loss_of(model, longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device))
                 # Without ``allow_unused``, autograd raises for a parameter that the loss does not depend on.
                 torch.autograd.grad(loss, trained, allow_unused=True)
+            return
         except torch.OutOfMemoryError as error:
             # As text, and halved outside of the handler: the traceback keeps the activations alive.
             reason = str(error)
         loss = None  # its graph keeps them alive, too
-        if reason is None:
-            return
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
@@ -139,6 +142,6 @@ def longest_prompt(trainer: "MathGRPOTrainer", step_rows: Sequence[dict[str, Any
     # Without this column an environment gives the prompts. The default is TRL's.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
-    environments = [columns["environment"][row] if trainer._multi_environment else None]
-    with replaced(trainer, _batch_environments=environments):
+    environment = columns["environment"][row] if trainer._multi_environment else None
+    with replaced(trainer, _batch_environments=[environment]):
         return trainer.prompt_tokens([prompts[row]])[0]

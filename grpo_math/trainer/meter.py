@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +34,6 @@ class StepMeter:
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rollout_tokens = state["rollout_tokens"]
-        self.tokens_per_step = state["tokens_per_step"]
-
     def report_first(self, completions: int, by_verdict: bool) -> None:
         """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.
 
@@ -56,8 +48,7 @@ class StepMeter:
         # Phases are nested (grading within scoring). Inner seconds are subtracted so that phases add up to the step.
         started, before = time.perf_counter(), self._spent()
         yield
-        others = self._spent() - before
-        self.log()[name].append(time.perf_counter() - started - others)
+        self.log()[name].append(time.perf_counter() - started - (self._spent() - before))
 
     def _spent(self) -> float:
         """Return the seconds of all phases since the last log line."""
@@ -144,11 +135,15 @@ def first_rollout(
     seconds = rollouts * sum(sum(log.get(phase, ())) for phase in metrics.PHASES)
     lines = [f"first rollout: {', '.join(figures)}, {seconds:.1f} s a step + update"]
     if last[metrics.TRUNCATED] > 0.5:
-        remedy = "raise max_completion_length, or ask for shorter answers"
-        lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
+        lines.append(
+            f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: "
+            "raise max_completion_length, or ask for shorter answers"
+        )
     if by_verdict and last.get(metrics.ACCURACY) == 0:
-        remedy = "read them with grpo-math report RUN, or take easier problems"
-        lines.append(f"warning: none of the first {count} completions is correct: {remedy}")
+        lines.append(
+            f"warning: none of the first {count} completions is correct: "
+            "read them with grpo-math report RUN, or take easier problems"
+        )
     return lines
 
 
@@ -159,8 +154,9 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
     1.0
     """
     least, most = (rewards.where(~rewards.isnan(), bound) for bound in (torch.inf, -torch.inf))
-    of_advantages = (advantages.mean(), advantages.std(correction=0))
-    mean, deviation, low, high = torch.stack([*of_advantages, least.min(), most.max()]).tolist()
+    mean, deviation, low, high = torch.stack(
+        [advantages.mean(), advantages.std(correction=0), least.min(), most.max()]
+    ).tolist()
     log = {metrics.ADVANTAGE_MEAN: mean, metrics.ADVANTAGE_STD: deviation}
     if low <= high:  # else no completion was graded
         log |= {metrics.REWARD_MIN: low, metrics.REWARD_MAX: high}

@@ -19,12 +19,6 @@ class NonFiniteSteps:
         self.limit = limit
         self.in_a_row = 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"in_a_row": self.in_a_row}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.in_a_row = state["in_a_row"]
-
     def seen(self, grad_norm: Any, may_overflow: bool = False) -> bool:
         """Return True if this step is skipped.
 

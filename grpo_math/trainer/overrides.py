@@ -1,12 +1,9 @@
 """Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.logging import get_logger
-
-if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 logger = get_logger(__name__)
 
@@ -32,17 +29,20 @@ def is_foreign(function: Any) -> bool:
     return any(name.partition(".")[0] not in PACKAGES for name in modules)
 
 
-def sees_rows(trainer: "MathGRPOTrainer") -> bool:
+def sees_rows(trainer: object) -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
     script may also replace a method of TRL's class.
     """
-    owners = (trainer, *type(trainer).__mro__)
     others = [
-        name for name in ROW_METHODS if any(is_foreign(getattr(one, name)) for one in owners if name in vars(one))
+        name
+        for name in ROW_METHODS
+        if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
     ]
     if others:
-        text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
-        logger.warning_once(f"{text}each update keeps TRL's rows and TRL's loss, and only its prompts are shared.")
+        logger.warning_once(
+            f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; each update keeps TRL's rows and "
+            "TRL's loss, and only its prompts are shared."
+        )
     return bool(others)

@@ -35,8 +35,9 @@ class Prefetch:
         }
         # The next batch is requested by its prompts, so nothing else may decide what a server is asked.
         if name := next((name for name, value in asks.items() if value), None):
-            reason = f"cannot prefetch: {name} change what is requested from vLLM"
-            raise ConfigError("staleness", 1, reason, "leave it at 0")
+            raise ConfigError(
+                "staleness", 1, f"cannot prefetch: {name} change what is requested from vLLM", "leave it at 0"
+            )
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
         self.trainer = trainer
@@ -58,8 +59,13 @@ class Prefetch:
         """Log the age of the next training batch, and the seconds of its sampling that training did not wait for."""
         trainer = self.trainer
         self._taken_at = trainer.training_steps
-        values = {metrics.STALENESS: trainer.state.global_step - asked.step, metrics.SECONDS_SAMPLING: asked.seconds}
-        trainer.add_metrics({**values, metrics.SECONDS_OVERLAP: max(0.0, asked.seconds - waited)})
+        trainer.add_metrics(
+            {
+                metrics.STALENESS: trainer.state.global_step - asked.step,
+                metrics.SECONDS_SAMPLING: asked.seconds,
+                metrics.SECONDS_OVERLAP: max(0.0, asked.seconds - waited),
+            }
+        )
 
     def send(self, resampled: bool = False) -> None:
         """Request the next batch, if there is one. With resampling, only after the groups are ``resampled``."""

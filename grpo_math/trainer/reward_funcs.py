@@ -50,17 +50,28 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
     without = sum(read_gold_answer(row) is None for row in rows)
     if taken := [name for name in names if name in ARGUMENTS]:
-        reason = f"has a column {taken[0]!r}, a name that training uses itself"
-        raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
+        raise ConfigError(
+            "dataset",
+            "train_dataset",
+            f"has a column {taken[0]!r}, a name that training uses itself",
+            f"rename it, to my_{taken[0]} for example",
+        )
     if columns and (not rows or without < len(rows)):
-        lacking = f"{without} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS})"
-        return f"{lacking}: their completions get the verdict bad_gold." if without else None
+        return (
+            f"{without} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS}): "
+            "their completions get the verdict bad_gold."
+            if without
+            else None
+        )
     lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {', '.join(names) or 'none'}"
     for reward in rewards if isinstance(rewards, list) else [rewards]:
         if needs_golds(reward, names):
-            reason = f"needs gold answers, and train_dataset has {lacks}"
-            name = reward if isinstance(reward, str) else reward_name(reward)
-            raise ConfigError("reward_funcs", name, reason, f"give each row its gold in a column {GOLDS}")
+            raise ConfigError(
+                "reward_funcs",
+                reward if isinstance(reward, str) else reward_name(reward),
+                f"needs gold answers, and train_dataset has {lacks}",
+                f"give each row its gold in a column {GOLDS}",
+            )
     return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
 
 

@@ -60,13 +60,12 @@ class RunFiles(History):
             # TRL creates this folder only in its constructor.
             (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
-        launched = self.trainer.accelerator.state
         write_config(
             self.run_dir / "config.yaml",
             recipe_settings(self.trainer),
             ["python", *sys.argv],
-            str(launched.distributed_type),
-            launched.num_processes,
+            str(self.trainer.accelerator.distributed_type),
+            self.trainer.accelerator.num_processes,
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -83,8 +82,14 @@ class RunFiles(History):
         """Write the completions of the last rollout to the file that TRL's ``log_completions`` writes."""
         logs = self.trainer.table
         rows = len(logs["prompt"])
-        columns = {"prompt": logs["prompt"], "completion": logs["completion"], **logs["rewards"], **logs["extra"]}
-        columns = {metrics.STEP: [step] * rows, **columns, "advantage": logs["advantages"]}
+        columns = {
+            metrics.STEP: [step] * rows,
+            "prompt": logs["prompt"],
+            "completion": logs["completion"],
+            **logs["rewards"],
+            **logs["extra"],
+            "advantage": logs["advantages"],
+        }
         # ``from_pandas`` writes NaN as null, as TRL's file does.
         arrays = {
             name: pyarrow.array(table.storable(values), from_pandas=True)
@@ -123,19 +128,21 @@ def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         **_data_settings(trainer.train_dataset),
     }
     if adapters := getattr(model, "peft_config", None):
-        lora = next(iter(adapters.values()))
-        names = ("r", "lora_alpha", "lora_dropout", "target_modules")
-        adapter = {f"lora_{name.removeprefix('lora_')}": getattr(lora, name, None) for name in names}
-        targets = adapter["lora_target_modules"]
-        adapter["lora_target_modules"] = sorted(targets) if isinstance(targets, set | list) else targets
-        settings |= {"use_peft": True, **adapter}
+        adapter = next(iter(adapters.values()))
+        targets = getattr(adapter, "target_modules", None)
+        settings |= {
+            "use_peft": True,
+            "lora_r": getattr(adapter, "r", None),
+            "lora_alpha": getattr(adapter, "lora_alpha", None),
+            "lora_dropout": getattr(adapter, "lora_dropout", None),
+            "lora_target_modules": sorted(targets) if isinstance(targets, set | list) else targets,
+        }
     return settings
 
 
 def _data_settings(data: Any) -> dict[str, Any]:
     """Return the name of the data, if `datasets` has one, and the template, if the rows name one."""
-    info = getattr(data, "info", None)
-    name = getattr(info, "dataset_name", None)
+    name = getattr(getattr(data, "info", None), "dataset_name", None)
     settings: dict[str, Any] = {"dataset": SCRIPT_DATA if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
         settings["dataset_split"] = str(split)

@@ -10,7 +10,7 @@ transformers saves the weights. reference.py saves the reference of the KL term.
 import json
 import random
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,14 @@ ATTRIBUTES = (
     "entropy_coef",
     "_last_world_entropy",
 )
-COLLABORATORS = ("meter", "nonfinite", "budget", "resampler", "unsolved")
+# Attributes of the trainer's collaborators. Existing checkpoints contain these names.
+COLLABORATORS = {
+    "meter": ("rollout_tokens", "tokens_per_step"),
+    "nonfinite": ("in_a_row",),
+    "budget": ("halved_to",),
+    "resampler": ("position",),
+    "unsolved": ("position", "shares", "next"),
+}
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
@@ -49,21 +56,23 @@ BATCH_SETTINGS = (
 
 def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return what `restore` needs; after `agree_on_saved_state`, in plain types and tensors."""
-    args, logs = trainer.args, trainer.table
+    logs, generation = trainer.table, getattr(trainer, "vllm_generation", None)
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     # A column of a script may contain what JSON cannot represent.
     table |= {name: {key: storable(values) for key, values in logs[name].items()} for name in DICTS}
-    steps = trainer._buffered_inputs or ()
-    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in steps]
+    rollout = [step.state_dict() if isinstance(step, TrainingStep) else step for step in trainer._buffered_inputs or ()]
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
-        **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
+        **{
+            name: {key: copy(getattr(part, key)) for key in COLLABORATORS[name]}
+            for name, part in _collaborators(trainer).items()
+        },
         # Between two rollouts there is nothing to save: the next step samples.
         "rollout": rollout if trainer.in_rollout else None,
-        "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
-        "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
-        "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
+        "batch_settings": [getattr(trainer.args, name) for name in BATCH_SETTINGS],
+        "sampled": getattr(generation, "rollouts", 0),
+        "asked": getattr(generation, "asked", None),
         "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer.step_metrics.items()},
         "table": json.dumps(table, default=plain) if trainer.log_completions else None,
@@ -71,6 +80,7 @@ def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 
 def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+    """Return the objects that have a state, by their names in a checkpoint."""
     return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
 
 
@@ -108,8 +118,9 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
     for name in ATTRIBUTES:
         setattr(trainer, name, state[name])
     for name, part in _collaborators(trainer).items():
-        if name in state:  # resume=force may switch on resampling
-            part.load_state_dict(state[name])
+        # resume=force may switch on resampling.
+        for key, value in state.get(name, {}).items():
+            setattr(part, key, copy(value))
     # transformers divides the sum of all losses, which is restored, by the steps since this one.
     trainer._initial_global_step = 0
     # Rows of TRL have no micro-batches.
@@ -158,9 +169,8 @@ def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 
 def remember_step(trainer: "MathGRPOTrainer") -> None:
     """Take the snapshot of a step that has just been completed, unless the step has a snapshot or a checkpoint."""
-    step = trainer.state.global_step
     # Never a second one: the next step may be under way.
-    if step != trainer.saved_step and (trainer.last_step is None or trainer.last_step["step"] != step):
+    if trainer.state.global_step not in (trainer.saved_step, trainer.last_step and trainer.last_step["step"]):
         trainer.last_step = snapshot(trainer)
 
 

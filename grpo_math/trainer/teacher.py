@@ -35,13 +35,15 @@ def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any
     dtype = getattr(torch, settings.reference_dtype) if settings.reference_dtype else policy.dtype
     options: dict[str, Any] = {"device_map": None, "trust_remote_code": False, "dtype": dtype}
     if settings.reference_in_4bit:
-        options["device_map"] = {"": accelerator.device}
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
-    attention = policy.config._attn_implementation
-    path = model_path(str(settings.reference_model))
-    model = create_model_from_path(path, attn_implementation=attention, **options)
+        options |= {
+            "device_map": {"": accelerator.device},
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+            ),
+        }
+    model = create_model_from_path(
+        model_path(str(settings.reference_model)), attn_implementation=policy.config._attn_implementation, **options
+    )
     model.requires_grad_(False)
     add_fused_lm_head(model, temperature=settings.temperature)
     return accelerator.prepare_model(model, evaluation_mode=True)

@@ -38,9 +38,8 @@ def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
     """Call `set_up` if the training arguments allow it. Return how many layers have a tiled MLP."""
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     # Without checkpointing, each tile would keep its tensors until the backward pass.
-    if not args.gradient_checkpointing or reentrant or args.torch_compile or split_by(accelerator):
-        return 0
-    return set_up(models)
+    can_tile = args.gradient_checkpointing and not (reentrant or args.torch_compile or split_by(accelerator))
+    return set_up(models) if can_tile else 0
 
 
 def set_up(models: list[Any]) -> int:

@@ -43,8 +43,7 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
-from grpo_math.packing.budget import TokenBudget
-from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TrainingStep
+from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TokenBudget, TrainingStep
 from grpo_math.rewards import REWARDS, completion_text
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer
 from grpo_math.rewards.guard import checked
@@ -115,8 +114,10 @@ class MathGRPOTrainer(GRPOTrainer):
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         model = model_path(model) if isinstance(model, str) else model
         self.settings = as_math_config(args)
-        rollouts_per_step = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
-        self.meter = StepMeter(lambda: self._metrics[self.mode], rollouts_per_step)
+        self.meter = StepMeter(
+            lambda: self._metrics[self.mode],
+            rollouts_per_step=args.gradient_accumulation_steps / (args.steps_per_generation or 1),
+        )
         self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
@@ -162,22 +163,34 @@ class MathGRPOTrainer(GRPOTrainer):
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
-        options, ends = self.args.generation_kwargs or {}, (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        self.endings = Endings(options, self.max_completion_length, ends, self.mask_truncated_completions)
+        self.endings = Endings(
+            self.args.generation_kwargs or {},
+            self.max_completion_length,
+            (*self.eos_token_ids, self._tokenizer.pad_token_id),
+            self.mask_truncated_completions,
+        )
         # TRL would mask every completion that does not end with EOS.
         self.mask_truncated_completions &= not self.endings.masks
         self._set_up_updates()
         self._reference = self._followed_reference()
         self.unsolved = self._unsolved_problems() if self.settings.drop_solved else None
-        rounds, size = self.settings.resample_groups, self.num_generations
-        self.resampler: Resampler | None = None
-        if rounds:
-            shared = (self.table, self.accelerator, self.unsolved)
-            self.resampler = Resampler(rounds, self.train_dataset, args.seed, size, *shared)
+        self.resampler = (
+            Resampler(
+                self.settings.resample_groups,
+                self.train_dataset,
+                args.seed,
+                self.num_generations,
+                self.table,
+                self.accelerator,
+                self.unsolved,
+            )
+            if self.settings.resample_groups
+            else None
+        )
         if self.use_vllm:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
-            sync = self.meter.phase(metrics.SECONDS_SYNC)(self.vllm_generation.sync_weights)
-            self.vllm_generation.sync_weights = sync
+            timed = self.meter.phase(metrics.SECONDS_SYNC)
+            self.vllm_generation.sync_weights = timed(self.vllm_generation.sync_weights)
         self.prefetch = Prefetch(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
@@ -202,40 +215,64 @@ class MathGRPOTrainer(GRPOTrainer):
         self.add_callback(reference)
         return reference
 
+    def _has_unused_parameters(self) -> bool:
+        """Return True if DDP has to look for parameters without a gradient. It warns if it looks and finds none."""
+        # Text leaves the vision tower of a model unused.
+        unused = bool(set(self.model.config.sub_configs) - {"text_config"})
+        kwargs = self.args.gradient_checkpointing_kwargs or {}
+        reentrant = self.args.gradient_checkpointing and kwargs.get("use_reentrant")
+        if (
+            unused
+            and reentrant
+            and self.accelerator.num_processes > 1
+            and all(p.requires_grad for p in self.model.parameters())
+        ):
+            raise ConfigError(
+                "gradient_checkpointing_kwargs",
+                kwargs,
+                "DDP cannot train a model whose vision tower gets no gradient",
+                "set use_reentrant to false",
+            )
+        return unused and not reentrant
+
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        # DDP warns if it looks for unused parameters and finds none. Text leaves the vision tower of a model unused.
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            model, kwargs = self.model, self.args.gradient_checkpointing_kwargs or {}
-            unused = bool(set(model.config.sub_configs) - {"text_config"})
-            if unused and self.args.gradient_checkpointing and kwargs.get("use_reentrant"):
-                unused = False
-                if accelerator.num_processes > 1 and all(p.requires_grad for p in model.parameters()):
-                    message = "DDP cannot train a model whose vision tower gets no gradient"
-                    raise ConfigError("gradient_checkpointing_kwargs", kwargs, message, "set use_reentrant to false")
-            accelerator.ddp_handler.find_unused_parameters = unused
+            accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         config = models[0].config.get_text_config()
         if self.aux_loss_enabled and not hasattr(config, "num_experts"):
             # TRL reads this name in the config of any family, and Granite's has another one.
             type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
-        hindrances = {
-            "an image processor": self._is_vlm,
-            "continuous batching to generate with, which has no packed attention": (
-                self.use_transformers_continuous_batching
-            ),
-        }
-        packs = settings.pack_updates and scoring.agree_to_register(models, self.args, hindrances)
+        packs = settings.pack_updates and scoring.agree_to_register(
+            models,
+            self.args,
+            {
+                "an image processor": self._is_vlm,
+                "continuous batching to generate with, which has no packed attention": (
+                    self.use_transformers_continuous_batching
+                ),
+            },
+        )
         if packs and self.aux_loss_enabled:
-            reason = "the auxiliary loss of the router is not linear in its rows, so updates keep TRL's micro-batches"
-            logger.warning(f"pack_updates: {reason} (router_aux_loss_coef: 0 leaves the loss out).")
+            logger.warning(
+                "pack_updates: the auxiliary loss of the router is not linear in its rows, so updates keep TRL's "
+                "micro-batches (router_aux_loss_coef: 0 leaves the loss out)."
+            )
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
-        # Each of these is a mean or a quantile over TRL's own micro-batch.
-        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
-        # A loss that TRL lacks.
-        is_own_term = settings.surrogate != "clip" or self.loss_type == "prompt_mean"
-        self._has_own_loss = is_own_term or (self.beta != 0.0 and settings.kl_estimator != "k3")
-        whole = self._takes_trls_loss() or sees_rows(self) or whole
+        self._has_own_loss = (  # which TRL lacks
+            settings.surrogate != "clip"
+            or self.loss_type == "prompt_mean"
+            or (self.beta != 0.0 and settings.kl_estimator != "k3")
+        )
+        whole = (
+            self._takes_trls_loss()
+            or sees_rows(self)
+            # Each of these is a mean or a quantile over TRL's own micro-batch.
+            or self._entropy_bonus_enabled
+            or self.top_entropy_quantile < 1.0
+            or self.aux_loss_enabled
+        )
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -249,9 +286,11 @@ class MathGRPOTrainer(GRPOTrainer):
             self.model, is_single_process=single and not self.is_fsdp_enabled
         )
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
-        self._offload: Any = nullcontext()
-        if settings.activation_offloading:
-            self._offload = get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)
+        self._offload: Any = (
+            get_act_offloading_ctx_manager(self.model, warn_if_no_head=False)
+            if settings.activation_offloading
+            else nullcontext()
+        )
         self._dry_run_due = longest.dry_run_enabled(settings, accelerator)
 
     # Generation
@@ -287,19 +326,19 @@ class MathGRPOTrainer(GRPOTrainer):
             # All ranks decide the same, because `_gather_rollout` gathers the verdicts.
             has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
             self._grades = self._grade(inputs, completions) if has_golds else None
-            limits = {GRADE_TIMEOUT: self.settings.grade_timeout, MAX_LENGTH: self.max_completion_length}
-            added = limits if self._grades is None else {**limits, GRADE: self._grades}
+            added = {
+                GRADE_TIMEOUT: self.settings.grade_timeout,
+                MAX_LENGTH: self.max_completion_length,
+                **({} if self._grades is None else {GRADE: self._grades}),
+            }
             errors: list[UserError] = []
             # Only while TRL calls them: elsewhere the list holds the user's own functions, with their exceptions. TRL
             # calls a model itself, with tokens instead of columns.
-            functions = self.reward_funcs
-            self.reward_funcs = [
-                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in functions
+            functions = [
+                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in self.reward_funcs
             ]
-            try:
+            with replaced(self, reward_funcs=functions):
                 rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            finally:
-                self.reward_funcs = functions
             # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
             error = errors[0] if errors else None
             if message := agree_on_first(str(error) if error else None):
@@ -315,6 +354,14 @@ class MathGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * n
         return slice(first, first + n)
 
+    def _local_groups(self, n: int) -> list[int]:
+        """Return the number of the group of each of this rank's ``n`` rows. A resampled rollout continues the numbers.
+
+        TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
+        """
+        rows = range(n * self.accelerator.num_processes)[self._local_rows(n)]
+        return [self._first_group + row // self.group_size for row in rows]
+
     def _gather_brevity(self, rewards: Tensor) -> None:
         """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
         if self._grades is None or REWARDS["brevity"] not in self.reward_funcs:
@@ -327,21 +374,22 @@ class MathGRPOTrainer(GRPOTrainer):
     def _log_columns(self, inputs: Any, grades: list[Grade] | None, rewards: Tensor, ids: list[list[int]]) -> None:
         """Add this rank's columns to the table of completions, unless a reward function logs a column of that name."""
         # TRL has gathered the rewards of all ranks. It gathers the columns when `_calculate_rewards` has returned.
-        local = self._local_rows(len(inputs))
-        sums = weighted(rewards[local], self.reward_weights.to(rewards.device))
-        # A resampled rollout continues the numbers of the groups.
-        groups = (self._first_group + row // self.group_size for row in range(local.start, local.stop))
-        columns = table.completion_columns(inputs, groups, grades, sums, ids, self.endings.is_truncated)
+        sums = weighted(rewards[self._local_rows(len(inputs))], self.reward_weights.to(rewards.device))
+        columns = table.completion_columns(
+            inputs, self._local_groups(len(inputs)), grades, sums, ids, self.endings.is_truncated
+        )
         for name, values in columns.items():
             if name not in (*self._pending_extra_logs, *self.reward_func_names):
                 self._log_completion_extra(name, values)
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Grade]:
         """Grade this rank's completions."""
-        gold_answers = [read_gold_answer(row) or "" for row in inputs]
-        texts = [completion_text(completion) for completion in completions]
-        formats = [row.get("answer_format") for row in inputs]
-        return grade_batch(gold_answers, texts, answer_format=formats, timeout=self.settings.grade_timeout)
+        return grade_batch(
+            [read_gold_answer(row) or "" for row in inputs],
+            [completion_text(completion) for completion in completions],
+            answer_format=[row.get("answer_format") for row in inputs],
+            timeout=self.settings.grade_timeout,
+        )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # An evaluation may come before training.
@@ -378,12 +426,13 @@ class MathGRPOTrainer(GRPOTrainer):
                 output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(len(inputs))]
         if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
             # A script may reward something else, or grade by itself.
-            by_verdict = self.of_recipe or any(map(needs_golds, self.reward_funcs))
-            self.meter.report_first(len(inputs) * self.accelerator.num_processes, by_verdict)
+            self.meter.report_first(
+                len(inputs) * self.accelerator.num_processes,
+                by_verdict=self.of_recipe or any(map(needs_golds, self.reward_funcs)),
+            )
         return output
 
     def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
-        first, n = self._first_group, len(inputs)
         calculate, results = self._calculate_rewards, list[Tensor]()
 
         def calculated(*arguments: Any) -> Tensor:
@@ -395,10 +444,8 @@ class MathGRPOTrainer(GRPOTrainer):
         with replaced(self, _calculate_rewards=calculated):
             rows = super()._generate_and_score_completions(inputs)
         rewards = results[0]
+        rows["group"] = torch.tensor(self._local_groups(len(inputs)), device=rows["advantages"].device)
         self._first_group += len(rewards) // self.group_size
-        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
-        numbers = torch.arange(n, device=rows["advantages"].device) + n * self.accelerator.process_index
-        rows["group"] = first + numbers // self.group_size
         if self._grades is None:
             return Rollout(rows, rewards, None)
         # A row that names no format, as in most scripts, asks for none.
@@ -406,8 +453,7 @@ class MathGRPOTrainer(GRPOTrainer):
             (grade.verdict, grade.in_format if row.get("answer_format") else None)
             for grade, row in zip(self._grades, inputs, strict=True)
         ]
-        of_all_ranks = gather_object(local)
-        verdicts, in_format = zip(*of_all_ranks, strict=True)
+        verdicts, in_format = zip(*gather_object(local), strict=True)
         self.add_metrics(shares(verdicts, in_format, self.group_size))
         return Rollout(rows, rewards, verdicts)
 
@@ -417,14 +463,14 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _gather_advantages(self, output: Rows, rewards_per_func: Tensor) -> None:
         """Set this rank's advantages from the rewards of all; TRL's, if each reward function is normalized."""
-        weights = self.reward_weights.to(rewards_per_func.device)
+        settings, sums = self.settings, weighted(rewards_per_func, self.reward_weights.to(rewards_per_func.device))
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
         # On the CPU, where they are logged: a few numbers, and one transfer.
-        rewards = weighted(rewards_per_func, weights).view(-1, self.group_size).cpu()
-        settings = self.settings
+        rewards = sums.view(-1, self.group_size).cpu()
         if self.multi_objective_aggregation == "sum_then_normalize":
-            options = (settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k)
-            values = advantages(rewards, *options).flatten()
+            values = advantages(
+                rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k
+            ).flatten()
             local = values[self._local_rows(len(output["advantages"]))]
             output["advantages"] = local.to(output["advantages"].device)
             table.replace_advantages(self.table["advantages"], values.tolist())
@@ -442,31 +488,33 @@ class MathGRPOTrainer(GRPOTrainer):
             self._dry_run_due = False
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
         number = self._step % self.args.steps_per_generation  # of this training step in its rollout
-        # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
-        loss, failure = self._attempt(partial(super().training_step, model, inputs, num_items_in_batch))
-        while failure is not None:
+        failure: str | None = None
+        while True:
+            try:
+                if failure is not None:
+                    self._repeat(model)
+                # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
+                loss = super().training_step(model, inputs, num_items_in_batch)
+                break
+            except torch.OutOfMemoryError as error:
+                # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
+                if not self._is_split:
+                    raise
+                # As text, because the error's traceback keeps the activations alive.
+                failure = str(error)
             # The rows of later optimizer steps would not fit either.
             self.budget.split([*self._optimizer_step.done, *self._buffered_inputs], self.splitter, failure)
-            step = self._buffered_inputs[number]
-            training_step = partial(super().training_step, model, step, num_items_in_batch)
-            loss, failure = self._attempt(partial(self._repeat, model, training_step))
+            inputs = self._buffered_inputs[number]
         if self._is_split:
-            self._finish_training_step(self._buffered_inputs[number])
+            self._optimizer_step.done.append(self._buffered_inputs[number])
+            # The optimizer's step follows: the next training step is the first of another optimizer step.
+            if self.accelerator.sync_gradients:
+                self._reduce_figures(self._optimizer_step.figures, len(self._optimizer_step.done))
+                self._optimizer_step = OptimizerStep()
         return loss
 
-    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
-        """Return the loss, or the reason why memory ran out."""
-        try:
-            return step(), None
-        except torch.OutOfMemoryError as error:
-            # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
-            if not self._is_split:
-                raise
-            # As text, because the error's traceback keeps the activations alive.
-            return None, str(error)
-
-    def _repeat(self, model: Any, training_step: Callable[[], Tensor]) -> Tensor:
-        """Compute the optimizer step again, up to this training step.
+    def _repeat(self, model: Any) -> None:
+        """Compute the earlier training steps of this optimizer step again.
 
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
@@ -475,17 +523,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self._optimizer_step.figures = StepFigures()
         for step in self._optimizer_step.done:
             self.accelerator.backward(self._compute_loss(model, step))
-        return training_step()
-
-    def _finish_training_step(self, step: TrainingStep) -> None:
-        done, figures = self._optimizer_step.done, self._optimizer_step.figures
-        done.append(step)
-        # The optimizer's step follows: the next training step is the first of another optimizer step.
-        if self.accelerator.sync_gradients:
-            figures.skipped_rows = sum(one.skipped_rows for one in done)
-            figures.skipped_tokens = sum(one.skipped_tokens for one in done)
-            self._reduce_figures(figures, len(done))
-            self._optimizer_step = OptimizerStep()
 
     @property
     def _is_split(self) -> bool:
@@ -495,7 +532,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
         scale = float16.loss_scale(self.accelerator, self.deepspeed)
-        may_overflow = float16.may_overflow(scale, self._policy_loss)
+        # With an infinite loss, or a scale that does not enlarge the gradients, the scale is not the reason for a
+        # gradient that is not finite.
+        may_overflow = scale is not None and scale > 1 and abs(self._policy_loss) < math.inf
         skipped = self.nonfinite.seen(norm, may_overflow)
         self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
         if scale is not None:
@@ -535,9 +574,12 @@ class MathGRPOTrainer(GRPOTrainer):
         """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
         if self._is_vlm:
             if self._has_own_loss:
-                reason = "does not work with images, of which TRL computes the loss"
-                remedy = "use clip, with kl_estimator k3 and another loss_type than prompt_mean"
-                raise ConfigError("surrogate", self.settings.surrogate, reason, remedy)
+                raise ConfigError(
+                    "surrogate",
+                    self.settings.surrogate,
+                    "does not work with images, of which TRL computes the loss",
+                    "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+                )
             logger.warning_once("TRL computes the loss, because the model has images.")
         return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
 
@@ -545,7 +587,10 @@ class MathGRPOTrainer(GRPOTrainer):
         """Return the loss of a training step, for the last backward pass. Earlier micro-batches have theirs here."""
         self._gradients.allocate()
         if isinstance(inputs, TrainingStep):
-            loss_of = partial(self._micro_batch_loss, model, self._optimizer_step.figures)
+            figures = self._optimizer_step.figures
+            figures.skipped_rows += inputs.skipped_rows
+            figures.skipped_tokens += inputs.skipped_tokens
+            loss_of = partial(self._micro_batch_loss, model, figures)
             return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
         if self._takes_trls_loss():
             return super()._compute_loss(model, inputs)
@@ -564,13 +609,16 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _loss_of(self, model: Any, rows: Rows) -> Loss:
         """Score rows, and return their loss. Changes no attribute of the trainer."""
-        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        keep = rows["completion_ids"].size(1)
         # Without the argument for rows without the number, because a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model, ids, mask, keep, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled, **group
+            model,
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+            rows["completion_ids"].size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **group,
         )
         inputs = self._loss_inputs(rows, logps, cast(Tensor, entropies))
         return compute_loss(replace(inputs, aux_loss=aux_loss), self._loss_settings())
@@ -597,9 +645,6 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.vllm_importance_sampling_clip_min,
                 self.vllm_importance_sampling_clip_max,
             )
-        entropy_mask = None
-        if self.top_entropy_quantile < 1.0:
-            entropy_mask = self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
         return LossInputs(
             logps=logps,
             old_logps=old_logps,
@@ -609,7 +654,11 @@ class MathGRPOTrainer(GRPOTrainer):
             ref_logps=rows["ref_per_token_logps"] if self.beta != 0.0 else None,
             sampling_logps=sampling_logps,
             sampler_ratio=sampler_ratio,
-            entropy_mask=entropy_mask,
+            entropy_mask=(
+                self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+                if self.top_entropy_quantile < 1.0
+                else None
+            ),
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
             row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
@@ -652,22 +701,20 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
         """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
-        means = figures.reduce_means(self.accelerator, training_steps)
-        self.add_metrics(means.figures)
-        self._policy_loss = means.policy_loss
+        means, self._policy_loss, entropy = figures.reduce_means(self.accelerator, training_steps)
+        self.add_metrics(means)
         if not self._entropy_bonus_enabled:
             return
-        self.add_metrics({metrics.POLICY_LOSS: means.policy_loss})
+        self.add_metrics({metrics.POLICY_LOSS: self._policy_loss})
         if self.mode == "eval":
             return
         if self.use_adaptive_entropy:
             # As in TRL: above the target the coefficient falls, and the bonus is left out.
-            rises = means.entropy <= self.args.entropy_target
-            change = self.args.entropy_coef_delta if rises else -self.args.entropy_coef_delta
-            self.entropy_coef = self.entropy_coef + change
-            bound, limit = (min, self.args.entropy_coef_max) if rises else (max, self.args.entropy_coef_min)
-            self.entropy_coef = bound(self.entropy_coef, limit)
-            self._last_world_entropy = means.entropy
+            if entropy <= self.args.entropy_target:
+                self.entropy_coef = min(self.entropy_coef + self.args.entropy_coef_delta, self.args.entropy_coef_max)
+            else:
+                self.entropy_coef = max(self.entropy_coef - self.args.entropy_coef_delta, self.args.entropy_coef_min)
+            self._last_world_entropy = entropy
         self.add_metrics({metrics.ENTROPY_COEF: self.entropy_coef})
 
     def _get_per_token_logps_and_entropies(
@@ -811,10 +858,13 @@ class MathGRPOTrainer(GRPOTrainer):
             super()._save_checkpoint(model, trial)
             # Before the checkpoint is complete: a run that is killed between the two writes both again.
             if self.accelerator.is_main_process and self.state.best_model_checkpoint is not None:
-                metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
-                best = {"step": self.state.best_global_step, "metric": metric, "value": self.state.best_metric}
-                path = Path(self.state.best_model_checkpoint).name
-                write_json(run_dir / checkpoints.BEST, {**best, "path": path})
+                best = {
+                    "step": self.state.best_global_step,
+                    "metric": f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}",
+                    "value": self.state.best_metric,
+                    "path": Path(self.state.best_model_checkpoint).name,
+                }
+                write_json(run_dir / checkpoints.BEST, best)
         self.saved_step = step
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))

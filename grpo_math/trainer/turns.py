@@ -34,8 +34,12 @@ def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory
     ``factory`` is the trainer's ``environment_factory``.
     """
     if factory and args.use_vllm and args.world_size > 1:
-        reason = "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes"
-        raise ConfigError("environment_factory", factory, reason, "train on one GPU")
+        raise ConfigError(
+            "environment_factory",
+            factory,
+            "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes",
+            "train on one GPU",
+        )
     if factory or not tools:
         return None
     if tokenizer is None:
@@ -52,8 +56,7 @@ class Turns:
         self.trainer = trainer
         self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
-        together = trainer.use_vllm or split_by(trainer.accelerator)
-        self.waits = bool(together) and trainer.accelerator.num_processes > 1
+        self.waits = trainer.accelerator.num_processes > 1 and bool(trainer.use_vllm or split_by(trainer.accelerator))
 
     def play(
         self,
@@ -86,10 +89,15 @@ class Turns:
             self.trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest
         )
         rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
-        calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
-        ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))
-        logps: Any = None if logprobs is None else [row.logps or [] for row in rows]
-        return masks, messages, ids, logps, calls, failures, [[] for _ in rows]
+        return (
+            [row.mask for row in rows],
+            [row.messages for row in rows],
+            [row.tokens for row in rows],
+            None if logprobs is None else [row.logps or [] for row in rows],
+            sum(row.calls for row in rows),
+            sum(row.failures for row in rows),
+            [[] for _ in rows],
+        )
 
     def _agree_on_widest(self, open_: int) -> int:
         return max(gather_object([open_])) if self.waits else open_

@@ -259,7 +259,7 @@ def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
     for old, expected in ((torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log(), [1.25, 0.25]), (logps, [1.0, 0.0])):
         figures = StepFigures()
         figures.add(compute_loss(LossInputs(logps, old, mask[:, :1], mask, logps), LossSettings()), mask, 2)
-        means = figures.reduce_means(stand_in(DEFAULTS).accelerator, 1).figures
+        means = figures.reduce_means(stand_in(DEFAULTS).accelerator, 1)[0]
         assert [means[name] for name in (metrics.RATIO, metrics.APPROX_KL)] == pytest.approx(expected)
 
 
@@ -272,12 +272,12 @@ def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_
             rows = select(inputs, index)
             of_rows = MathGRPOTrainer._loss_inputs(trainer, rows, logps[index], entropies[index])
             figures.add(compute_loss(of_rows, MathGRPOTrainer._loss_settings(trainer)), scored(rows), len(index))
-    expected = whole.reduce_means(trainer.accelerator, 1).figures
+    expected = whole.reduce_means(trainer.accelerator, 1)[0]
     tokens = scored(inputs).sum().item()
     assert tokens == 15
     for name in (metrics.CLIP_LOW, metrics.CLIP_HIGH, metrics.CLIP_REGION):
         expected[name] *= tokens / (tokens + 16)
-    assert parts.reduce_means(trainer.accelerator, 1).figures == pytest.approx(expected, rel=1e-5)
+    assert parts.reduce_means(trainer.accelerator, 1)[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gradient():

@@ -100,9 +100,7 @@ def test_torchs_varlen_kernel_needs_no_flag_for_grouped_heads(torchs_kernel, mon
             q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, softmax_scale=scale, window_size=window_size
         )
 
-    whole = varlen._torchs()
-    assert whole is not None
-    monkeypatch.setattr(varlen, "_torchs", lambda: before_213)
+    monkeypatch.setattr(varlen, "varlen_attn", before_213)
     close(lambda q, k, v: attend(q, k, v, AttentionParams()), AttentionParams())
 
 

@@ -29,7 +29,7 @@ LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0
 def measuring(monkeypatch):
     """Answers of the measuring process, made in this one."""
     replaced = [(torch.nn.Module, "_apply"), (torch.nn.functional, "dropout"), (attention, "on_cpu")]
-    for owner, name in (*replaced, (varlen, "flash_takes"), (varlen, "_torchs")):
+    for owner, name in (*replaced, (varlen, "flash_takes"), (varlen, "varlen_attn")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
     def answers(*requests):

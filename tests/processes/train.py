@@ -25,6 +25,7 @@ from grpo_math.algorithm.reference import _whole
 from grpo_math.packing import scoring
 from grpo_math.packing.pack import Unpackable
 from grpo_math.trainer import tiled_mlp
+from grpo_math.trainer.state import rank_state
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 LOGGED = ("loss", "reward", "ratio", "approx_kl")
@@ -164,8 +165,8 @@ def train(kind, model, folder, name, given):
         "reduce_scatters": _fsdp_param_group.foreach_reduce.calls,  # fsdp_on_cpu.py counts
         "saved": callback.saved,
         "best": trainer.state.best_global_step,
-        "unsolved": trainer.unsolved.state_dict() if getattr(trainer, "unsolved", None) else None,
-        "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
+        "unsolved": rank_state(trainer)["unsolved"] if getattr(trainer, "unsolved", None) else None,
+        "position": trainer.resampler.position if getattr(trainer, "resampler", None) else None,
     }
     (folder / f"{name}.{rank}.json").write_text(json.dumps(details))
     if rank == 0:

@@ -58,7 +58,8 @@ def plain_state(trainer):
     names = [name for name, value in vars(trainer).items() if isinstance(value, kinds) and name != "optimizer"]
     state = {name: repr(getattr(trainer, name)) for name in names if name not in ("scorer", "_dry_run_due")}
     buffers = {name: buffer.tolist() for name, buffer in trainer.model.named_buffers()}
-    return state | buffers | {"meter": trainer.meter.state_dict(), "random": torch.get_rng_state().tolist()}
+    meter = (list(trainer.meter.rollout_tokens), trainer.meter.tokens_per_step)
+    return state | buffers | {"meter": meter, "random": torch.get_rng_state().tolist()}
 
 
 def test_the_trial_leaves_the_whole_state_of_the_trainer_as_it_was(ours):
