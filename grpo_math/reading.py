@@ -45,7 +45,7 @@ class Unreadable(UserError, ValueError):
 def near(path: str | Path) -> str:
     """Return ``did you mean runs/demo?`` for a path that does not exist, if a neighbour has a similar name; or ""."""
     path = Path(path)
-    names = [neighbour.name for neighbour in path.parent.glob("*")]
+    names = [] if path.exists() else [neighbour.name for neighbour in path.parent.glob("*")]
     similar = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean {path.parent / similar[0]}?" if similar else ""
 

@@ -32,6 +32,16 @@ def read_yaml(path: str | Path) -> Any:
         return yaml.load(file, _Strict)
 
 
+def from_yaml(text: str) -> Any:
+    """Return the value of a YAML text of the command line. Raises `Unreadable`.
+
+    >>> from_yaml("[{data: math500}]")
+    [{'data': 'math500'}]
+    """
+    with reading("the text"):
+        return yaml.load(text, _Strict)
+
+
 def as_yaml(value: Any) -> str:
     """Return the text of a YAML file, with sorted names. Raises for a type that is not one of YAML's own.
 

@@ -56,6 +56,9 @@ COMMANDS = {
         ["train", "demo_cp"],
         "config='demo_cp' is not known: did you mean 'demo_cpu'?",
     ),
+    "a misspelt reward": (["attack", "acuracy"], "did you mean 'accuracy'?"),
+    "a misspelt data set": (["audit", "gms8k"], "did you mean 'gsm8k'?"),
+    "a misspelt model": (["ask", "embeded"], "target='embeded' is not a folder: did you mean 'embedded'?"),
     "a copy of a recipe that is not shipped": (["train", "--copy", "gsm8k_9gb"], "did you mean 'gsm8k_8gb'?"),
     "a recipe that is not there": (["plan", "--config", "no.yaml"], "no.yaml cannot be read (No such file"),
     "a recipe without a server": (

@@ -111,9 +111,7 @@ for words in (["--help"], ["grade", "--help"]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "statements", [HELP, imports(NAMES - TORCH - ELSEWHERE)], ids=["help", "light modules"]
-)
+@pytest.mark.parametrize("statements", [HELP, imports(NAMES - TORCH - ELSEWHERE)], ids=["help", "light modules"])
 def test_help_and_the_light_modules_load_nothing_heavy(statements):
     assert not loaded(statements) & {"torch", "transformers", "trl", "datasets", "sympy", "matplotlib", "numpy"}
 

@@ -30,6 +30,7 @@ from grpo_math.grading.formats import FORMATS
 from grpo_math.rewards import REWARDS
 from grpo_math.run.streams import Answer
 from grpo_math.settings import recipe
+from grpo_math.settings.shipped import target_options
 
 SECONDS = 20.0
 PROBLEMS, IN_DOCTOR = 64, 16
@@ -70,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
-    target = args.config
-    words = [] if target is None else ["--rewards" if ":" in target or target in REWARDS else "--config", target]
+    is_reward = ":" in (args.config or "") or args.config in REWARDS
+    words = target_options(args.config, "--rewards", REWARDS, is_reward)
     read = recipe.read([*words, *args.fields])
     result = attack(Setup(read.sound().values, read.given))
     return Answer(result, "\n".join(lines(result)), result["ok"])
@@ -115,7 +116,10 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     seconds = (time.monotonic() - started) / FEWEST
     rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
 
-    best, paid = right_answers(setup, errors, forms, rows)
+    paid = {one.name: pay(setup, errors, one, rows) for one in forms}
+    best = max(forms, key=lambda one: mean(paid[one.name]))
+    values = [best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES]
+    paid |= {one.name: pay(setup, errors, one, rows) for one in values}
     wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
     # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
     top = mean(paid[best.name])
@@ -177,16 +181,6 @@ def judged(
         attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
         took = time.monotonic() - started
     return attacks
-
-
-def right_answers(
-    setup: Setup, errors: dict[str, str], forms: Sequence[Attack], rows: Sequence[Any]
-) -> tuple[Attack, dict[str, list[float | None]]]:
-    """Return the form that is paid most, and the rewards of right answers in each form and in other values."""
-    paid = {one.name: pay(setup, errors, one, rows) for one in forms}
-    best = max(forms, key=lambda one: mean(paid[one.name]))
-    values = {name: best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES}
-    return best, paid | {name: pay(setup, errors, one, rows) for name, one in values.items()}
 
 
 def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any]) -> list[float | None]:

@@ -24,11 +24,12 @@ from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems, open_rows
 from grpo_math.problems.rows import BadRow, checked
-from grpo_math.problems.sources import OWN, SOURCES, source_name
+from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
 from grpo_math.run.streams import Answer
 from grpo_math.settings import recipe
+from grpo_math.settings.shipped import target_options
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -81,8 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Audit the data set, and write the clean rows if a file is named."""
     target = args.config
-    is_data = target and (source_name(target) or is_table(target) or Path(target).is_dir())
-    words = [] if target is None else ["--dataset" if is_data else "--config", target]
+    is_recipe = Path(target or "").suffix in (".yaml", ".yml")
+    is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
+    words = target_options(target, "--dataset", SOURCES, bool(is_data))
     settings = recipe.read([*words, *args.fields]).sound().values
     if args.write_clean and Path(args.write_clean).exists():
         raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")

@@ -124,7 +124,11 @@ def end_of_turn(setup: Setup) -> Iterator[Finding]:
     """
     tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
     add = "add {} to eos_token_id in generation_config.json"
-    configured = _configured_eos(tokenizer)
+    folder = Path(str(tokenizer.name_or_path))
+    # transformers reads config.json if there is no generation_config.json.
+    config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
+    ids = config.get("eos_token_id")
+    configured = set(ids) if isinstance(ids, list) else {ids} - {None}
     if configured and eos not in configured:
         message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
         yield Finding("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
@@ -145,14 +149,6 @@ def turn_end(tokenizer: Any) -> int | None:
     after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
     return next((token for token in after if token in special), None)
-
-
-def _configured_eos(tokenizer: Any) -> set[int]:
-    """Return eos_token_id of generation_config.json or, without that file, of config.json."""
-    folder = Path(str(tokenizer.name_or_path))
-    config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
-    ids = config.get("eos_token_id")
-    return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
 
 
 def prompt_lengths(setup: Setup) -> Iterator[Finding]:

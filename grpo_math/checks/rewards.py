@@ -49,22 +49,18 @@ def problems(setup: Setup) -> Iterator[Finding]:
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:
         yield Finding("info", evaluated)
-    for one in setup.problems.during:
-        yield Finding("info", f"{len(one.rows)} problems of {one.data}, {one.split}, are evaluated during training")
-    yield from _contradictions(rows)
+    for held in setup.problems.during:
+        yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
+    # One of the two gold answers rewards a wrong answer.
+    if apart := contradictions(rows, GOLDS):
+        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
+        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
+        yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield Finding(
             level, contamination.overlap_line(overlap), "give an eval_split or eval_dataset of other problems"
         )
-
-
-def _contradictions(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Find problems with gold answers that are not equal: one of them rewards a wrong answer."""
-    if apart := contradictions(rows, GOLDS):
-        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
-        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
-        yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:

@@ -179,7 +179,8 @@ def entropy_rises(run: RunSeries) -> Symptom | None:
     entropy, change = run.change(metrics.ENTROPY), run.not_rising
     if entropy is None or change is None or not _grew(entropy, ENTROPY_ROSE):
         return None
-    return Symptom(f"entropy {entropy.words} nats; reward {change.words}", run.learning_rate(0.3))
+    setting = "entropy_coef: 0.0" if run.get("entropy_coef", 0.0) else run.learning_rate(0.3)
+    return Symptom(f"entropy {entropy.words} nats; reward {change.words}", setting)
 
 
 def length_without_accuracy(run: RunSeries) -> Symptom | None:

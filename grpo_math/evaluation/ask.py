@@ -111,12 +111,9 @@ def _loaded(models: dict[str, Names], quantisation: Mapping[str, Any]) -> dict[s
     An adapter's base is the same weights without the adapter, and is loaded once.
     """
     if len(models) == 2 and models["trained"][1] is not None:
-        return dict.fromkeys(models, _opened(*models["trained"], quantisation))
-    return {name: _opened(*names, quantisation) for name, names in models.items()}
-
-
-def _opened(name: str, adapter: str | None, quantisation: Mapping[str, Any]) -> Model:
-    model = Model(name, adapter, quantisation=quantisation)
-    model.check("")
-    _ = model.tokenizer, model.weights
-    return model
+        models = dict.fromkeys(models, models["trained"])
+    opened = {names: Model(*names, quantisation=quantisation) for names in models.values()}
+    for model in opened.values():
+        model.check("")
+        _ = model.tokenizer, model.weights
+    return {name: opened[names] for name, names in models.items()}

@@ -33,7 +33,6 @@ from grpo_math.problems.from_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
 
-BACKENDS = ("hf", "vllm", "vllm-server")
 AT_ONCE = 64  # requests to a server
 
 
@@ -67,7 +66,7 @@ class Backend:
     server: str | None = None
 
     def __post_init__(self) -> None:
-        require_choice("backend", self.name, BACKENDS)
+        require_choice("backend", self.name, ("hf", "vllm", "vllm-server"))
         if (self.name == "vllm-server") != (self.server is not None):
             reason = f"does not go with backend={self.name}"
             raise ConfigError("server", self.server, reason, "give --backend vllm-server and its URL, or neither")

@@ -10,7 +10,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
-from grpo_math.reading import home
+from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
@@ -27,6 +27,7 @@ class RunModels(NamedTuple):
     columns: dict[str, str | None]  # those of each data set that the recipe names
     folder: Path
     tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
+    grade_timeout: float = 5.0
 
 
 def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> RunModels:
@@ -38,7 +39,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     config = run_config(run) or {}
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
-        raise ConfigError("run", run_dir, "has no config.yaml with a model name", remedy)
+        raise ConfigError("run", run_dir, "has no config.yaml with a model name", near(run) or remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _revision_folder(name, str(config.get("model_revision") or "main"))
@@ -48,13 +49,17 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
+    columns = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
+    columns |= {config.get("eval_dataset"): config.get("eval_columns")}
+    columns |= {config.get("dataset"): config.get("columns")}
     return RunModels(
         models={"base": (base, None), "trained": trained},
         template=(template := recipe_template(config)),
         request=replace(request_from(config), template=template.name),
-        columns=_columns_by_path(config),
+        columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
+        grade_timeout=float(config.get("grade_timeout") or 5.0),
     )
 
 
@@ -63,12 +68,6 @@ def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
     file = Path(run_dir) / PROBLEMS
     hashes = set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
     return sum(problem_hash(row) in hashes for row in rows)
-
-
-def _columns_by_path(config: Mapping[str, Any]) -> dict[str, str | None]:
-    named = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
-    named |= {config.get("eval_dataset"): config.get("eval_columns")} | {config.get("dataset"): config.get("columns")}
-    return {os.path.abspath(home(data)): columns for data, columns in named.items() if data}
 
 
 def recipe_columns(run: RunModels, data: str) -> str | None:

@@ -20,7 +20,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_fields, with_server
 from grpo_math.evaluation.figures import Results, summary
-from grpo_math.evaluation.fingerprint import problems_hash
+from grpo_math.evaluation.fingerprint import Row, problems_hash
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
@@ -33,8 +33,6 @@ from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
-
-Row = Mapping[str, Any]
 
 
 def evaluate(
@@ -80,7 +78,9 @@ def evaluate(
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
-    request = trainer_request(trainer)
+    # The trainer's arguments and weights state what training asks.
+    weights = trainer.accelerator.unwrap_model(trainer.model)
+    request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
     where = Output(extra=extra or {}, progress=progress)
@@ -88,9 +88,8 @@ def evaluate(
         trainer, rows, drawn, where, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
     )
     name = "after.json" if trainer.state.global_step else "before.json"
-    run_dir = Path(str(trainer.args.output_dir))
     if trainer.accelerator.is_main_process:
-        write_json(run_dir / name, evaluated)
+        write_json(Path(str(trainer.args.output_dir)) / name, evaluated)
         for callback in trainer.callback_handler.callbacks:
             # The callback that writes the report of a script.
             if hasattr(callback, "evaluated"):
@@ -127,12 +126,6 @@ def over_ranks(
     # A rank has summed up and hashed its own rows only.
     totals = {**summary(records, sampling.samples), "problems_hash": problems_hash(rows)}
     return {**parts[0], **totals, "rows": records}
-
-
-def trainer_request(trainer: Any) -> Request:
-    """Return what training asks, from the arguments of the trainer."""
-    weights = trainer.accelerator.unwrap_model(trainer.model)
-    return request_from({**vars(trainer.args), **quantisation_fields(weights)})
 
 
 def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
@@ -182,18 +175,17 @@ class Engine(Model):
         if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
             return with_server(client, client.models()[0], self.tokenizer, stops, request)
-        sample = self._with_adapter if self.generation.mode == "server" else self._colocated
-        settings = {**request.for_vllm(), "stop_token_ids": stops}
+        longest, settings = request.max_new_tokens, {**request.for_vllm(), "stop_token_ids": stops}
 
         def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
-            answers = sample(prompts, seed, request.max_new_tokens, settings)
+            if self.generation.mode == "server":
+                sample = self.generation.sampling(prompts, seed, longest, logprobs=False, extra=settings)
+                answers = [completion.tokens for completion in sample()]
+            else:
+                answers = self._colocated(prompts, seed, longest, settings)
             return [read_off(self.tokenizer, tokens, stops, request.stop) for tokens in answers]
 
         return generate
-
-    def _with_adapter(self, prompts: Any, seed: int, longest: int, settings: dict[str, Any]) -> list[list[int]]:
-        sample = self.generation.sampling(prompts, seed, longest, logprobs=False, extra=settings)
-        return [completion.tokens for completion in sample()]
 
     def _colocated(self, prompts: Any, seed: int, longest: int, settings: dict[str, Any]) -> list[list[int]]:
         from vllm import SamplingParams

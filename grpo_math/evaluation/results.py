@@ -21,7 +21,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
-from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
@@ -35,7 +35,6 @@ from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
 
-Row = Mapping[str, Any]
 Records = dict[tuple[str, int], Record]  # by problem and sample
 PLAIN = Request()
 
@@ -93,8 +92,10 @@ def evaluate(
         settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
     file = None if output.path is None else _file(Path(output.path), settings)
     # A model in memory has no name or file to compare, so its stored answers may be of other weights.
-    known = _known(file, settings) if file and model.named else {}
     journal_file = answers_file(file) if file and model.named else None
+    if journal_file and file and file.exists() and not journal_file.exists():
+        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
+    known = {_key(record): record for record in stored(journal_file, settings)} if journal_file else {}
     records = _answer(model, rows, sampling, request, known, journal_file, tools, grade_timeout, output.progress)
     results = {
         "format": FORMAT,
@@ -217,13 +218,6 @@ def store(path: Path, records: Iterable[Record]) -> None:
     """Add the records in one write, so that a killed process can cut only the last line."""
     with open(path, "a", encoding="utf-8") as file:
         file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-
-def _known(file: Path, settings: dict[str, Any]) -> Records:
-    """Return the records of an earlier call."""
-    if file.exists() and not answers_file(file).exists():
-        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
-    return {_key(line): line for line in stored(answers_file(file), settings)}
 
 
 # One record

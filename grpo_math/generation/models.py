@@ -3,6 +3,7 @@
 Does not run remote code: ``trust_remote_code`` is always False.
 """
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,8 +32,10 @@ def refuse_missing_folder(field: str, name: str) -> None:
     """
     path = home(name)
     in_folder = is_folder(name) or ("/" in name and path.parent.is_dir())
-    if in_folder and not path.exists():
-        raise ConfigError(field, name, "is not a folder", near(path) or "give a folder, a Hub id, or 'embedded'")
+    misspelt = name != "embedded" and difflib.get_close_matches(name, ["embedded"], cutoff=0.8)
+    if (in_folder or misspelt) and not path.exists():
+        remedy = "did you mean 'embedded'?" if misspelt else near(path) or "give a folder, a Hub id, or 'embedded'"
+        raise ConfigError(field, name, "is not a folder", remedy)
 
 
 def _remedy(path: str, otherwise: str) -> str:

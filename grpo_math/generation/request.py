@@ -109,18 +109,7 @@ def request_from(settings: Mapping[str, Any]) -> Request:
     values = {**settings, **options}
     plain = {name: values[name] for name in SHARED if values.get(name) is not None}
     longest = next((options[name] for name in LENGTHS if options.get(name)), settings.get("max_completion_length"))
-    structured = options.get("structured_outputs")
-    regex = settings.get("vllm_structured_outputs_regex")
-    if regex is None and isinstance(structured, Mapping) and set(structured) == {"regex"}:
-        regex = structured["regex"]
-    ours = {
-        *SHARED,
-        *LENGTHS,
-        *OMITTED,
-        "stop",
-        "stop_token_ids",
-        *(["structured_outputs"] if regex is not None else []),
-    }
+    ours = {*SHARED, *LENGTHS, *OMITTED, "stop", "stop_token_ids"}
     quantised = settings.get("load_in_4bit") or settings.get("load_in_8bit")
     return Request(
         template=settings.get("prompt_template"),
@@ -130,7 +119,7 @@ def request_from(settings: Mapping[str, Any]) -> Request:
         stop=_listed(options.get("stop")),
         stop_token_ids=_listed(options.get("stop_token_ids")),
         options={name: value for name, value in options.items() if name not in ours},
-        regex=regex,
+        regex=settings.get("vllm_structured_outputs_regex"),
         quantisation={name: settings.get(name) for name in QUANTISATION} if quantised else {},
         **plain,
     )

@@ -307,21 +307,29 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "generation": [switch],
         "adapter": [] if s["use_peft"] else [fields | half for fields in (ADAPTER, ADAPTER | quantised | nested)],
         "prompts": [{name: n} for n in batch.divisors(s["prompts_per_step"] or counted.batch.steps)[-2::-1]],
-        "completions": [
-            {
-                "max_completion_length": length,
-                **({"vllm_max_model_length": counted.machine.prompt + length} if s["use_vllm"] else {}),
-            }
-            for length in (s["max_completion_length"] // 2**k for k in range(1, 16))
-            if length >= SHORTEST
-        ],
+        "completions": [],
         # The share of the GPU comes last, because it depends on all the others: `tuned` sets it.
         "share": [],
     }
     skipped = GPU_FIELDS if s["use_cpu"] else set()
     # Only fields that differ from the recipe's.
     differ = {n: [{k: v for k, v in change.items() if s[k] != v} for change in choices[n]] for n in choices}
-    return {n: [change for change in values if change and not skipped & change.keys()] for n, values in differ.items()}
+    useful = {n: [change for change in differ[n] if change and not skipped & change.keys()] for n in differ}
+    # These override the context that is proposed for the recipe's length.
+    return {**useful, "completions": [*_completions(counted)]}
+
+
+def _completions(counted: Counted) -> Iterator[Json]:
+    """Yield shorter completions: the longest that the model has positions for, and halves. For vLLM each comes with the
+    recipe's context, and with the shortest possible one."""
+    settings, prompt = counted.settings, counted.machine.prompt
+    lengths = {settings["max_completion_length"] // 2**k for k in range(1, 16)}
+    lengths.add((counted.machine.shape.max_tokens or counted.sequence) - prompt)
+    for length in sorted(lengths, reverse=True):
+        if SHORTEST <= length < settings["max_completion_length"]:
+            yield {"max_completion_length": length, "vllm_max_model_length": settings["vllm_max_model_length"]}
+            if settings["use_vllm"]:
+                yield {"max_completion_length": length, "vllm_max_model_length": prompt + length}
 
 
 def _micro_batches(counted: Counted) -> Iterator[Json]:
@@ -414,7 +422,15 @@ def advice(plans: list[tuple[str, Counted]]) -> Json:
             if start := counted.changed(first.values()):
                 changes, then = search(start)
                 nearest.append(then)
-                changes = {name: {**first, **changes}[name] for name in names if name in {*first, *changes}}
+                changes = {
+                    name: {
+                        field: value
+                        for field, value in {**first, **changes}[name].items()
+                        if counted.settings[field] != value
+                    }
+                    for name in names
+                    if name in {*first, *changes}
+                }
                 costs = [names.index(name) for name in changes if name != "share"] + [dear] * bool(config)
                 if then.fits:
                     fitting.append((sorted(costs, reverse=True), config, counted, changes, then))

@@ -64,15 +64,17 @@ def as_text(stated: str | Mapping[str, str] | None) -> str | None:
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
     """Return the name and the value of the first column with a value, else of the first column that is empty text;
-    (field, None) without one. A column that is not there is read by its name in other capitals.
+    (field, None) without one. A column that is not there is read by its name in other capitals and with spaces.
 
     >>> first({"instruction": "Solve for x.", "input": "2x = 6"}, "problem", ACCEPTED["problem"])[1]
     'Solve for x.\\n2x = 6'
     >>> first({"problem": "", "Question": "1 + 1?"}, "problem", ACCEPTED["problem"])
     ('question', '1 + 1?')
+    >>> first({"Gold Answer": "2"}, "answer", ACCEPTED["answer"])
+    ('gold_answer', '2')
     """
-    lower = {name.lower(): value for name, value in row.items() if isinstance(name, str)}
-    values = [(name, value) for name in names if (value := _value({**lower, **row}, name)) is not None]
+    spelt = {_spelt(name): value for name, value in row.items() if isinstance(name, str)}
+    values = [(name, value) for name in names if (value := _value({**spelt, **row}, name)) is not None]
     filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
     return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
 
@@ -80,7 +82,11 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}
-    return [name for name in present if name in parts or name.lower() in parts]
+    return [name for name in present if name in parts or _spelt(name) in parts]
+
+
+def _spelt(name: str) -> str:
+    return "_".join(name.lower().replace("-", " ").split())
 
 
 def column_remedy(present: Iterable[str], field: str, names: Sequence[str]) -> str:

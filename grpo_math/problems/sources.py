@@ -41,8 +41,7 @@ class Source(NamedTuple):
 
 
 OWN = Source("", template="gsm8k")  # any data set that is not built in: a user's set, or another set on the Hub
-LISTED = read_yaml(Path(__file__).with_name("sources.yaml"))
-SOURCES = {name: Source(**entry) for name, entry in LISTED.items()}
+SOURCES = {name: Source(**entry) for name, entry in read_yaml(Path(__file__).with_name("sources.yaml")).items()}
 SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "aime2024", "aime2025")}
 
 

@@ -5,6 +5,7 @@ card.md is the template; all values come from the run directory. The same run al
 Does not write to the network, and does not show text that a model wrote.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,28 +49,21 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
     its own base, from the metadata of its card.
     """
-    name = str(run.config.get("model_name_or_path") or "unknown")
-    hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
-    card_data = _card_data(name, hub, revision, api)
-    return {"hub": hub, "folder": Path(name).name, "revision": revision, "card_data": card_data}
-
-
-def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str, Any]:
-    """Return the metadata of the base's card, in its folder or on the Hub; {} if the base has no card."""
     from huggingface_hub import metadata_load
 
+    name = str(run.config.get("model_name_or_path") or "unknown")
+    hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
     card, data = home(name) / "README.md", None
-    try:
+    # The Hub's own answers (no such model, no access) are OSErrors: the card then has no licence.
+    # A lost connection is not an OSError (httpx2). It ends the push, which needs the connection too.
+    with suppress(ValueError, OSError, YAMLError):
         if card.is_file():
             data = metadata_load(card)
         elif hub and api is not None:
             data = api.model_info(hub, revision=None if revision == "main" else revision).card_data
-    except (ValueError, OSError, YAMLError):
-        # The Hub's own answers (no such model, no access) are OSErrors: the card then has no licence.
-        # A lost connection is not an OSError (httpx2). It ends the push, which needs the connection too.
-        return {}
     keys = ("license", "license_name", "license_link", "base_model")
-    return {key: value for key in keys if data and isinstance(value := data.get(key), str)}
+    card_data = {key: value for key in keys if data and isinstance(value := data.get(key), str)}
+    return {"hub": hub, "folder": Path(name).name, "revision": revision, "card_data": card_data}
 
 
 def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str) -> str:

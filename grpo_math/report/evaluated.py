@@ -69,9 +69,7 @@ def run(args: Namespace) -> Answer | int:
         before, after = map(compare.read_results, args.compare)
         comparison = compare.comparison(before, after)
         return Answer(comparison, compare.terminal_table(comparison))
-    model, adapter = with_base(args.model, args.adapter)
-    args.model = model
-    args.adapter = adapter
+    args.model, args.adapter = with_base(args.model, args.adapter)
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
@@ -122,6 +120,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
+    timeout = run.grade_timeout if run else 5.0
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
     models = run.models if run else {"": (args.model, args.adapter)}
@@ -136,7 +135,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
                     # The files of a run have the same names for each set, so that each set needs its own folder.
                     path = run.folder / (folder_name(name) if len(names) > 1 else "") / f"{side}.json"
                 output = Output(path, {"data": name, "split": args.split}, overlap)
-                sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box)
+                sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box, grade_timeout=timeout)
     return sides
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
-from grpo_math.reading import read_json
+from grpo_math.reading import near, read_json
 from grpo_math.report import report
 from grpo_math.report.card import RESULTS, model_card, trained_base
 from grpo_math.report.run_dir import read_run
@@ -66,7 +66,7 @@ def push(
     # Until a run has finished, its weights may be those of an earlier, shorter run.
     if not (run_dir / FINISHED).exists():
         remedy = "give the run directory of a training; if it was stopped, start it again to resume it"
-        raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", remedy)
+        raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", near(run_dir) or remedy)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     import huggingface_hub

@@ -30,7 +30,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(percent=percent, points=points, short=short, row=row)
+    made.filters.update(percent="{:.1%}".format, points=points, short=short, row=row)
     return made
 
 
@@ -52,10 +52,6 @@ def page(**values: Any) -> str:
     return render(
         "page.html", style=Markup(style), script=Markup(script), script_hash=digest, formulas=Formulas(), **values
     )
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}"
 
 
 def points(difference: float) -> str:

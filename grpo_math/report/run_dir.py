@@ -15,7 +15,7 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
-from grpo_math.reading import is_folder, reading
+from grpo_math.reading import is_folder, near, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import settled
@@ -108,23 +108,21 @@ def read_run(run_dir: str | Path) -> RunDir:
     folder = run.directory
     run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
     run.config = run_config(folder) or {}
-    if (folder / "history.jsonl").exists():
-        run.history = _history(folder / "history.jsonl")
+    if (history := folder / "history.jsonl").exists():
+        with reading(history):
+            # A full disk or a kill may have cut the last line.
+            lines = [line for line in history.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
+            # One row per step: the newest attempt of a resumed run counts.
+            run.history = settled(map(json.loads, lines))
     run.before = _evaluation(folder, BEFORE)
     run.after = _evaluation(folder, AFTER)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"
-        raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
+        raise ConfigError(
+            "run_dir", str(run_dir), reason, near(run_dir) or "give the run directory that training wrote"
+        )
     return run
-
-
-def _history(path: Path) -> History:
-    """Return one row per step. The newest attempt of a resumed run counts."""
-    with reading(path):
-        # A full disk or a kill may have cut the last line.
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
-        return settled(map(json.loads, lines))
 
 
 def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:

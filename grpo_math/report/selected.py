@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
+from grpo_math.reading import near
 from grpo_math.report.run_dir import completion_files, tables
 from grpo_math.run.streams import Answer
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> Answer:
     lines = dict.fromkeys(json.dumps(row, ensure_ascii=False) for row in selected)
     if not lines:
         reason = f"has no {'correct ' if args.right else ''}completions"
-        raise ConfigError("run_dir", args.run_dir, reason, "train with log_completions, on data with gold answers")
+        logged = "train with log_completions, on data with gold answers"
+        raise ConfigError("run_dir", args.run_dir, reason, near(args.run_dir) or logged)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return Answer({"file": args.to, "rows": len(lines)}, f"selected {len(lines):,} completions: {args.to}")

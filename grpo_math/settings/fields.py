@@ -6,7 +6,6 @@ Each name, default and choice is written once, in a class of `SOURCES`.
 import ast
 import functools
 import importlib.util
-import math
 import operator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +63,8 @@ class Field(NamedTuple):
             if self.choices and not (OWN_FUNCTION in self.choices and is_user_function(value)):
                 require_choice(self.name, value, self.choices)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
+            # Not math.isfinite, which raises an exception for an integer of hundreds of digits.
+            if not abs(value) < 1e308:
                 raise ConfigError(self.name, written, "is not finite", "give a finite number")
             bounds = {name: bound for name, bound in self.limits.items() if name in WORDS}
             inside = all(getattr(operator, name)(value, bound) for name, bound in bounds.items())

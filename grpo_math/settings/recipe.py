@@ -25,7 +25,7 @@ from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
-from grpo_math.yaml_files import read_yaml
+from grpo_math.yaml_files import from_yaml, read_yaml
 
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
@@ -143,7 +143,7 @@ def check(name: str, value: Any) -> Any:
     grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, since YAML reads no as false
     """
     field = fields().get(name)
-    for word in (name, *(value if name == "rewards" and isinstance(value, list) else ())):
+    for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
         if word in NOT_HERE:
             raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
     if field is None:
@@ -212,8 +212,14 @@ def coerced(field: Field, value: Any) -> Any:
             raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
         return None
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
-        item = field._replace(kinds=frozenset({field.item or "str"}))
-        return [coerced(item, one) for one in (value if isinstance(value, list) else [value])]
+        item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
+        items = value if isinstance(value, list) else [value]
+        # Texts of the command line: '[{data: math500}]', or '{data: gsm8k}' '{data: math500}'.
+        if field.item == "dict" and all(isinstance(one, str) for one in items):
+            text = ", ".join(items)
+            with suppress(ValueError):
+                items = from_yaml(text if text.startswith("[") else f"[{text}]")
+        return [coerced(item, one) for one in items]
     accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
     for kind in accepted:
         # A bool is an int in Python, and YAML reads no as false.

@@ -78,13 +78,8 @@ def steps_in_backward(optim: str) -> bool:
 
 # Settings of the trainer, for recipes and scripts.
 
-_ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
 _RATIO = "epsilon epsilon_high delta off_policy_mask_threshold"
-_VLLM_CORRECTION = "vllm_importance_sampling_mode vllm_importance_sampling_clip_max"
 _NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
-_ADAPTIVE = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
-_SAPO = "sapo_temperature_pos sapo_temperature_neg"
-_VESPO = "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
 
 # TRL checks some of these in the constructor of its trainer, after the weights are loaded, and only warns of others.
 UPDATE = [
@@ -130,7 +125,7 @@ UPDATE = [
     unused("k", lambda s: s["baseline"] != "pass_at_k", "baseline={baseline!r} is not pass_at_k"),
     unused(
         "max_tokens_per_micro_batch",
-        lambda s: changed(s, _ENTROPY),
+        lambda s: changed(s, "entropy_coef use_adaptive_entropy top_entropy_quantile"),
         "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
     ),
@@ -154,9 +149,21 @@ UPDATE = [
     ),
     unused("delta", lambda s: s["loss_type"] not in CLIPPED, "loss_type={loss_type!r} does not clip"),
     unused("epsilon epsilon_high", _is("loss_type", "sapo", "vespo"), "loss_type={loss_type!r} does not clip"),
-    unused(_SAPO, lambda s: s["loss_type"] != "sapo", "loss_type={loss_type!r} is not sapo"),
-    unused(_VESPO, lambda s: s["loss_type"] != "vespo", "loss_type={loss_type!r} is not vespo"),
-    unused(_ADAPTIVE, _off("use_adaptive_entropy"), "use_adaptive_entropy=False"),
+    unused(
+        "sapo_temperature_pos sapo_temperature_neg",
+        lambda s: s["loss_type"] != "sapo",
+        "loss_type={loss_type!r} is not sapo",
+    ),
+    unused(
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        lambda s: s["loss_type"] != "vespo",
+        "loss_type={loss_type!r} is not vespo",
+    ),
+    unused(
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
+        _off("use_adaptive_entropy"),
+        "use_adaptive_entropy=False",
+    ),
     Rule(
         "activation_offloading",
         lambda s: s["activation_offloading"] and not s["gradient_checkpointing"],
@@ -300,7 +307,7 @@ VLLM = [
         "give it to the server",
     ),
     unused(
-        _VLLM_CORRECTION,
+        "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
         lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
         "vllm_importance_sampling_correction=False",
     ),

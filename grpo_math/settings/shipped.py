@@ -1,5 +1,6 @@
 """Find shipped files by their checkout names, from any folder."""
 
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 
@@ -56,6 +57,25 @@ def recipe_file(name: str | Path) -> Path:
     recipes = listed("launch/configs")
     require_choice("config", path.name, tuple(recipes))
     return recipes[path.name][0]
+
+
+def target_options(target: str | None, option: str, names: Iterable[str], is_value: bool) -> list[str]:
+    """Return the option for a command's first word: a recipe or, if ``is_value``, a value of ``option``.
+
+    A word that is neither is compared with the recipes and with ``names``, the known values.
+
+    >>> target_options("demo_cpu", "--rewards", ["gsm8k"], False), target_options("gsm8k", "--rewards", ["gsm8k"], True)
+    (['--config', 'demo_cpu'], ['--rewards', 'gsm8k'])
+    >>> target_options("gms8k", "--rewards", ["gsm8k"], False)
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: config='gms8k' is not known: did you mean 'gsm8k'? (gsm8k, demo_cpu, ...
+    """
+    if target is None or is_value:
+        return [option, target] if target else []
+    if not find(target).exists() and Path(target).stem == target:
+        require_choice("config", target, (*names, *listed("launch/configs")))
+    return ["--config", target]
 
 
 def _folder(name: str) -> Path:

@@ -47,13 +47,9 @@ def hint(name: str, known: Collection[str]) -> str:
 
 
 def _distance(one: str, other: str) -> int:
-    """Return how many letters have to be added, removed or replaced to get from one word to the other."""
-    row = [*range(len(other) + 1)]
-    for number, letter in enumerate(one, 1):
-        above, row = row, [number]
-        for column, expected in enumerate(other):
-            row.append(min(above[column + 1] + 1, row[column] + 1, above[column] + (letter != expected)))
-    return row[-1]
+    """Return how many letters are added, removed or replaced to get from one word to the other."""
+    changes = difflib.SequenceMatcher(None, one, other).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
 
 
 def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
     several = ours.pop("dataset_configs", None) or []
     # Older recipes have a list. Several names are joined; no set has that name, and the error shows it.
-    config = config or (several if isinstance(several, str) else ",".join(map(str, several)))
+    config = config or ",".join(map(str, several if isinstance(several, list) else [several]))
     # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"

@@ -94,16 +94,13 @@ def _planned(
         name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
     except NotPlanned as error:
         say("plan", str(error))
-        return _unplanned(recipe, len(gpus)), asked, []
+        # The recipe gives the server's number of GPUs.
+        settings = {**defaults(), **recipe}
+        size = settings["vllm_tensor_parallel_size"]
+        divided = partial(divides, settings, set(recipe))
+        layout = devices.assign_gpus(settings, len(gpus), lambda: (size, [size]), divided)
+        return layout._replace(why="the plan cannot compute this recipe's memory"), asked, []
     return counted.layout, configs[name], counted.problems
-
-
-def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
-    """Return the layout of a recipe whose memory is unknown. The recipe gives the server's number of GPUs."""
-    settings = {**defaults(), **recipe}
-    size = settings["vllm_tensor_parallel_size"]
-    layout = devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(divides, settings, set(recipe)))
-    return layout._replace(why="the plan cannot compute this recipe's memory")
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:

@@ -19,7 +19,6 @@ import sys
 from grpo_math.run import supervisor
 from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, STOPPING, leave_lost_terminal
 
-LEFT_TO_THE_AGENT = "SIGQUIT"
 # Seconds from SIGTERM to SIGKILL for the others when a process has failed. Over NCCL they wait for it in C++, where no
 # signal handler of Python runs.
 GRACE = 5
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, *STOPPING):
         signal.signal(number, pass_on)
     # torchrun's variable for --signals-to-handle. torch's agent would replace the handlers above; SIGQUIT has none.
-    os.environ["PET_SIGNALS_TO_HANDLE"] = LEFT_TO_THE_AGENT
+    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
     # After the handlers: these imports take seconds, and a signal may come meanwhile.
     from accelerate.commands.launch import launch_command, launch_command_parser

@@ -2,9 +2,7 @@
 
 The loss is multiplied by a scale, so that small gradients do not become zero. If a gradient then overflows, the step is
 skipped and the scale is halved; after 2000 steps without an overflow it is doubled. accelerate and torch do that, and
-transformers saves the scale in a checkpoint.
-
-Does not serve DeepSpeed, which has a loss scale and a float32 copy of the weights of its own.
+transformers saves the scale in a checkpoint. DeepSpeed scales the loss itself, and keeps a float32 copy of the weights.
 """
 
 from typing import Any
@@ -39,3 +37,16 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
                     "load the model in float32, or train an adapter",
                 )
             parameter.data = parameter.data.float()
+
+
+def loss_scale(accelerator: Any, engine: Any) -> float | None:
+    """Return the factor of the loss: that of torch's scaler, that of DeepSpeed's ``engine``, or None.
+
+    >>> from types import SimpleNamespace
+    >>> engine = SimpleNamespace(fp16_enabled=lambda: True, optimizer=SimpleNamespace(loss_scale=1024.0))
+    >>> loss_scale(SimpleNamespace(scaler=None), engine)
+    1024.0
+    """
+    if accelerator.scaler is not None:
+        return float(accelerator.scaler.get_scale())
+    return engine.optimizer.loss_scale if engine is not None and engine.fp16_enabled() else None

@@ -531,14 +531,14 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        scaler = self.accelerator.scaler
+        scale = float16.loss_scale(self.accelerator, self.deepspeed)
         # With an infinite loss, or a scale that does not enlarge the gradients, the scale is not the reason for a
         # gradient that is not finite.
-        may_overflow = scaler is not None and scaler.get_scale() > 1 and abs(self._policy_loss) < math.inf
+        may_overflow = scale is not None and scale > 1 and abs(self._policy_loss) < math.inf
         skipped = self.nonfinite.seen(norm, may_overflow)
         self.add_metrics({metrics.SKIPPED: float(skipped and not may_overflow)})
-        if scaler is not None:
-            self.add_metrics({metrics.LOSS_SCALE: scaler.get_scale(), metrics.OVERFLOWED: skipped and may_overflow})
+        if scale is not None:
+            self.add_metrics({metrics.LOSS_SCALE: scale, metrics.OVERFLOWED: skipped and may_overflow})
         if skipped:
             # Optimizers skip a parameter without a gradient, so its weight and its moments do not change.
             model.zero_grad()

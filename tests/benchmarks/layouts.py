@@ -18,7 +18,7 @@ BY_CARD = (
     *("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"),
     *("google/gemma-3-1b", "google/gemma-3-4b", "HuggingFaceTB/SmolLM3-3B", "openai/gpt-oss-20b"),
 )
-CARDS = (8, 12, 16, 24, 48)
+CARDS = (8, 12, 16, 24, 48, 80)
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
 VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
@@ -53,7 +53,7 @@ def rows_by_card() -> Iterator[list[str]]:
 def tables() -> dict[str, str]:
     """Markdown, by the names of docs/make_tables.py."""
     rows = [["model", *(f"{size} GB" for size in CARDS)], ["---"] * (len(CARDS) + 1), *rows_by_card()]
-    return {"by_card": "\n".join(f"| {' | '.join(row)} |" for row in rows)}
+    return {"by_card": "\n".join(f"|{'|'.join(row)}|" for row in rows)}
 
 
 if __name__ == "__main__":

@@ -126,6 +126,8 @@ PASTED = [  # the card, and fields next to those of gsm8k_8gb
     ("16", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --max_completion_length 2048"),
     ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --vllm_share_weights --dtype float32"),
     ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --cast_lm_head_to_fp32"),
+    # The model has 8,192 positions.
+    ("24", "--model_name_or_path HuggingFaceTB/SmolLM2-1.7B --use_vllm --max_completion_length 8192"),
     ("48", "--model_name_or_path Qwen/Qwen2.5-32B --max_completion_length 8192 --entropy_coef 0.1"),
 ]
 

@@ -64,9 +64,9 @@ class KilledInSecondStep(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def new_trainer(model: str, run_dir: Path, **settings):
+def new_trainer(model: str, run_dir: Path, targets: str = "all-linear", **settings):
     settings |= {"gradient_checkpointing": True, "learning_rate": 5e-3, "vllm_enable_sleep_mode": True}
-    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules=targets)
     return make_trainer(model, run_dir, lora, **settings)
 
 

@@ -8,7 +8,7 @@ import pytest
 from small_runs import write_adapter_run
 
 from grpo_math.cli import main
-from grpo_math.evaluation import backends
+from grpo_math.evaluation import backends, results
 from grpo_math.problems.datasets import load_problems
 from grpo_math.run.resume import write_problems
 
@@ -17,14 +17,17 @@ ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_
 
 @pytest.fixture
 def trained(small, tmp_path):
-    return write_adapter_run(tmp_path / "run", small, 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\n')
+    text = 'prompt_template: "boxed"  # quoted\nmax_completion_length: 6\ngrade_timeout: 2.5\n'
+    return write_adapter_run(tmp_path / "run", small, text)
 
 
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
     write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
+    monkeypatch.setattr(results, "grade_batch", Mock(wraps=results.grade_batch))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()
     assert f"warning: 3 of the 4 problems of generated:sums are training problems of {trained}: " in err
+    assert {call.kwargs["timeout"] for call in results.grade_batch.call_args_list} == {2.5}
     table, *_, first, second = text.splitlines()
     files = [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
     assert [first, second] == [f"results   {file}" for file in files]

@@ -72,6 +72,8 @@ def test_every_range_is_of_a_field_and_every_default_is_taken():
         ("report_to", "none", "none"),
         ("report_to", ["wandb"], ["wandb"]),
         ("model_init_kwargs", '{"dtype": "float32"}', {"dtype": "float32"}),
+        ("heldout", ["[{data: math500, n: 9}]"], [{"data": "math500", "n": 9}]),
+        ("heldout", ['{"data": "a"}', "{data: b}"], [{"data": "a"}, {"data": "b"}]),
         ("resume_from_checkpoint", True, True),
         ("scale_rewards", False, False),
         ("output_dir", 5, "5"),
@@ -136,6 +138,9 @@ def test_env_reaches_the_run(tmp_path):
         ("loss_type", {"a": 1}, "loss_type={'a': 1} is not a text: give a text"),
         ("generation_kwargs", "fast", "generation_kwargs='fast' is not a mapping: write it as {\"name\": 1}"),
         ("model_init_kwargs", '{"token": ', "model_init_kwargs='***' is not a mapping: write it as {\"name\": 1}"),
+        ("rewards", [{"accuracy": 1.0}], "rewards={'accuracy': 1.0} is not a text: give a text"),
+        ("lora_target_modules", [None], "lora_target_modules=None is empty: give a value, or leave it out for []"),
+        ("heldout", "[{data: a", "heldout='[{data: a' is not a mapping: write it as {\"name\": 1}"),
         ("reward_weights", ["low"], "reward_weights='low' is not a number: give a number"),
         ("max_completion_length", None, "max_completion_length=None is empty: give a value, or leave it out for 512"),
     ],
@@ -143,6 +148,11 @@ def test_env_reaches_the_run(tmp_path):
 def test_a_value_of_another_kind_is_refused_in_one_line(name, value, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         check(name, value)
+
+
+def test_an_integer_that_no_float_holds_is_refused():
+    with pytest.raises(UserError, match="is not finite: give a finite number"):
+        check("max_steps", 10**400)
 
 
 @pytest.mark.parametrize(

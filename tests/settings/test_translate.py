@@ -98,6 +98,8 @@ def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
     notes = read(["--config", recipe(tmp_path, **fields, num_processes=8, dataset_configs=["all"])]).sound().notes
     assert sorted(note.partition(" ")[0].partition("=")[0] for note in notes) == sorted([*fields, "num_processes"])
     assert sum(" has no effect: of open-r1, not here: " in note for note in notes) == len(fields)
+    # A number in YAML, as a configuration may be named by its year.
+    assert translate.for_script({"dataset": "a/b", "dataset_configs": 2024})["dataset"] == "a/b:2024"
     given = ["--dataset_name", "openai/gsm8k", "--dataset_configs", "main"]
     assert read(given).sound().values["dataset"] == "openai/gsm8k:main"
 

@@ -123,6 +123,13 @@ def test_what_depends_on_the_length_or_number_of_passes_is_not_packed(settings, 
     assert trainer.scorer is None
 
 
+def test_an_optimizer_in_the_hooks_of_a_script_is_not_packed(ours):
+    model = tiny_model("llama")
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(torch.optim.SGD([weight]).step)
+    assert ours(model=model).scorer is None
+
+
 def test_ddp_looks_for_unused_parameters_if_a_text_leaves_a_tower_unused(ours, monkeypatch):
     for family in ("llama", "gemma3"):
         trainer = ours(model=tiny_model(family), gradient_checkpointing=True)

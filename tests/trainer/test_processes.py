@@ -54,7 +54,7 @@ SCRIPTED = {
 
 @pytest.mark.full
 def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(tiny, tmp_path):
-    pytest.importorskip("deepspeed")
+    pytest.importorskip("deepspeed.ops")
     starts = {
         ("NO", 1): [sys.executable],
         ("MULTI_CPU", 2): TORCHRUN,
@@ -113,7 +113,7 @@ def test_a_rank_that_cannot_pack_leaves_every_rank_unpacked(tiny, tmp_path):
 @pytest.mark.full(keep=["zero2_offload"])
 @pytest.mark.parametrize(("name", "zero"), [("zero2_offload", [2, "cpu", None]), ("zero3_offload", [3, "cpu", "cpu"])])
 def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_path):
-    pytest.importorskip("deepspeed")
+    pytest.importorskip("deepspeed.ops")
     runs = {"tiles": {"rewards": "sparse", "gradient_checkpointing": True, "tile": 8}}
     runs |= {"small_budget": {**RUNS["small_budget"], "longest_first": zero[0] < 3}}
     start = accelerate(name, tmp_path, "--num_processes", "2")
@@ -123,7 +123,7 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
 
 @pytest.mark.full
 def test_a_teacher_is_scored_alike_by_two_processes_of_ddp_and_of_zero_2(tiny, tmp_path):
-    pytest.importorskip("deepspeed")
+    pytest.importorskip("deepspeed.ops")
     distil = {"reference_model": tiny("qwen2"), "beta": 0.5, "kl_estimator": "k1", "rewards": "sparse"}
     runs = {"teacher": distil, "lora": {**distil, "lora": True}}
     for name in ("multi_gpu", "zero2_offload"):
@@ -152,7 +152,7 @@ BEST = {
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_end(stage, tiny, tmp_path):
-    pytest.importorskip("deepspeed")
+    pytest.importorskip("deepspeed.ops")
     start = accelerate(f"zero{stage}", tmp_path, "--num_processes", "2")
     launch(start, tiny("llama"), tmp_path, ours={"plain": BEST, "lora": {**BEST, "lora": True}})
     for name in ("plain", "lora"):
