@@ -43,7 +43,7 @@ THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calc
 PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)
+FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|(\d+(?: ?[-+*/] ?\d+)+)", re.DOTALL)
 HOW_MANY = re.compile(r"[Hh]ow many (?:more |fewer |total )?([a-z]{3,})")
 VALUES = ("in dollar signs", "as a fraction", "as a fraction in LaTeX", "as a decimal", "with its unit")
 REMEDY = "grpo-math attack shows the texts; pay the format only with a correct answer (rewards: [gated])"
@@ -298,10 +298,10 @@ def numbers(row: Any) -> list[str]:
 
 
 def formulas(row: Any) -> list[str]:
-    r"""Return the formulas of a problem.
+    r"""Return the formulas of a problem, and its calculations outside of formulas.
 
-    >>> formulas({"problem": r"If $x = 3$, what is \(2x\)?"})
-    ['x = 3', '2x']
+    >>> formulas({"problem": r"If $x = 3$, what is \(2x\)?"}), formulas({"problem": "What is 24 + 26?"})
+    (['x = 3', '2x'], ['24 + 26'])
     """
     return ["".join(groups) for groups in FORMULA.findall(row["problem"])]
 

@@ -128,7 +128,7 @@ def end_of_turn(setup: Setup) -> Iterator[Finding]:
     # transformers reads config.json if there is no generation_config.json.
     config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
     ids = config.get("eos_token_id")
-    configured = set(ids) if isinstance(ids, list) else {ids} - {None}
+    configured: set[Any] = set(ids) if isinstance(ids, list) else {ids} - {None}
     if configured and eos not in configured:
         message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
         yield Finding("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))

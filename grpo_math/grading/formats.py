@@ -44,7 +44,7 @@ def _in_tags(name: str, thought: str) -> AnswerFormat:
 # nest, so where.py matches them.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
 HASHES = re.compile(r"####[ \t]*([^\n]*)")
-# A sum or a product of plain numbers, possibly after "x =" or before a unit. It is equal to the answer, and a policy that
+# A sum or a product of plain numbers, possibly after "x =" or before a unit. It equals the answer, but a policy that
 # learns to repeat "What is 24 + 26?" as "#### 24 + 26" has calculated nothing.
 _NUMBER = r"[\\({\[$ \t]*-?\d[\d.,]*[\\)}\]$ \t]*"
 _SIGN = r"(?:[-+*×·]|\\times|\\cdot|(?=\())"
@@ -112,8 +112,8 @@ def in_format(completion: str, answer_format: str) -> bool:
     (True, False)
     >>> in_format("easy </think> <answer>7</answer>", "r1_zero"), in_format("<answer>7</answer>", "r1_zero")
     (True, False)
-    >>> in_format("#### 24 + 26", "direct"), in_format("#### 24 + 26 = 50", "direct"), in_format("#### 2x + 3", "direct")
-    (False, True, True)
+    >>> [in_format(f"#### {answer}", "direct") for answer in ("24 + 26", "24 + 26 = 50", "2x + 3", "1/2")]
+    [False, True, True, True]
     """
     require_choice("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].strict.fullmatch(completion) is not None

@@ -264,7 +264,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"gpu": [Gpu(0, 80.0, "")]},
             [
                 "warning: memory: prompt and completion come to 8198 tokens, and the model is given 8192. Remedy: "
-                "max_completion_length: 4095"
+                "max_completion_length: 8184"
             ],
         ),
         ([*GPU, "--model_name_or_path", "."], {"gpu": [Gpu(0, 80.0, "")], "files": PHI}, [UNKNOWN]),
