@@ -49,20 +49,17 @@ HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = r"[\\({\[$ \t]*-?\d[\d.,]*[\\)}\]$ \t]*"
 _SIGN = r"(?:[-+*×·]|\\times|\\cdot|(?=\())"
 _CALCULATION = rf"(?:[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-Za-z]{{2}}[^\n#\d=]*)?(?:\n|\Z)"
+_HASHED = rf"####(?![ \t]*{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
         "gsm8k",
         marker=HASHES,
-        strict=re.compile(rf"[^#]*####(?![ \t]*{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
+        strict=re.compile("[^#]*" + _HASHED, re.DOTALL),
         tags=("####",),
         example="It follows.\n#### ANSWER",
     ),
     "direct": AnswerFormat(
-        "direct",
-        marker=HASHES,
-        strict=re.compile(rf"\s*####(?![ \t]*{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"),
-        tags=("####",),
-        example="#### ANSWER",
+        "direct", marker=HASHES, strict=re.compile(r"\s*" + _HASHED), tags=("####",), example="#### ANSWER"
     ),
     "boxed": AnswerFormat(
         "boxed",

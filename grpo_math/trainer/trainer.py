@@ -701,7 +701,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _reduce_figures(self, figures: StepFigures, training_steps: int) -> None:
         """Log the figures of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
-        means, self._policy_loss, entropy = figures.reduce_means(self.accelerator, training_steps)
+        means, policy_loss, entropy = figures.reduce_means(self.accelerator, training_steps)
+        self._policy_loss = policy_loss
         self.add_metrics(means)
         if not self._entropy_bonus_enabled:
             return
