@@ -2,7 +2,7 @@
 
 A script may log other columns, so a column may contain several types, or a type that Parquet lacks.
 
-TRL and run_files.py write the table as ``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
+TRL writes the table as ``completions/completions_STEP.parquet``, and sends it to the trackers.
 """
 
 import json
