@@ -927,11 +927,6 @@ class MathGRPOTrainer(GRPOTrainer):
         """True if the next training step uses the rows of the current rollout."""
         return self._step % (self.args.steps_per_generation * self.num_iterations) != 0
 
-    @property
-    def synced_step(self) -> int:
-        """The optimizer step whose weights vLLM has."""
-        return self._last_loaded_step
-
     def prompt_tokens(self, prompts: list[Any]) -> list[list[int]]:
         return cast(list[list[int]], self._tokenize_prompts(prompts)[0])
 
