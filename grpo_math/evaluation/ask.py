@@ -1,6 +1,6 @@
 """A run, an adapter or a model -> models that answer questions, base and trained, as in the run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
@@ -36,7 +36,7 @@ class LoadedModels:
         self.request = replace(request, template=self.template, max_new_tokens=self.max_new_tokens)
         if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
-        self.models = _loaded({only: models[only]} if only else models, request.quantisation)
+        self.models = _loaded({only: models[only]} if only else models, request)
         self.forget()
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
@@ -105,14 +105,14 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
     return {"model": (target, None)}, PLAIN, Request()
 
 
-def _loaded(models: dict[str, Names], quantisation: Mapping[str, Any]) -> dict[str, Model]:
+def _loaded(models: dict[str, Names], request: Request) -> dict[str, Model]:
     """Load the models now, so that an error comes before the first question.
 
     An adapter's base is the same weights without the adapter, and is loaded once.
     """
     if len(models) == 2 and models["trained"][1] is not None:
         models = dict.fromkeys(models, models["trained"])
-    opened = {names: Model(*names, quantisation=quantisation) for names in models.values()}
+    opened = {names: Model(*names, request=request) for names in models.values()}
     for model in opened.values():
         model.check("")
         _ = model.tokenizer, model.weights

@@ -129,7 +129,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     sides: dict[str, dict[str, Results]] = {side: {} for side in models}
     for side, (model, adapter) in models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend, quantisation=request.quantisation) as opened:
+        with Model(model, adapter, backend, request=request) as opened:
             for name, (rows, samples, temperature, overlap) in problems.items():
                 sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
                 path = Path(args.output or "evaluations")
