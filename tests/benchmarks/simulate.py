@@ -64,7 +64,8 @@ def recipe_of(name: str, kind: str, folder: str) -> dict[str, Any]:
     if recipe.get("use_vllm"):
         recipe |= SERVER
     shared = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length")
-    return {name: value for name, value in recipe.items() if name not in shared}
+    recipe = {name: value for name, value in recipe.items() if name not in shared}
+    return {**recipe, "heldout_every": 0, "eval_n": 0}  # only a training step is simulated
 
 
 def row(name: str, kind: str, folder: str) -> str | None:
