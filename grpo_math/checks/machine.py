@@ -26,6 +26,7 @@ from grpo_math.run.dtypes import dtype_error, has_bfloat16
 from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.machine import GB
+from grpo_math.run.machine import versions as installed_versions
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
@@ -61,10 +62,10 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
-    needed: dict[str, str] = {"trl": "every run"}
+    needed, installed = {"trl": "every run"}, installed_versions()
     if generates(s) == "colocate":
         needed["vllm"] = "use_vllm"
-        if s["load_in_4bit"] and Version(_installed("vllm") or "0.28") >= Version("0.28"):
+        if s["load_in_4bit"] and Version(installed.get("vllm", "0.28")) >= Version("0.28"):
             needed[PLUGIN] = "load_in_4bit with vLLM 0.28 or newer"
     if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
@@ -80,20 +81,11 @@ def versions(setup: Setup) -> Iterator[Finding]:
         # A server needs a separate GPU.
         if name == "vllm" and count_and_gb()[0] > 1:
             remedy += ", or set vllm_mode: server"
-        installed = _installed(name)
-        if not installed:
+        if name not in installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
-        elif required and not required.specifier.contains(installed, prereleases=True):
-            message = f"{name} {installed} is not a version that this works with ({required.specifier})"
+        elif required and not required.specifier.contains(installed[name], prereleases=True):
+            message = f"{name} {installed[name]} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
-
-
-def _installed(name: str) -> str:
-    """Return the version of a package, or "" if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def number_formats(setup: Setup) -> Iterator[Finding]:
