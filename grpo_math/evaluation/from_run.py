@@ -27,7 +27,7 @@ class RunModels(NamedTuple):
     columns: dict[str, str | None]  # those of each data set that the recipe names
     folder: Path
     tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
-    grade_timeout: float = 5.0
+    grade_timeout: float | None
 
 
 def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> RunModels:
@@ -59,7 +59,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
-        grade_timeout=float(config.get("grade_timeout") or 5.0),
+        grade_timeout=config.get("grade_timeout"),
     )
 
 

@@ -16,6 +16,7 @@ from grpo_math.generation.request import Request
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_name, listed
+from grpo_math.reading import reading
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
@@ -66,9 +67,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> Answer | int:
     """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
     if args.compare:
-        before, after = map(compare.read_results, args.compare)
-        comparison = compare.comparison(before, after)
-        return Answer(comparison, compare.terminal_table(comparison))
+        # A file that was changed by hand may lack anything.
+        with reading(" or ".join(args.compare)):
+            comparison = compare.comparison(*map(compare.read_results, args.compare))
+            return Answer(comparison, compare.terminal_table(comparison))
     model, adapter = with_base(args.model, args.adapter)
     args.model = model
     args.adapter = adapter
@@ -122,7 +124,6 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
-    timeout = run.grade_timeout if run else 5.0
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
     models = run.models if run else {"": (args.model, args.adapter)}
@@ -137,6 +138,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
                     # The files of a run have the same names for each set, so that each set needs its own folder.
                     path = run.folder / (folder_name(name) if len(names) > 1 else "") / f"{side}.json"
                 output = Output(path, {"data": name, "split": args.split}, overlap)
+                timeout = run.grade_timeout if run else None
                 sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box, grade_timeout=timeout)
     return sides
 

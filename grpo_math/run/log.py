@@ -25,7 +25,7 @@ from grpo_math.run.signals import Stop
 from grpo_math.yaml_files import as_yaml
 
 # Without a rate, so that 80 columns have room for a bar.
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MAX_LOG_LINES = 1000  # lines of a trainer's log_history
 
 
@@ -101,15 +101,16 @@ class History(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
+    """A bar with the step, the reward, the accuracy and the time left."""
 
     bar: Bar | None = None
-    then = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR)
-            self.bar.then = self.then
+            # smoothing 0: the time left follows the mean speed, and not that of the last steps.
+            self.bar = Bar(
+                total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR, smoothing=0
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:

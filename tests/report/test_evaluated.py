@@ -162,11 +162,14 @@ MODEL = ["--model", "embedded"]
         ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
         ([*MODEL, "--data", "gsm8k", "--tools", "pyhton"], "tools='pyhton' is not known: did you mean 'python'?"),
         ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
+        (["--compare", "damaged.json", "damaged.json"], "damaged.json or damaged.json cannot be read (KeyError: 'id')"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
     folder(tmp_path / "gsm8k", {"question": "What is 3 + 4?", "answer": "#### 7"})
     monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("damaged.json").write_text('{"format": 1, "rows": [{"category": "correct"}]}')
     assert main(["evaluate", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -114,7 +114,6 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
 def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress, at = Progress(), state(100, max_steps=1000)  # resumed
-    progress.then = 31.0  # seconds
     progress.on_train_begin(None, at, None)
     at.global_step = 550
     progress.on_step_end(None, at, None)
@@ -125,7 +124,7 @@ def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, 
     progress.on_train_end()
     assert progress.bar.disable
     assert len(line) == 80
-    assert f"[1:01:40<1:02:11, {shown}]" in line  # the time left: 450 steps and the evaluation that follows
+    assert f"[1:01:40<1:01:40, {shown}]" in line  # 450 steps in an hour, and 450 are left
 
 
 def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):
