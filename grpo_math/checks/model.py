@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, first_line, require_choice
-from grpo_math.generation.models import check_reference, config_file
+from grpo_math.generation.models import check_reference, config_file, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
@@ -196,8 +196,6 @@ def _is_chat(setup: Setup) -> bool:
 
 def show(argv: Sequence[str], n: int) -> Answer:
     """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
-    from grpo_math.generation.models import load_tokenizer, model_path
-
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
     recipe = read(argv).sound()

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
@@ -19,15 +20,15 @@ TOOLS = ("tools", "python", "max_tool_calling_iterations")
 
 
 class RunModels(NamedTuple):
-    """The models and settings of a run. ``folder`` is for the results files."""
+    """The models and settings of a run, or one model, named "", without a run. ``folder`` is for the results files."""
 
     models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
-    template: Template
-    request: Request
-    columns: dict[str, str | None]  # those of each data set that the recipe names
     folder: Path
-    tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
-    grade_timeout: float | None
+    template: Template | None = None
+    request: Request = Request()
+    columns: Mapping[str, str | None] = MappingProxyType({})  # those of each data set that the recipe names
+    tools: Mapping[str, Any] = MappingProxyType({})  # the recipe's tools, python and max_tool_calling_iterations
+    grade_timeout: float | None = None
 
 
 def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> RunModels:

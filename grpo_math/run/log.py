@@ -103,17 +103,21 @@ class History(TrainerCallback):
 class Progress(TrainerCallback):
     """A bar with the step, the reward, the accuracy and the time left."""
 
-    bar: Bar | None = None
+    def __init__(self) -> None:
+        self.bar = Bar(disable=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            # smoothing 0: the time left follows the mean speed, and not that of the last steps.
-            self.bar = Bar(
-                total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR, smoothing=0
-            )
+        self.bar = Bar(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="training",
+            bar_format=BAR,
+            smoothing=0,  # the time left follows the mean speed, and not that of the last steps
+            disable=not state.is_world_process_zero,
+        )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if self.bar is None or not logs or metrics.LOSS not in logs:
+        if not logs or metrics.LOSS not in logs:
             return
         names = [metrics.ACCURACY, metrics.REWARD]
         # Without a terminal, as in a notebook, a line has room for more.
@@ -126,12 +130,10 @@ class Progress(TrainerCallback):
         self.bar.set_postfix(texts, refresh=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+        self.bar.update(state.global_step - self.bar.n)
 
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
 
 class Watchdog(TrainerCallback):

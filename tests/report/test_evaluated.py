@@ -83,7 +83,7 @@ def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, 
     words = ["evaluate", "--model", str(trained / "adapter"), *ASKED, "--output", str(tmp_path / "a.json")]
     assert main([*words, "--contamination", "generated:sums:heldout"]) == 0
     first, *_, overlap, path = capsys.readouterr().out.splitlines()
-    assert first.startswith("accuracy              0.0%  95% interval 0.0% to 49.0%; 4 problems, greedy")
+    assert first == "4 problems, greedy"
     assert overlap.startswith("generated:sums: contamination: 4 of 4 problems (100.0%) overlap")
     assert path == f"results   {tmp_path / 'a.json'}"
     assert main([*words, "--json"]) == 0
