@@ -199,8 +199,7 @@ def summed(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]
 
 def gradable(setup: Setup, most: int) -> list[Problem]:
     """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
-    sample, answer_format = setup.problems.sample(max(GOLDS, 4 * most)), setup.problems.template.answer_format
-    sample = sample[: 4 * most]
+    sample, answer_format = setup.problems.sample(4 * most), setup.problems.template.answer_format
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.

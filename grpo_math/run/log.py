@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.bar import Bar
-from grpo_math.run.history import number, numbers
+from grpo_math.run.history import number, numbers, read_lines
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
@@ -77,7 +77,7 @@ class History(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero and self.path.exists():
-            kept = [line for line in self.lines() if line[metrics.STEP] <= state.global_step]
+            kept = [line for line in read_lines(self.path) if line[metrics.STEP] <= state.global_step]
             files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -90,14 +90,9 @@ class History(TrainerCallback):
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers({metrics.STEP: step, **values})) + "\n")
 
-    def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
-        """Return the newest lines that are complete: a full disk or a kill may have cut the last line."""
-        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        return [json.loads(line) for line in lines[-most:]]
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
-            files.write_json(self.path.with_name("training_history.json"), self.lines())
+            files.write_json(self.path.with_name("training_history.json"), read_lines(self.path))
 
 
 class Progress(TrainerCallback):
