@@ -1,9 +1,10 @@
-"""The built wheel, installed in a fresh environment, works from another folder."""
+"""The source archive is complete; the wheel built from it works in a fresh environment and another folder."""
 
 import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from importlib.metadata import version
 from pathlib import Path
@@ -18,14 +19,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory):
+    """The folder with a copy of the checkout, the source archive, and the wheel that was built from the archive."""
+    folder = tmp_path_factory.mktemp("built")
     # setuptools writes into the folder that it builds from: not where another run of the tests may build too.
-    ignore = shutil.ignore_patterns(".*", "__pycache__", "tests", "runs", "build", "dist", "*.egg-info")
+    work = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "runs", "evaluations", "merged", "wandb")
+    ignore = shutil.ignore_patterns(*work, "build", "dist", "*.egg-info", "PKG-INFO", "setup.cfg")
     source = shutil.copytree(ROOT, folder / "source", ignore=ignore)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(build, check=True)
-    return next(folder.glob("grpo_math-*.whl"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return next(built.glob("grpo_math-*.whl"))
 
 
 def environment(folder, wheel):
@@ -71,6 +79,14 @@ def test_the_grader_alone_needs_math_verify_and_no_other_package(wheel, tmp_path
         "assert not [name for name in ('torch', 'trl', 'yaml', 'tqdm') if find_spec(name)]"
     )
     subprocess.run([python, "-I", "-c", program], check=True, cwd=tmp_path)
+
+
+def test_the_source_archive_has_every_file_of_the_checkout(built):
+    with tarfile.open(next(built.glob("grpo_math-*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    files = {path.relative_to(built / "source").as_posix() for path in (built / "source").rglob("*") if path.is_file()}
+    assert "launch/quickstart.sh" in files
+    assert not [name for name in files - names if "egg-info" not in name]
 
 
 def test_every_file_of_the_package_and_every_config_is_in_it(installed):

@@ -165,7 +165,7 @@ EXPLAINED_BY: dict[str, set[str]] = {
 }
 
 
-# Findings that look at the reward, or at a KL that starts at 0.
+# Findings about what is learned from rewards, or about a KL that starts at 0.
 REWARD_CHECKS = (
     "flat_reward",
     "collapse",
@@ -173,6 +173,8 @@ REWARD_CHECKS = (
     "entropy_collapse",
     "entropy_rises",
     "reward_without_heldout",
+    "none_correct",
+    "uniform_groups",
 )
 REFERENCE_CHECKS = ("kl_explosion", "kl_not_zero_at_start")
 

@@ -1,6 +1,6 @@
 """A run, an adapter or a model -> models that answer questions, base and trained, as in the run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
@@ -36,7 +36,7 @@ class LoadedModels:
         self.request = replace(request, template=self.template, max_new_tokens=self.max_new_tokens)
         if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
-        self.models = _loaded({only: models[only]} if only else models, request.quantisation)
+        self.models = _loaded({only: models[only]} if only else models, request)
         self.forget()
 
     def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
@@ -98,21 +98,21 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script of the user has no template in its config.yaml.
-        return run.models, run.template if config.get("prompt_template") else PLAIN, run.request
+        return run.models, run.template if run.template and config.get("prompt_template") else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := adapter_base(target):
         return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()
     return {"model": (target, None)}, PLAIN, Request()
 
 
-def _loaded(models: dict[str, Names], quantisation: Mapping[str, Any]) -> dict[str, Model]:
+def _loaded(models: dict[str, Names], request: Request) -> dict[str, Model]:
     """Load the models now, so that an error comes before the first question.
 
     An adapter's base is the same weights without the adapter, and is loaded once.
     """
     if len(models) == 2 and models["trained"][1] is not None:
         models = dict.fromkeys(models, models["trained"])
-    opened = {names: Model(*names, quantisation=quantisation) for names in models.values()}
+    opened = {names: Model(*names, request=request) for names in models.values()}
     for model in opened.values():
         model.check("")
         _ = model.tokenizer, model.weights

@@ -26,7 +26,7 @@ from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, inference_dtype, load_tokenizer, loading, model_path
-from grpo_math.generation.request import QUANTISATION, Request
+from grpo_math.generation.request import PLAIN, QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.problems.from_recipe import naming
@@ -73,7 +73,8 @@ class Backend:
 
 
 class Model:
-    """A model with its adapter: ``model`` is a name, or a model that is already loaded, with its ``tokenizer``.
+    """A model with its adapter: ``model`` is a name, or a model that is already loaded, with its ``tokenizer``. The
+    ``request`` states how a named model is quantised and changed.
 
     Use it as a context manager, which frees the weights and stops a server that was started.
     """
@@ -87,11 +88,11 @@ class Model:
         adapter: str | None = None,
         backend: Backend = Backend(),
         tokenizer: Any = None,
-        quantisation: Mapping[str, Any] | None = None,
+        request: Request = PLAIN,
     ) -> None:
         self.named = isinstance(model, str)
         self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
-        self.adapter, self.backend, self.quantisation = adapter, backend, quantisation or {}
+        self.adapter, self.backend, self.request = adapter, backend, request
         self._stack = ExitStack()
         # These replace the cached properties below, so that nothing is loaded.
         if not self.named:
@@ -113,7 +114,7 @@ class Model:
 
     @cached_property
     def weights(self) -> Any:
-        return load_weights(self.name, self.adapter, self.quantisation)
+        return load_weights(self.name, self.adapter, self.request)
 
     @cached_property
     def served(self) -> tuple[Server, str]:
@@ -138,7 +139,7 @@ class Model:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
         # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
-        extra += ["--quantization", "bitsandbytes"] if self.quantisation else []
+        extra += ["--quantization", "bitsandbytes"] if self.request.quantisation else []
         server.make_key()
         command = server.command(
             loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
@@ -191,6 +192,9 @@ class Model:
                 if option in vars(GenerationConfig()):
                     reason = "is a setting of transformers, not of vLLM"
                     raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
+            if request.model_init_kwargs:
+                reason = "changes the model, and a server of vLLM does not know it"
+                raise ConfigError("model_init_kwargs", ", ".join(request.model_init_kwargs), reason, "use --backend hf")
             client, name = self.served
             stops = request.end_tokens(stop_ids(self.tokenizer, loaded(self.name, _generation_config)))
             return with_server(client, name, self.tokenizer, stops, request)
@@ -235,9 +239,10 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
     return generate
 
 
-def load_weights(model: str, adapter: str | None, quantisation: Mapping[str, Any] | None = None) -> Any:
-    options: dict[str, Any] = {"dtype": loaded(model, inference_dtype)}
-    if quantisation:
+def load_weights(model: str, adapter: str | None, request: Request = PLAIN) -> Any:
+    """Return a model with its adapter, quantised and changed as in training."""
+    options: dict[str, Any] = {"dtype": loaded(model, inference_dtype), **request.model_init_kwargs}
+    if quantisation := request.quantisation:
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=bool(quantisation["load_in_4bit"]),
             load_in_8bit=bool(quantisation["load_in_8bit"]),

@@ -26,7 +26,7 @@ from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
-from grpo_math.generation.request import Request
+from grpo_math.generation.request import PLAIN, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
 from grpo_math.run.bar import Bar
@@ -36,7 +36,6 @@ from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
 
 Records = dict[tuple[str, int], Record]  # by problem and sample
-PLAIN = Request()
 
 
 @dataclass(frozen=True)

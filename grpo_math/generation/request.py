@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.redact import without_secrets
 
 # Settings of a run that have the same name in a request.
 SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")
@@ -20,13 +21,16 @@ RENAMED = {"stop_strings": "stop", "eos_token_id": "stop_token_ids", "min_new_to
 LENGTHS = ("max_tokens", "max_new_tokens")
 # Keys of generation_kwargs that each program sets itself.
 OMITTED = {"n", "seed", "logprobs", "do_sample", "num_return_sequences", "max_length"}
+# Keys of model_init_kwargs that have a field of their own, or only say how and where weights are loaded.
+PLACEMENT = ("dtype", "torch_dtype", "attn_implementation", "revision", "device_map", "low_cpu_mem_usage", "use_cache")
 QUANTISATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
 
 @dataclass(frozen=True)
 class Request:
     """``stop`` and ``stop_token_ids`` end an answer, next to the model's own end tokens. ``options``: other settings
-    of the sampler. ``template`` is None if it is not known, for example for the rows of a script."""
+    of the sampler. ``template`` is None if it is not known, for example for the rows of a script. ``quantisation``
+    and ``model_init_kwargs`` change the model that is asked."""
 
     template: str | None = None
     system_prompt: str | None = None
@@ -43,6 +47,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     regex: str | None = None
     quantisation: Mapping[str, Any] = field(default_factory=dict)
+    model_init_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for a results file, without those that are not known."""
@@ -97,6 +102,9 @@ class Request:
         return settings
 
 
+PLAIN = Request()
+
+
 def request_from(settings: Mapping[str, Any]) -> Request:
     """Return the request of a recipe, a run's config.yaml or a trainer's arguments, which have the same names.
 
@@ -110,6 +118,7 @@ def request_from(settings: Mapping[str, Any]) -> Request:
     plain = {name: values[name] for name in SHARED if values.get(name) is not None}
     longest = next((options[name] for name in LENGTHS if options.get(name)), settings.get("max_completion_length"))
     ours = {*SHARED, *LENGTHS, *OMITTED, "stop", "stop_token_ids"}
+    init = settings.get("model_init_kwargs") or {}
     quantised = settings.get("load_in_4bit") or settings.get("load_in_8bit")
     return Request(
         template=settings.get("prompt_template"),
@@ -121,6 +130,7 @@ def request_from(settings: Mapping[str, Any]) -> Request:
         options={name: value for name, value in options.items() if name not in ours},
         regex=settings.get("vllm_structured_outputs_regex"),
         quantisation={name: settings.get(name) for name in QUANTISATION} if quantised else {},
+        model_init_kwargs=without_secrets({name: value for name, value in init.items() if name not in PLACEMENT}),
         **plain,
     )
 

@@ -131,7 +131,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
     for side, (model, adapter) in run.models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend, quantisation=run.request.quantisation) as opened:
+        with Model(model, adapter, backend, request=run.request) as opened:
             for name, (rows, samples, temperature, overlap) in problems.items():
                 sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
                 # The files of a run have the same names for each set, so that each set needs its own folder.

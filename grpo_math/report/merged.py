@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Write the merged model, in bfloat16, with its tokenizer."""
-    base, adapter = from_run.read(args.run_dir, checkpoint=args.checkpoint).models["trained"]
+    trained = from_run.read(args.run_dir, checkpoint=args.checkpoint)
+    base, adapter = trained.models["trained"]
     if adapter is None:
         reason = "has nothing to merge: all weights were trained"
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")
@@ -31,9 +32,8 @@ def run(args: argparse.Namespace) -> Answer:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         # A pickle or a repository's own code could run anything while it is loaded.
-        model = AutoModelForCausalLM.from_pretrained(
-            base, trust_remote_code=False, dtype="bfloat16", use_safetensors=True
-        )
+        options = {"trust_remote_code": False, "dtype": "bfloat16", "use_safetensors": True}
+        model = AutoModelForCausalLM.from_pretrained(base, **{**trained.request.model_init_kwargs, **options})
         # Adding an adapter to weights in 4 bit rounds most of it away.
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"

@@ -4,9 +4,9 @@
 
 ``solved``: the adapter of ``grpo-math demo``, merged, which can add, is trained on sums, differences and products, with
 and without ``drop_solved: 0.9``. ``teacher``: the same merged model teaches the base model that it was trained from,
-against the quickstart's rewards at equally many steps; this has not run with the formats of today. Each run writes
-FOLDER/NAME-SEED; a finished run is not repeated. For each held-out evaluation a JSON line has the tokens sampled until
-then, and the accuracy of each seed. All runs take about 40 minutes of an idle core.
+against the quickstart's rewards at equally many steps. Each run writes FOLDER/NAME-SEED; a finished run is not
+repeated. For each held-out evaluation a JSON line has the tokens sampled until then, and the accuracy of each seed. All
+runs take about 40 minutes of an idle core.
 """
 
 import json

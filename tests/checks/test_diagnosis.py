@@ -623,7 +623,10 @@ def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_fin
 
 
 def test_distillation_has_no_finding_about_rewards_or_a_kl_that_starts_above_zero():
-    lines, settings = steady(kl=6.0, reward=0.0), {"rewards": [], "reference_model": "teacher"}
-    named = {finding.check for finding in diagnose(lines, {})} - {f.check for f in diagnose(lines, settings)}
-    assert {"kl_explosion"} <= named
-    assert not {finding.check for finding in diagnose(lines, settings)} & {"flat_reward", "reward_stuck", "collapse"}
+    lines = steady(kl=6.0, reward=0.0, accuracy=0.3, degenerate=1.0)
+    with_rewards, without = (
+        {finding.check for finding in diagnose(lines, settings)}
+        for settings in ({}, {"rewards": [], "reference_model": "teacher"})
+    )
+    assert {"kl_explosion", "uniform_groups"} <= with_rewards - without
+    assert not without & {"flat_reward", "reward_stuck", "collapse", "none_correct"}

@@ -111,6 +111,13 @@ def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch)
         backends.check_chat("m", TOKENIZER, SUMS[0]["prompt"])
 
 
+def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small):
+    request = Request(model_init_kwargs={"rms_norm_eps": 0.5})
+    assert backends.Model(small, request=request).weights.config.rms_norm_eps == 0.5
+    with pytest.raises(ConfigError, match=r"model_init_kwargs=.rms_norm_eps. changes the model, .* use --backend hf"):
+        backends.Model(small, backend=backends.Backend("vllm-server", server.url)).generator(request)
+
+
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
     monkeypatch.setattr(backends, "PartialState", lambda: SimpleNamespace(process_index=rank, num_processes=ranks))

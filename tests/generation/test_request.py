@@ -36,6 +36,11 @@ OTHER = {
     "system_prompt": ("Think.", "system_prompt", "Think."),
     "max_completion_length": (6, "max_new_tokens", 6),
     "cache_implementation": ("static", "cache_implementation", "static"),
+    "model_init_kwargs": (
+        {"rms_norm_eps": 0.1, "dtype": "float32", "attn_implementation": "eager", "token": "hf_x"},
+        "model_init_kwargs",
+        {"rms_norm_eps": 0.1},
+    ),
 }
 # The part of GRPOConfig that configures prompts and sampling, and fields there that do neither.
 NEITHER = {"num_generations", "num_generations_eval", "max_prompt_length", "use_transformers_continuous_batching"}

@@ -16,7 +16,8 @@ from grpo_math.generation.models import load_tokenizer
 
 @pytest.fixture
 def run(small, tmp_path):
-    return write_adapter_run(tmp_path / "run", small, "prompt_template: gsm8k\n")
+    settings = "prompt_template: gsm8k\nmodel_init_kwargs: {rms_norm_eps: 0.5}\n"
+    return write_adapter_run(tmp_path / "run", small, settings)
 
 
 def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, capsys):
@@ -27,8 +28,9 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     assert json.loads(capsys.readouterr().out) == {"folder": str(target)}
     assert not (target / "adapter_config.json").exists()
     assert load_tokenizer(str(target)).chat_template == "of the adapter"
-    base, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (small, target))
-    assert merged.dtype == torch.bfloat16
+    base = AutoModelForCausalLM.from_pretrained(small, rms_norm_eps=0.5)  # as the run trained it
+    merged = AutoModelForCausalLM.from_pretrained(target)
+    assert (merged.dtype, merged.config.rms_norm_eps) == (torch.bfloat16, 0.5)
     before, after = (logps(model, [0], list(range(1, 40))) for model in (base, merged.float()))
     both = logps(PeftModel.from_pretrained(base, run / "adapter"), [0], list(range(1, 40)))
     apart, moved = (after - both).abs().mean(), (before - both).abs().mean()
