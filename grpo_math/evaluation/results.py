@@ -79,7 +79,8 @@ def evaluate(
         **output.extra,
         "model": model.name,
         "adapter": model.adapter,
-        "backend": model.backend.name,
+        # The engine is the same if the user started the server.
+        "backend": model.backend.name.removesuffix("-server"),
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
         "request": request.to_dict(),
