@@ -68,7 +68,8 @@ def run(args: Namespace) -> Answer | int:
     if args.compare:
         # A file that was changed by hand may lack anything.
         with reading(" or ".join(args.compare)):
-            comparison = compare.comparison(*map(compare.read_results, args.compare))
+            before, after = map(compare.read_results, args.compare)
+            comparison = compare.comparison(before, after)
             return Answer(comparison, compare.terminal_table(comparison))
     model, adapter = with_base(args.model, args.adapter)
     args.model = model
