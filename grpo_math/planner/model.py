@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
-from grpo_math.reading import read_json
+from grpo_math.reading import read_json, read_object
 
 FORMAT = 7  # of the answers of measure.py
 # Fields of a config.json that do not change a shape.
@@ -120,8 +119,8 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
     if key in stored("measured.json"):
         return stored("measured.json")[key]
-    with suppress(OSError, ValueError):
-        return dict(json.loads(path.read_bytes()))
+    if (known := read_object(path)) is not None:
+        return known
     if not measures:
         raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
     answer = _ask(source, config, how)
