@@ -92,11 +92,11 @@ def golds(setup: Setup) -> Iterator[Finding]:
         if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])
     ]
     wrong = not_correct(rows, repaired, answer_format)
-    unlike = [row for row in rows if _plain(row["answer"]) != row["answer"]]
+    not_plain = [row for row in rows if _plain(row["answer"]) != row["answer"]]
     found = {
         "damaged (a lost backslash, or a label)": damaged,
         "not correct when graded against themselves": wrong,
-        "correct only in their own text": not_correct(unlike, _plain, answer_format),
+        "correct only in their own text": not_correct(not_plain, _plain, answer_format),
     }
     for kind, bad in found.items():
         for row, example in bad[:1]:
