@@ -9,6 +9,7 @@ from small_runs import write_adapter_run
 
 from grpo_math.cli import main
 from grpo_math.evaluation import backends, results
+from grpo_math.generation.request import PLAIN
 from grpo_math.problems.datasets import load_problems
 from grpo_math.run.resume import write_problems
 
@@ -117,7 +118,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
-    backends.load_weights.assert_called_once_with(small, None, {})
+    backends.load_weights.assert_called_once_with(small, None, PLAIN)
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
     assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == [
         ("boxed", 32, 0.6),
