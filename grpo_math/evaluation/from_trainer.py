@@ -137,8 +137,8 @@ def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
             reason = f"has no {'gold answer' if prompt else 'prompt'}; its columns: {', '.join(row)}"
             remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
             raise ConfigError("problems", f"row {number}", reason, remedy)
-        made = {"id": f"row/{number}", "problem": completion_text(prompt, "user")}
-        rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
+        known = {name: value for name, value in row.items() if value is not None}
+        rows.append({"id": f"row/{number}", "problem": completion_text(prompt, "user"), **known, "answer": gold})
     return rows
 
 

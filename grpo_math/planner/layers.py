@@ -90,7 +90,6 @@ def prepared(config: Any, how: Json) -> Any:
     # The first packed pass compares two outputs to verify a layer. Fake tensors have no values to compare.
     recurrent.verified.update(map(type, recurrent.stateful(model)))
     if how["checkpointing"]:
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         tiled_mlp.set_up([model])
     return model

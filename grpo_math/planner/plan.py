@@ -157,8 +157,11 @@ def plan(
     """
     plans = _plans(recipe, configs or {"": None}, **machine)
     name, counted = _first_that_fits(plans)
-    of_step = (counted.machine, counted.settings, counted.batch, counted.layout)
-    timed = seconds.per_step(*of_step, card, counted.precise) if card and not counted.settings["use_cpu"] else None
+    timed = (
+        seconds.per_step(counted.machine, counted.settings, counted.batch, counted.layout, card, counted.precise)
+        if card and not counted.settings["use_cpu"]
+        else None
+    )
     return {**counted.answer(), "accelerate_config": name or None, "seconds": timed, **advice(plans)}
 
 
