@@ -13,9 +13,8 @@ from torch import Tensor
 from grpo_math.algorithm.losses import Loss
 from grpo_math.run import metrics
 
-# Figures that are the smallest or the largest share of a completion's tokens.
-LOWEST = {metrics.CLIP_LOWEST: metrics.CLIP_LOW}
-HIGHEST = {metrics.CLIP_HIGHEST: metrics.CLIP_HIGH}
+# The smallest and the largest share of a completion's tokens: which tokens, and the sign that makes it a maximum.
+EXTREMES = {metrics.CLIP_LOWEST: (metrics.CLIP_LOW, -1), metrics.CLIP_HIGHEST: (metrics.CLIP_HIGH, 1)}
 
 
 @dataclass
@@ -52,18 +51,17 @@ class StepFigures:
                 self.by_row.add(name)
             total = value[:rows].sum() if name in self.by_row else (value * mask).sum()
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-        for sign, names in ((-1, LOWEST), (1, HIGHEST)):
-            for name, of in names.items():
-                if of in loss.clipped:
-                    # A completion without a token has no share: NaN, which `fmax` leaves out.
-                    shares = loss.clipped[of].to(loss.loss.dtype)
-                    shares = shares[:, 0] if of in self.by_row else (shares * mask).sum(dim=1) / mask.sum(dim=1)
-                    largest = (
-                        (sign * shares[:rows]).nan_to_num(nan=-torch.inf).amax()
-                        if rows
-                        else shares.new_full((), -torch.inf)
-                    )
-                    self.extremes[name] = torch.fmax(self.extremes.get(name, largest), largest)
+        for name, (clipped, sign) in EXTREMES.items():
+            if clipped in loss.clipped:
+                # A completion without a token has no share: NaN, which `fmax` leaves out.
+                shares = loss.clipped[clipped].to(loss.loss.dtype)
+                shares = shares[:, 0] if clipped in self.by_row else (shares * mask).sum(dim=1) / mask.sum(dim=1)
+                largest = (
+                    (sign * shares[:rows]).nan_to_num(nan=-torch.inf).amax()
+                    if rows
+                    else shares.new_full((), -torch.inf)
+                )
+                self.extremes[name] = torch.fmax(self.extremes.get(name, largest), largest)
 
     def reduce_means(self, accelerator: Any, training_steps: int) -> tuple[dict[str, float], float, float]:
         """Return the figures of all ranks, which all call this, after a step of ``training_steps`` training steps.
@@ -99,6 +97,5 @@ class StepFigures:
             count, skipped = (rows, skipped_rows) if name in self.by_row else (tokens, skipped_tokens)
             figures[name] = total / max(count + skipped * (name in self.clipped), 1.0)
         for name, value in zip(self.extremes, largest[len(largest) - len(self.extremes) :], strict=True):
-            value = -value if name in LOWEST else value
-            figures[name] = value if abs(value) < torch.inf else torch.nan
+            figures[name] = EXTREMES[name][1] * value if abs(value) < torch.inf else torch.nan
         return figures, policy_loss / accelerator.num_processes / training_steps, entropy / max(entropy_tokens, 1.0)

@@ -5,8 +5,8 @@ its states from a cache, as it does in generation. Our cache, `States`, keeps th
 prompt is the sum over its completions. The completions of a group run as one batch, padded at their ends, which a
 causal layer does not read.
 
-Layers that continue a state only one token at a time (Mamba's first version) raise `Unpackable` in the first packed
-pass.
+A layer that continues a state only one token at a time would give wrong log-probs. The comparison with TRL's log-probs
+before the first update finds such a model (`scoring.PackedScorer.agree_to_pack`).
 """
 
 from collections import Counter, defaultdict
@@ -21,8 +21,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_math.packing.pack import GroupLayout, Unpackable
 
-verified: set[type] = set()  # layers that are known to continue a given state
-
 
 class States:
     """The cache of one layer: states by number, each (batch, ...). It is empty before the first update."""
@@ -31,12 +29,12 @@ class States:
         self.conv_states: dict[int, Tensor] = {}  # the last inputs of a convolution
         self.recurrent_states: dict[int, Tensor] = {}
 
-    def repeated(self, times: int, added: float = 0.0) -> "States":
-        """Return a prompt's states, repeated for a batch. ``added`` makes the recurrent ones wrong."""
+    def repeated(self, times: int) -> "States":
+        """Return a prompt's states, repeated for a batch."""
         other = States()
         other.conv_states = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv_states.items()}
         other.recurrent_states = {
-            i: (state + added).repeat_interleave(times, dim=0) for i, state in self.recurrent_states.items()
+            i: state.repeat_interleave(times, dim=0) for i, state in self.recurrent_states.items()
         }
         return other
 
@@ -121,11 +119,5 @@ def _forward(
         if segments.size(1) == 1:
             segments = nn.functional.pad(segments, (0, 0, 0, 1))
         after = plain(segments, **{cache: states.repeated(len(segments))})
-        # A layer that ignores a given state for more than one token would give wrong log-probs without an error. If
-        # another state gives the same output, it does.
-        if kind not in verified and states.recurrent_states:
-            if torch.equal(after, plain(segments, **{cache: states.repeated(len(segments), added=1.0)})):
-                raise Unpackable(f"layers ({kind.__name__}) that continue a state only one token at a time")
-            verified.add(kind)
         outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

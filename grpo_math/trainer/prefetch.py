@@ -52,8 +52,8 @@ class Prefetch:
 
     @property
     def step(self) -> int:
-        """The optimizer step at which the servers' adapter was sent."""
-        return self.trainer.synced_step
+        """The optimizer step at which the servers' adapter was sent: TRL sends the adapter before each rollout."""
+        return self.trainer.state.global_step
 
     def take(self, asked: PrefetchedRollout, waited: float) -> None:
         """Log the age of the next training batch, and the seconds of its sampling that training did not wait for."""

@@ -12,15 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow
-from pyarrow import parquet
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.rewards.columns import column_names
-from grpo_math.run import checkpoints, metrics
+from grpo_math.run import checkpoints
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
-from grpo_math.trainer import table
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -56,9 +53,8 @@ class RunFiles(History):
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         for name in stale:
             (self.run_dir / name).unlink(missing_ok=True)
-        if self.trainer.log_completions:
-            # TRL creates this folder only in its constructor.
-            (self.run_dir / "completions").mkdir(exist_ok=True)
+        # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
+        (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
         write_config(
             self.run_dir / "config.yaml",
@@ -67,39 +63,6 @@ class RunFiles(History):
             str(self.trainer.accelerator.distributed_type),
             self.trainer.accelerator.num_processes,
         )
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        super().on_log(args, state, control, logs, **kwargs)
-        written = self.trainer.log_completions or self.trainer._is_vlm
-        if state.is_world_process_zero and logs and metrics.LOSS in logs and not written:
-            try:
-                self._write_completions(state.global_step)
-            # A full disk, or a value of a script: training continues without this file.
-            except Exception as error:
-                table.warn_about(error)
-
-    def _write_completions(self, step: int) -> None:
-        """Write the completions of the last rollout to the file that TRL's ``log_completions`` writes."""
-        logs = self.trainer.table
-        rows = len(logs["prompt"])
-        columns = {
-            metrics.STEP: [step] * rows,
-            "prompt": logs["prompt"],
-            "completion": logs["completion"],
-            **logs["rewards"],
-            **logs["extra"],
-            "advantage": logs["advantages"],
-        }
-        # ``from_pandas`` writes NaN as null, as TRL's file does.
-        arrays = {
-            name: pyarrow.array(table.storable(values), from_pandas=True)
-            for name, values in columns.items()
-            if len(values) == rows
-        }
-        path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        # Not through pandas, which prints three FutureWarnings at every step.
-        parquet.write_table(pyarrow.table(arrays), path)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_end(args, state, control, **kwargs)

@@ -2,7 +2,7 @@
 
 A script may log other columns, so a column may contain several types, or a type that Parquet lacks.
 
-TRL and run_files.py write the table as ``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
+TRL writes the table as ``completions/completions_STEP.parquet``, and sends it to the trackers.
 """
 
 import json
@@ -151,9 +151,5 @@ def storable_table(trainer: "MathGRPOTrainer") -> Iterator[None]:
             # An error of a callback is the script's.
             if trainer.table is logs:
                 raise
-            warn_about(error)
-
-
-def warn_about(error: Exception) -> None:
-    """Log why there is no table: nobody asked for the file, so the run continues."""
-    logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")
+            # Nobody asked for the file, so the run continues.
+            logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")

@@ -927,11 +927,6 @@ class MathGRPOTrainer(GRPOTrainer):
         """True if the next training step uses the rows of the current rollout."""
         return self._step % (self.args.steps_per_generation * self.num_iterations) != 0
 
-    @property
-    def synced_step(self) -> int:
-        """The optimizer step whose weights vLLM has."""
-        return self._last_loaded_step
-
     def prompt_tokens(self, prompts: list[Any]) -> list[list[int]]:
         return cast(list[list[int]], self._tokenize_prompts(prompts)[0])
 
@@ -948,9 +943,17 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
+        # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
+        # for with ``log_completions``.
+        has_run_files = any(isinstance(callback, RunFiles) for callback in self.callback_handler.callbacks)
+        file_only = has_run_files and metrics.LOSS in logs and not self.log_completions
+        writes, trackers = self.log_completions or file_only, [] if file_only else self.args.report_to
         with table.storable_table(self):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
-            with replaced(self, num_completions_to_print=0):
+            with (
+                replaced(self, num_completions_to_print=0, log_completions=writes),
+                replaced(self.args, report_to=trackers),
+            ):
                 super().log(logs, start_time)
             if self.log_completions and self.accelerator.is_main_process and console.is_step_log(logs):
                 console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)

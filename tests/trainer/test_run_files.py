@@ -44,13 +44,18 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
 
 @pytest.mark.parametrize("log_completions", [True, False])
 def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
-    log_completions, ours, small, tmp_path, capsys
+    log_completions, ours, small, tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "completions").mkdir()
     for name in ("before.json", "after.json", "finished.json", "completions/completions_00009.parquet"):
         (tmp_path / name).write_text("{}")
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
-    ours(letters, rows, max_steps=1, logging_steps=1, log_completions=log_completions, **PEFT).train()
+    trainer = ours(letters, rows, max_steps=1, logging_steps=1, log_completions=log_completions, **PEFT)
+    sent = set[str]()
+    monkeypatch.setattr("trackio.log", lambda values, **_: sent.update(values))
+    trainer.args.report_to = ["trackio"]
+    trainer.train()
+    assert ("completions" in sent) == log_completions, "trackers get the table if it is asked for"
     assert f"new run  {tmp_path}: replaces the log" in capsys.readouterr().err
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"config.yaml", "history.jsonl", "training_history.json", "finished.json", "completions"}
