@@ -34,8 +34,7 @@ class Unreadable(UserError, ValueError):
 
     def __init__(self, error: Exception, path: str | Path | None = None) -> None:
         words = " ".join(str(error).split())[:300]
-        message: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
-        self.reason = error.reason if isinstance(error, Unreadable) else message
+        self.reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
         similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
         is_folder = isinstance(error, IsADirectoryError)
         remedy = similar or ("name a file in this folder" if is_folder else "correct the path or the file")
@@ -55,6 +54,8 @@ def reading(path: str | Path) -> Iterator[None]:
     """Turn any exception in the block, which reads a file of the user, into one line that names the file."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
         raise Unreadable(error, path) from None
 

@@ -177,8 +177,16 @@ def judged(
         right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
         # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
         allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
-        figures = {"share": share(mean(pay(setup, errors, one, rows))), "right": right, "allowed": allowed}
-        attacks.append({"name": one.name, "candidates": one.candidates, **figures, "text": one.texts(rows)[0][1]})
+        attacks.append(
+            {
+                "name": one.name,
+                "candidates": one.candidates,
+                "share": share(mean(pay(setup, errors, one, rows))),
+                "right": right,
+                "allowed": allowed,
+                "text": one.texts(rows)[0][1],
+            }
+        )
         took = time.monotonic() - started
     return attacks
 

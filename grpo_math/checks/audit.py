@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import contradictions, not_self_graded
+from grpo_math.checks.rewards import contradictions, not_correct
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import measure
 from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
@@ -173,10 +174,8 @@ def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
         if len(row["problem"]) > CHARACTERS * prompt_tokens:
             text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
             yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
-    for row, verdict in not_self_graded(rows, "boxed"):
-        yield Fault(
-            "gold answers that are not correct against themselves", row["line"], f"{shown(row['answer'])}: {verdict}"
-        )
+    for row, verdict in not_correct(rows, repaired, "boxed"):
+        yield Fault("gold answers that are not correct against themselves", row["line"], verdict)
     pairs = contradictions(rows)
     for row, other in [*pairs, *((other, one) for one, other in pairs)]:
         text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"

@@ -21,11 +21,10 @@ from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError, require_choice
 from grpo_math.planner import memory
 from grpo_math.planner.settings import resolve
-from grpo_math.run import checkpoints, resume
+from grpo_math.run import checkpoints, machine, resume
 from grpo_math.run.dtypes import dtype_error, has_bfloat16
 from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
-from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
@@ -61,10 +60,10 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
-    needed: dict[str, str] = {"trl": "every run"}
+    needed, installed = {"trl": "every run"}, machine.versions()
     if generates(s) == "colocate":
         needed["vllm"] = "use_vllm"
-        if s["load_in_4bit"] and Version(_installed("vllm") or "0.28") >= Version("0.28"):
+        if s["load_in_4bit"] and Version(installed.get("vllm", "0.28")) >= Version("0.28"):
             needed[PLUGIN] = "load_in_4bit with vLLM 0.28 or newer"
     if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
@@ -80,20 +79,11 @@ def versions(setup: Setup) -> Iterator[Finding]:
         # A server needs a separate GPU.
         if name == "vllm" and count_and_gb()[0] > 1:
             remedy += ", or set vllm_mode: server"
-        installed = _installed(name)
-        if not installed:
+        if name not in installed:
             yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
-        elif required and not required.specifier.contains(installed, prereleases=True):
-            message = f"{name} {installed} is not a version that this works with ({required.specifier})"
+        elif required and not required.specifier.contains(installed[name], prereleases=True):
+            message = f"{name} {installed[name]} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
-
-
-def _installed(name: str) -> str:
-    """Return the version of a package, or "" if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def number_formats(setup: Setup) -> Iterator[Finding]:
@@ -158,8 +148,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield as_finding(error, "memory", "error" if str(error).startswith("lora_dropout") else "info")
         return
     if answer["fits"]:
-        prompts = f"prompts of {answer['prompt_tokens']} tokens"
-        yield Finding("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
+        message = f"{answer['peak_gb']:.1f} GB at the peak, as planned for prompts of {answer['prompt_tokens']} tokens"
+        yield Finding("info", f"memory: {message}")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
         smaller = "take a smaller model: no change of settings makes it fit"
@@ -177,7 +167,10 @@ def disk(setup: Setup) -> Iterator[Finding]:
     folder = existing(Path(str(s["output_dir"])))
     free = shutil.disk_usage(folder).free
     if needed > free:
-        message = f"a checkpoint and the weights come to {needed / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
+        message = (
+            f"a checkpoint and the weights come to {needed / machine.GB:.1f} GB, and {folder} has "
+            f"{free / machine.GB:.1f} GB free"
+        )
         yield Finding("error", message, "name another output_dir, or make room")
 
 

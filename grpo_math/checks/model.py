@@ -13,8 +13,8 @@ from jinja2 import TemplateError
 
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, escaped, require_choice
-from grpo_math.generation.models import check_reference, config_file
+from grpo_math.errors import ConfigError, escaped, first_line, require_choice
+from grpo_math.generation.models import check_reference, config_file, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
@@ -38,10 +38,6 @@ def adapter(setup: Setup) -> None:
     if not s["use_peft"]:
         return
     linears = list(dict.fromkeys(path.rpartition(".")[2] for path in setup.shape.paths))
-    modules = s["lora_target_modules"] or []
-    one_name = "is one name, which TRL takes as an expression for a module's whole path"
-    alone = len(modules) == 1 and modules[0] in linears
-    setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
     check_targets(setup.shape.paths, wanted_modules(s), linears, setup.shape.layers)
     for name in s["lora_modules_to_save"] or []:
         require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
@@ -58,7 +54,7 @@ def check_targets(
     >>> check_targets(["layers.0.q_proj"], r".*layers\.1[0-9]\.q_proj", ["q_proj"], layers=16)
     >>> check_targets(["layers.0.q_proj"], ["q_proj", "key"], ["q_proj"])
     Traceback (most recent call last):
-    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, or q_proj
+    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, ...
     """
     if modules == "all-linear":
         return
@@ -67,7 +63,7 @@ def check_targets(
         # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path.
         expression = name if isinstance(modules, str) else rf"(.*\.)?{re.escape(name)}"
         if not any(re.fullmatch(expression, module) for path in paths for module in _numbered(path, layers)):
-            remedy = f"use all-linear, or {', '.join(linears)}"
+            remedy = f'use all-linear, several of {", ".join(linears)}, or an expression for a path, ".*{linears[0]}"'
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
 
 
@@ -87,28 +83,22 @@ def _numbered(path: str, layers: int) -> Iterator[str]:
 
 def chat_template(setup: Setup) -> None:
     """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
-    tokenizer, chat, name = setup.tokenizer, _is_chat(setup), setup.problems.template.name
-    if chat and not tokenizer.chat_template:
-        reason = "is a chat, and the tokenizer of this model has no chat template"
-        remedy = "use r1_zero, a module:function that returns text, or an instruct model"
-        raise ConfigError("prompt_template", name, reason, remedy)
-    extra = setup.settings["chat_template_kwargs"] or {}
-    for variable in extra:
+    for variable in setup.settings["chat_template_kwargs"] or {}:
         # Jinja ignores an unknown variable.
-        if variable not in str(tokenizer.chat_template):
+        if variable not in str(setup.tokenizer.chat_template):
             reason = "is not a variable of this model's chat template"
             raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
     # Before the prompt is rendered, because the prompt may contain a call.
     if setup.settings["tools"]:
         _conversation(setup)
-    if chat:
+    if _is_chat(setup):
         try:
             rendered(setup, setup.problems.rows[:1])
-            turn_end(tokenizer)
+            turn_end(setup.tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
-            reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
-            model = setup.settings["model_name_or_path"]
-            raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
+            reason = f"has no chat template that takes this prompt ({first_line(error)})"
+            remedy = "use r1_zero, a module:function that returns text, or an instruct model"
+            raise ConfigError("model_name_or_path", setup.settings["model_name_or_path"], reason, remedy) from None
 
 
 def reference(setup: Setup) -> None:
@@ -206,8 +196,6 @@ def _is_chat(setup: Setup) -> bool:
 
 def show(argv: Sequence[str], n: int) -> Answer:
     """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
-    from grpo_math.generation.models import load_tokenizer, model_path
-
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
     recipe = read(argv).sound()

@@ -6,8 +6,8 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 >>> from grpo_math.settings.recipe import read
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
 >>> [finding] = preflight(Setup(settings.values, settings.given), only=("adapter",))
->>> finding.line()
-"error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
+>>> print(finding.line())
+error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, ... (adapter)
 
 Imports no torch.
 """
@@ -80,7 +80,7 @@ CHECKS: dict[str, Check] = {
 # Only the doctor makes these, because they take seconds or print examples.
 DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
-AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "disk", "end_of_turn", "prompt_lengths", "memory")
+AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "vllm_server", "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": model.chat_template,

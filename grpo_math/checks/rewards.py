@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from types import SimpleNamespace
 from typing import Any
@@ -86,20 +86,24 @@ def batch(setup: Setup) -> Iterator[Finding]:
 def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    damaged = [row for row in rows if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])]
-    if damaged:
-        example = f"the first is {damaged[0]['id']}, {damaged[0]['answer'][:60]!r}"
-        message = f"{len(damaged)} of {len(rows)} gold answers are damaged (a lost backslash, or a label)"
-        read = repaired(damaged[0]["answer"])
-        known = f", read as {read[:60]!r}" if read != damaged[0]["answer"] else ""
-        yield Finding("warning", f"{message}; {example}{known}", CORRECT)
-    if bad := not_self_graded(rows, answer_format):
-        row, first = bad[0]
-        message = f"{len(bad)} of {len(rows)} gold answers are not correct when graded against themselves"
-        example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
-        level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
-        yield Finding(level, f"{message}; {example}", CORRECT)
-    yield from _only_own_text(rows, answer_format)
+    damaged = [
+        (row, f"read as {repaired(row['answer'])[:60]!r}")
+        for row in rows
+        if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])
+    ]
+    wrong = not_correct(rows, repaired, answer_format)
+    not_plain = [row for row in rows if _plain(row["answer"]) != row["answer"]]
+    found = {
+        "damaged (a lost backslash, or a label)": damaged,
+        "not correct when graded against themselves": wrong,
+        "correct only in their own text": not_correct(not_plain, _plain, answer_format),
+    }
+    for kind, bad in found.items():
+        for row, example in bad[:1]:
+            few = bad is wrong and len(bad) <= BAD_SHARE * len(rows)
+            level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
+            message = f"{len(bad)} of {len(rows)} gold answers are {kind}"
+            yield Finding(level, f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}", CORRECT)
 
 
 def examples(setup: Setup) -> Iterator[Finding]:
@@ -107,18 +111,6 @@ def examples(setup: Setup) -> Iterator[Finding]:
     golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
     read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {number}") for gold in golds]
     yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
-
-
-def _only_own_text(rows: Sequence[Problem], answer_format: str) -> Iterator[Finding]:
-    """Find gold answers for which the number or the letter that a model would write is not correct."""
-    pairs = [(row, plain) for row in rows if (plain := _plain(row["answer"])) != row["answer"]]
-    verdicts = _verdicts([row["answer"] for row, _ in pairs], [plain for _, plain in pairs], answer_format)
-    unpaid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
-    if unpaid:
-        row, plain = unpaid[0]
-        message = f"{len(unpaid)} of {len(rows)} gold answers are correct only in their own text"
-        example = f"the first is {row['id']}, {row['answer'][:60]!r}, for which {plain!r} is not correct"
-        yield Finding("warning", f"{message}; {example}", "write the gold answers as plain numbers, letters or text")
 
 
 def _plain(gold: str) -> str:
@@ -134,11 +126,16 @@ def _plain(gold: str) -> str:
     return match[match.lastindex or 0] if match else gold
 
 
-def not_self_graded(rows: Sequence[Mapping[str, Any]], answer_format: str) -> list[tuple[Any, Verdict]]:
-    """Return the rows whose gold answer is not correct against itself: no completion can be rewarded for it."""
-    answers = [repaired(row["answer"]) for row in rows]
-    verdicts = zip(rows, _verdicts(answers, answers, answer_format), strict=True)
-    return [(row, verdict) for row, verdict in verdicts if verdict is not Verdict.CORRECT]
+def not_correct(
+    rows: Sequence[Mapping[str, Any]], rewritten: Callable[[str], str], answer_format: str
+) -> list[tuple[Any, str]]:
+    """Return the rows whose gold answer, ``rewritten`` as an answer, is not correct, each with the verdict in words."""
+    answers = [rewritten(row["answer"]) for row in rows]
+    verdicts = _verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
+    graded_rows = zip(rows, answers, verdicts, strict=True)
+    return [
+        (row, f"{answer[:60]!r} is {verdict}") for row, answer, verdict in graded_rows if verdict is not Verdict.CORRECT
+    ]
 
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
@@ -202,8 +199,7 @@ def summed(setup: Setup, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]
 
 def gradable(setup: Setup, most: int) -> list[Problem]:
     """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
-    sample, answer_format = setup.problems.sample(max(GOLDS, 4 * most)), setup.problems.template.answer_format
-    sample = sample[: 4 * most]
+    sample, answer_format = setup.problems.sample(4 * most), setup.problems.template.answer_format
     answers = [row["answer"] for row in sample]
     right = _verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.

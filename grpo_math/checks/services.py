@@ -51,8 +51,7 @@ def hub(setup: Setup) -> Iterator[Finding]:
 
 def check_repo_id(field: str, name: str) -> None:
     """Raise `ConfigError` unless this can be the name of a model repository."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
         validate_repo_id(name)
@@ -67,24 +66,23 @@ def owners(token: str | None = None) -> list[str]:
     Raises `UserError` if there is no token, if the Hub rejects the token, or if the token may only read. Other errors
     of the Hub or the network are not changed.
     """
-    import huggingface_hub
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+    from huggingface_hub import constants, get_session, get_token, utils
 
-    if not (token or huggingface_hub.get_token()):
+    if not (token or get_token()):
         raise UserError("the Hub wants a token: run hf auth login, or set HF_TOKEN")
-    endpoint = huggingface_hub.constants.ENDPOINT
+    endpoint = constants.ENDPOINT
     if not is_address(endpoint):
         raise ConfigError(
             "HF_ENDPOINT", endpoint, "is not an address", "give http://HOST:PORT, without a user or password"
         )
     # Not HfApi.whoami, which takes no timeout.
-    answer = huggingface_hub.get_session().get(
-        f"{endpoint}/api/whoami-v2", headers=build_hf_headers(token=token or True), timeout=SECONDS
+    answer = get_session().get(
+        f"{endpoint}/api/whoami-v2", headers=utils.build_hf_headers(token=token or True), timeout=SECONDS
     )
     if answer.status_code in (401, 403):
         remedy = "run hf auth login again, or set another HF_TOKEN"
         raise UserError(f"{endpoint} does not take this token ({answer.status_code}): {remedy}")
-    hf_raise_for_status(answer)
+    utils.hf_raise_for_status(answer)
     account = answer.json()
     if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise UserError(f"this token of {endpoint} may only read: make one that may write, under settings/tokens")
@@ -126,8 +124,6 @@ def vllm_server(setup: Setup) -> Iterator[Finding]:
     if generates(s) != "server":
         return
     url = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
-    if not is_address(url):  # settings/rules.py refuses it
-        return
     server = Server(url, timeout=SECONDS, retries=0)
     try:
         server.check_version()

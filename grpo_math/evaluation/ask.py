@@ -98,7 +98,7 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script of the user has no template in its config.yaml.
-        return run.models, run.template if config.get("prompt_template") else PLAIN, run.request
+        return run.models, run.template if run.template and config.get("prompt_template") else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := adapter_base(target):
         return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()

@@ -143,7 +143,7 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
     # The request comes first: its system prompt says more than the hash of the prompts.
     for name, remedy in {**remedies, **SAME}.items():
         pair = requests if name in remedies else (before, after)
-        was, now = (_shared(results, name) for results in pair)
+        was, now = (results.get(name) for results in pair)
         if was != now:
             field = f"request.{name}" if name in remedies else name
             raise ResultsError(f"{field} differs (before {was!r}, after {now!r}): {remedy}")
@@ -160,12 +160,6 @@ def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[R
         both[0].append(row)
         both[1].append(new[key])
     return list(problems.values())
-
-
-def _shared(results: Results, name: str) -> Any:
-    value = results.get(name)
-    # The engine is the same if the user started the server.
-    return "vllm" if value == "vllm-server" else value
 
 
 def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:

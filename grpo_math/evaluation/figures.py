@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_for_means
+from grpo_math.evaluation.suite import aligned
 from grpo_math.grading import Grade, Verdict
 from grpo_math.grading.equal.compare import value as exact_value
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
@@ -120,41 +121,43 @@ def metrics_table(results: Results) -> str:
 
     >>> rows = [{"id": "a", "category": "correct", "answer": "7", "level": 1}]
     >>> print(metrics_table({"temperature": 0.0, "samples": 1, **summary(rows)}))
-    accuracy            100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
-    accuracy in format  100.0%
+    1 problem, greedy
+                            n   share     95% interval
+    accuracy                1  100.0%  20.7% to 100.0%
+    accuracy in format      1  100.0%
     <BLANKLINE>
-    correct, in the format     1  100.0%
-    <BLANKLINE>
-    level 1                    1  100.0%  20.7% to 100.0%
+    correct, in the format  1  100.0%
+    level 1                 1  100.0%  20.7% to 100.0%
     """
     n, samples, counts = results["n"], results["samples"], results["categories"]
     drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
-    lines = [
-        f"accuracy            {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
-        f"{n} problem{'' if n == 1 else 's'}, {drawn}",
-        f"accuracy in format  {results['accuracy_in_format']:6.1%}",
-    ]
-    for name in ("pass", "maj") if samples > 1 else ():
-        for k, value in results[f"{name}@k"].items():
-            # pass@1 equals the accuracy, and maj@1 nearly does.
-            if k != "1":
-                lines.append(f"{f'{name}@{k}':<18}  {value:6.1%}  95% interval {_range(results[f'{name}@k_ci95'][k])}")
-    rows = [
-        [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]
-    ]
-    width = max(map(len, CATEGORIES.values()))
+    # pass@1 equals the accuracy, and maj@1 nearly does.
+    at_k = [(f"{name}@{k}", name, k) for name in ("pass", "maj") for k in results[f"{name}@k"] if k != "1"]
     parts = [
-        [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]
+        (f"{name} {part}" if name == "level" else part, figures)
         for name in PARTS
         for part, figures in results.get(f"by_{name}", {}).items()
     ]
-    digits = len(str(n * samples))
-    for block in filter(None, (rows, parts)):
-        lines.append("")
-        lines += [
-            f"{label:<{width}} {count:>{digits}}  {share:6.1%}  {note}".rstrip() for label, count, share, note in block
-        ]
-    return "\n".join(lines)
+    rows = [
+        ["", "n", "share", "95% interval"],
+        ["accuracy", str(n), f"{results['accuracy']:.1%}", _range(results["ci95"])],
+        ["accuracy in format", str(n), f"{results['accuracy_in_format']:.1%}", ""],
+        *(
+            [label, str(n), f"{results[f'{name}@k'][k]:.1%}", _range(results[f"{name}@k_ci95"][k])]
+            for label, name, k in at_k
+        ),
+        [""] * 4,
+        *(
+            [label, str(counts[name]), f"{counts[name] / (n * samples):.1%}", ""]
+            for name, label in CATEGORIES.items()
+            if counts[name]
+        ),
+        *(
+            [label, str(figures["n"]), f"{figures['accuracy']:.1%}", _range(figures["ci95"])]
+            for label, figures in parts
+        ),
+    ]
+    return f"{n} problem{'' if n == 1 else 's'}, {drawn}\n{aligned(rows)}"
 
 
 def _range(interval: Sequence[float]) -> str:

@@ -4,11 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
-from grpo_math.generation.request import Request, request_from
+from grpo_math.generation.request import PLAIN, Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
@@ -19,15 +20,15 @@ TOOLS = ("tools", "python", "max_tool_calling_iterations")
 
 
 class RunModels(NamedTuple):
-    """The models and settings of a run. ``folder`` is for the results files."""
+    """The models and settings of a run, or one model, named "", without a run. ``folder`` is for the results files."""
 
     models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
-    template: Template
-    request: Request
-    columns: dict[str, str | None]  # those of each data set that the recipe names
     folder: Path
-    tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
-    grade_timeout: float = 5.0
+    template: Template | None = None
+    request: Request = PLAIN
+    columns: Mapping[str, str | None] = MappingProxyType({})  # those of each data set that the recipe names
+    tools: Mapping[str, Any] = MappingProxyType({})  # the recipe's tools, python and max_tool_calling_iterations
+    grade_timeout: float | None = None
 
 
 def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> RunModels:
@@ -59,7 +60,7 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},
         folder=run / default if output is None else Path(output),
         tools={name: config[name] for name in TOOLS if config.get(name)},
-        grade_timeout=float(config.get("grade_timeout") or 5.0),
+        grade_timeout=config.get("grade_timeout"),
     )
 
 

@@ -71,13 +71,9 @@ def evaluate(
     if not hasattr(model, "accelerator"):
         where = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(
-                opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout or 5.0
-            )
+            return results.evaluate(opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout)
     trainer = model
-    timeout = (
-        getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
-    )
+    timeout = grade_timeout or getattr(getattr(trainer, "settings", None), "grade_timeout", None)
     # The trainer's arguments and weights state what training asks.
     weights = trainer.accelerator.unwrap_model(trainer.model)
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
@@ -105,7 +101,7 @@ def over_ranks(
     request: Request,
     *,
     tools: Toolbox | None = None,
-    grade_timeout: float = 5.0,
+    grade_timeout: float | None = None,
 ) -> Results:
     """Return the results over all ranks, on every rank, by the program that samples in training."""
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
@@ -141,8 +137,8 @@ def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
             reason = f"has no {'gold answer' if prompt else 'prompt'}; its columns: {', '.join(row)}"
             remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
             raise ConfigError("problems", f"row {number}", reason, remedy)
-        made = {"id": f"row/{number}", "problem": completion_text(prompt, "user")}
-        rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
+        known = {name: value for name, value in row.items() if value is not None}
+        rows.append({"id": f"row/{number}", "problem": completion_text(prompt, "user"), **known, "answer": gold})
     return rows
 
 

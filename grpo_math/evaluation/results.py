@@ -27,7 +27,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
 from grpo_math.generation.request import PLAIN, Request
-from grpo_math.grading import GRADER, Grade, grade_batch
+from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
 from grpo_math.run.bar import Bar
 from grpo_math.run.files import replace_text, write_json
@@ -60,7 +60,7 @@ def evaluate(
     request: Request = PLAIN,
     *,
     tools: Toolbox | None = None,
-    grade_timeout: float = 5.0,
+    grade_timeout: float | None = None,
 ) -> Results:
     """Return the results of ``model`` on rows of `load_problems`.
 
@@ -69,7 +69,8 @@ def evaluate(
 
     Answers are stored next to the results file after each batch (`answers_file`). The same call continues an
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
-    evaluation of a model in memory starts again, because the model has no name to compare.
+    evaluation of a model in memory starts again, because the model has no name to compare. ``grade_timeout`` None: the
+    grader's own.
     """
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     _check(model, rows, tools, request)
@@ -78,7 +79,8 @@ def evaluate(
         **output.extra,
         "model": model.name,
         "adapter": model.adapter,
-        "backend": model.backend.name,
+        # The engine is the same if the user started the server.
+        "backend": model.backend.name.removesuffix("-server"),
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
         "request": request.to_dict(),
@@ -120,7 +122,7 @@ def _answer(
     known: Records,
     journal_file: Path | None,
     tools: Toolbox | None,
-    grade_timeout: float,
+    grade_timeout: float | None,
     progress: bool,
 ) -> list[Record]:
     """Return the graded records, row by row. The records of each new batch are added to ``journal_file``.
@@ -222,12 +224,12 @@ def store(path: Path, records: Iterable[Record]) -> None:
 # One record
 
 
-def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float) -> list[Grade]:
+def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float | None) -> list[Grade]:
     grades = grade_batch(
         [row["answer"] for row in rows],
         [completion.text for completion in completions],
         answer_format=[row.get("answer_format") for row in rows],
-        timeout=timeout,
+        timeout=timeout or TIMEOUT,
     )
     return [as_published(grade, row["answer"], row) for grade, row in zip(grades, rows, strict=True)]
 

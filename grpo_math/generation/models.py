@@ -203,6 +203,12 @@ def explain_weight_errors(path: str, init_kwargs: Mapping[str, Any]) -> Iterator
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
+def refuse_dropout_of_experts(message: str, model: str) -> None:
+    """Raise `UserError` if peft's ``message`` refuses dropout, because it adapts stacked experts as one parameter."""
+    if "ParamWrapper does not work with lora_dropout" in message:
+        raise UserError(f"lora_dropout above 0 does not work with the stacked experts of {model}: set it to 0.0")
+
+
 def inference_dtype(path: str) -> str:
     """Return the format in which to load a model without training: `fast_dtype`, or float32 if float16 overflows."""
     from transformers import AutoConfig

@@ -14,8 +14,8 @@ r"""Grade completions: find the answer and compare it with the gold answer. Grad
 Does not compute rewards, and does not import sympy or Math-Verify in this process.
 """
 
-from grpo_math.grading.batch import grade, grade_batch, score
+from grpo_math.grading.batch import TIMEOUT, grade, grade_batch, score
 from grpo_math.grading.verdict import GRADER, Grade, GradingPolicy, Verdict
 from grpo_math.grading.workers import shutdown
 
-__all__ = ["GRADER", "Grade", "GradingPolicy", "Verdict", "grade", "grade_batch", "score", "shutdown"]
+__all__ = ["GRADER", "TIMEOUT", "Grade", "GradingPolicy", "Verdict", "grade", "grade_batch", "score", "shutdown"]

@@ -17,6 +17,7 @@ from grpo_math.grading.where import find, gold_answer
 from grpo_math.grading.workers import Job, Progress, shared_pool
 
 ANSWER_CHARACTERS = 500  # of the answer in a Grade
+TIMEOUT = 5.0  # seconds of CPU time for an answer
 ONE = "1"  # a cheap answer: if a gold answer cannot be compared with it, the gold answer is at fault
 
 Row = tuple[str, str, str | None]  # gold, completion, answer format
@@ -27,7 +28,7 @@ def grade(
     completion: str,
     *,
     answer_format: str | None = None,
-    timeout: float = 5.0,
+    timeout: float = TIMEOUT,
     policy: GradingPolicy = POLICY,
 ) -> Verdict:
     r"""Return the verdict on a completion's answer.
@@ -55,7 +56,7 @@ def grade_batch(
     completions: Sequence[str],
     *,
     answer_format: str | Sequence[str | None] | None = None,
-    timeout: float = 5.0,
+    timeout: float = TIMEOUT,
     progress: Progress | None = None,
     policy: GradingPolicy = POLICY,
 ) -> list[Grade]:

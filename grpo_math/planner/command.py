@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> Answer:
         gpus=args.gpus or (1 if card else None),
         gpu_gb=args.gpu_memory or (card.gb if card else None),
         cpu_gb=args.cpu_memory,
+        capability=card.capability if card else None,
         prompt_tokens=args.prompt_tokens,
     )
     answer["command"] = _command(args, answer) if answer["best"] else None

@@ -88,7 +88,6 @@ def prepared(config: Any, how: Json) -> Any:
     model.set_attn_implementation(attention.register("sdpa" if model._supports_sdpa else "eager"))
     recurrent.fork_states(model)
     if how["checkpointing"]:
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         tiled_mlp.set_up([model])
     return model

@@ -27,11 +27,9 @@ from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Live
-from grpo_math.planner.layers import build, decoder_layers, first_layers, layer_kind, prepared
+from grpo_math.planner.layers import Json, build, decoder_layers, first_layers, layer_kind, prepared
 from grpo_math.planner.work import Work
 from grpo_math.trainer import tiled_mlp
-
-Json = dict[str, Any]
 
 # (prompt, completion) of a packed row with two completions, for one tile of tokens: the sizes (1, tokens, keys) are
 # linearly independent, and the number of tiles stays as requested up to three times these sizes.

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
-from grpo_math.generation.models import config_file
+from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
-from grpo_math.reading import read_json
+from grpo_math.reading import read_json, read_object
 
 FORMAT = 7  # of the answers of measure.py
 # Fields of a config.json that do not change a shape.
@@ -120,15 +119,13 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
     if key in stored("measured.json"):
         return stored("measured.json")[key]
-    with suppress(OSError, ValueError):
-        return dict(json.loads(path.read_bytes()))
+    if (known := read_object(path)) is not None:
+        return known
     if not measures:
         raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
     answer = _ask(source, config, how)
-    if "ParamWrapper does not work with lora_dropout" in answer.get("error", ""):
-        # peft adapts the stacked experts of a layer as one parameter.
-        raise UserError(f"lora_dropout above 0 does not work with the stacked experts of {source}: set it to 0.0")
     if "error" in answer:
+        refuse_dropout_of_experts(answer["error"], source)
         reason = f"cannot be measured ({answer['error']})"
         raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,10 @@ def picture(answer: Mapping[str, Any]) -> str:
     """
     phases, fits = answer["phases"], answer["fits"]
     verdict = "fits" if fits else "does not fit"
-    of = f"{answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak"
-    lines = [f"{verdict}: {of}; largest: {answer['largest'].replace('_', ' ')}"]
+    lines = [
+        f"{verdict}: {answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak; "
+        f"largest: {answer['largest'].replace('_', ' ')}"
+    ]
     rows = {phase: {**terms, "in_total": total(terms)} for phase, terms in phases.items()}
     names = [term for terms in phases.values() for term in terms]
     for term in (*dict.fromkeys(names), "in_total"):

@@ -45,12 +45,9 @@ class Counted:
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         zero = Zero(config, shape.hidden)
-        if settings["load_in_4bit"] and zero.stage == 3:
-            raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
-        if settings["vllm_share_weights"] and zero.stage == 3:
-            raise ConfigError(
-                "vllm_share_weights", True, "does not work with ZeRO-3, which splits weights", "use ZeRO-2"
-            )
+        for name in ("load_in_4bit", "vllm_share_weights"):
+            if settings[name] and zero.stage == 3:
+                raise NotPlanned(name, True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
         self.sequence = machine.prompt + settings["max_completion_length"]
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
         self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
@@ -158,12 +155,13 @@ def plan(
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    if card:
-        machine |= {"capability": card.capability}
     plans = _plans(recipe, configs or {"": None}, **machine)
     name, counted = _first_that_fits(plans)
-    of_step = (counted.machine, counted.settings, counted.batch, counted.layout)
-    timed = seconds.per_step(*of_step, card, counted.precise) if card and not counted.settings["use_cpu"] else None
+    timed = (
+        seconds.per_step(counted.machine, counted.settings, counted.batch, counted.layout, card, counted.precise)
+        if card and not counted.settings["use_cpu"]
+        else None
+    )
     return {**counted.answer(), "accelerate_config": name or None, "seconds": timed, **advice(plans)}
 
 

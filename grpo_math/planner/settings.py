@@ -42,20 +42,18 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
     """
     settings = {**defaults(), **recipe}
     settings |= automatic(settings, capability)
-    kernel = settings["attn_implementation"] or "sdpa"
+    kernel, in_4bit = settings["attn_implementation"] or "sdpa", settings["load_in_4bit"]
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {
         "attn_implementation": (kernel == "sdpa" or "flash" in str(kernel), "use sdpa or flash_attention_2"),
         "optim": (settings["optim"] in OPTIMIZERS, optimizers),
+        "load_in_4bit": (settings["use_peft"] or not in_4bit, "set use_peft to true"),
+        "vllm_share_weights": (not (settings["vllm_share_weights"] and in_4bit), "leave it out, or load_in_4bit"),
         **{name: (settings[name] in (None, defaults()[name]), "leave it out to plan the rest") for name in UNKNOWN},
     }
     for name, (known, remedy) in refusals.items():
         if not known:
             raise NotPlanned(name, settings[name], "is not known to the plan", remedy)
-    if settings["load_in_4bit"] and not settings["use_peft"]:
-        raise ConfigError("load_in_4bit", True, "cannot be trained without an adapter", "set use_peft to true")
-    if settings["vllm_share_weights"] and settings["load_in_4bit"]:
-        raise ConfigError("vllm_share_weights", True, "needs a base of 16 or 32 bits (load_in_4bit)", "leave it out")
     return settings
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from yaml import YAMLError
 
 from grpo_math.evaluation.compare import moved, table
@@ -49,8 +50,6 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
     its own base, from the metadata of its card.
     """
-    from huggingface_hub import metadata_load
-
     name = str(run.config.get("model_name_or_path") or "unknown")
     hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
     card, data = home(name) / "README.md", None
@@ -109,8 +108,6 @@ def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str) -> st
 
 def _metadata(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, dataset: str, evaluated: str) -> str:
     """Return the metadata that the Hub reads, in YAML."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     lora = kind == "adapter"
     results = []
     if run.after:

@@ -12,10 +12,10 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, from_run, suite
 from grpo_math.evaluation.figures import Results, metrics_table
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
-from grpo_math.generation.request import Request
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_name, listed
+from grpo_math.reading import reading
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
@@ -66,17 +66,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> Answer | int:
     """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
     if args.compare:
-        before, after = map(compare.read_results, args.compare)
-        comparison = compare.comparison(before, after)
-        return Answer(comparison, compare.terminal_table(comparison))
+        # A file that was changed by hand may lack anything.
+        with reading(" or ".join(args.compare)):
+            before, after = map(compare.read_results, args.compare)
+            comparison = compare.comparison(before, after)
+            return Answer(comparison, compare.terminal_table(comparison))
     model, adapter = with_base(args.model, args.adapter)
     args.model = model
     args.adapter = adapter
-    for name in ("model", "adapter"):
-        if args.run and getattr(args, name) is not None:
-            raise UserError(f"--{name} would be ignored by --run: leave it out")
-    if args.checkpoint and not args.run:
-        raise UserError("--checkpoint would be ignored without --run: name the run")
+    for name in ("model", "adapter") if args.run else ("checkpoint",):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     try:
@@ -101,61 +101,62 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
 def results(args: Namespace) -> dict[str, dict[str, Results]]:
     """Evaluate what the options ask for. Bad input is reported before torch is imported."""
     names = suite.sets(args.data, args.suite)
-    run = from_run.read(args.run, args.output, args.checkpoint) if args.run else None
+    if args.run:
+        run = from_run.read(args.run, args.output, args.checkpoint)
+    else:
+        run = from_run.RunModels({"": (args.model, args.adapter)}, Path(args.output or "evaluations"))
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
             raise ConfigError(name, getattr(args, name), reason, "name only that data set")
-    tools = dict(run.tools) if run else {}
+    tools = dict(run.tools)
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
     # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
-    request, template = (run.request, run.template) if run else (Request(), None)
     if args.template or args.system_prompt:
         # The system prompt is a part of the run's template.
         system = check("system_prompt", args.system_prompt)
-        template = prompts.as_template(args.template or (run.template.name if run else prompts.PROBLEM), system)
-        request = replace(request, template=template.name, system_prompt=system)
-    problems = {name: _problems(args, name, run, template, tools.get("tools", ())) for name in names}
-    longest = request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
+        default = run.template.name if run.template else prompts.PROBLEM
+        template = prompts.as_template(args.template or default, system)
+        run = run._replace(
+            template=template, request=replace(run.request, template=template.name, system_prompt=system)
+        )
+    problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
+    longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model, Sampling
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
-    timeout = run.grade_timeout if run else 5.0
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
-    models = run.models if run else {"": (args.model, args.adapter)}
-    sides: dict[str, dict[str, Results]] = {side: {} for side in models}
-    for side, (model, adapter) in models.items():
+    sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
+    for side, (model, adapter) in run.models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend, request=request) as opened:
+        with Model(model, adapter, backend, request=run.request) as opened:
             for name, (rows, samples, temperature, overlap) in problems.items():
                 sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
-                path = Path(args.output or "evaluations")
-                if run:
-                    # The files of a run have the same names for each set, so that each set needs its own folder.
-                    path = run.folder / (folder_name(name) if len(names) > 1 else "") / f"{side}.json"
-                output = Output(path, {"data": name, "split": args.split}, overlap)
-                sides[side][name] = evaluate(opened, rows, sampling, output, request, tools=box, grade_timeout=timeout)
+                # The files of a run have the same names for each set, so that each set needs its own folder.
+                in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
+                output = Output(run.folder.joinpath(*in_run), {"data": name, "split": args.split}, overlap)
+                sides[side][name] = evaluate(
+                    opened, rows, sampling, output, run.request, tools=box, grade_timeout=run.grade_timeout
+                )
     return sides
 
 
-def _problems(
-    args: Namespace, name: str, run: from_run.RunModels | None, template: prompts.Template | None, tools: Sequence[str]
-) -> tuple[Any, ...]:
+def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequence[str]) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
-    asked, samples, temperature = suite.evaluation_protocol(name, template, args.samples, args.temperature)
+    asked, samples, temperature = suite.evaluation_protocol(name, run.template, args.samples, args.temperature)
     rows = load_problems(
         name,
         args.split,
         template=asked,
         limit=args.n,
         seed=args.seed,
-        columns=args.columns or (from_run.recipe_columns(run, name) if run else None),
+        columns=args.columns or from_run.recipe_columns(run, name),
         skip_bad_rows=args.skip_bad_rows,
     )
-    if run and (n := from_run.trained_on(args.run, rows)):
+    if args.run and (n := from_run.trained_on(args.run, rows)):
         message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
     prompts.refuse_without_call(str(asked), tools)

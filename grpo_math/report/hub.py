@@ -15,6 +15,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub.utils._http import default_client_factory
+
 from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import near, read_json
@@ -69,8 +72,6 @@ def push(
         raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", near(run_dir) or remedy)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
-    import huggingface_hub
-
     _set_time_limit()
     api = huggingface_hub.HfApi()
     try:
@@ -147,8 +148,6 @@ def _upload(
     api: Any, repo_id: str, files: Mapping[str, Path | bytes], private: bool | None, revision: str | None
 ) -> None:
     """Make the repository and the branch if they do not exist, and commit the files."""
-    from huggingface_hub import CommitOperationAdd
-
     # create_repo ignores ``private`` if the repository exists, so the answer of the Hub is checked below.
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision:
@@ -162,7 +161,7 @@ def _upload(
         reason = f"contains {loaded[0]}, which would be loaded with what is pushed"
         raise ConfigError("repo_id", repo_id, reason, "give another repository, or delete that file first")
     # One commit for all files: an interrupted push never publishes weights without their card and configuration.
-    additions = [CommitOperationAdd(name, content) for name, content in files.items()]
+    additions = [huggingface_hub.CommitOperationAdd(name, content) for name, content in files.items()]
     api.create_commit(repo_id, additions, commit_message="A run of grpo_math", revision=revision)
 
 
@@ -172,8 +171,6 @@ def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _secrets() -> set[str]:
     """Return the token, and the values of the variables with a secret's name."""
-    import huggingface_hub
-
     values = [huggingface_hub.get_token() or "", *(value for name, value in os.environ.items() if is_secret(name))]
     # A short value, such as a word, also occurs in texts that are not secret.
     return {value.strip() for value in values if len(value.strip()) >= 12}
@@ -181,8 +178,6 @@ def _secrets() -> set[str]:
 
 def _set_time_limit() -> None:
     """Give huggingface_hub a time limit, and silence its log: lines about retries would show signed addresses."""
-    import huggingface_hub
-    from huggingface_hub.utils._http import default_client_factory
 
     # The default client has no time limit: a dead connection would keep a finished run, and its GPUs, waiting.
     def client() -> Any:

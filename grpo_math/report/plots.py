@@ -4,14 +4,12 @@
 is used, without pyplot: pyplot's global state, and with it the caller's own figures, stays untouched.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
 from itertools import cycle
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -19,10 +17,6 @@ from grpo_math.evaluation.stats import wilson
 from grpo_math.report.progress import PHASES
 from grpo_math.report.run_dir import History
 from grpo_math.run import metrics
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish. The page has a CSS variable for each.
 CSS_COLOURS = {
@@ -157,7 +151,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return [sum(part) / len(part) for part in near]
 
 
-def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
+def _draw(axes: Any, plot: Plot, lines: Sequence[Curve]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("optimizer step")
@@ -193,7 +187,7 @@ def _draw(axes: Axes, plot: Plot, lines: Sequence[Curve]) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
 
 
-def _figure(drawn: Sequence[tuple[Plot, Sequence[Curve]]], size: tuple[float, float], dpi: int) -> Figure:
+def _figure(drawn: Sequence[tuple[Plot, Sequence[Curve]]], size: tuple[float, float], dpi: int) -> Any:
     """Return the plots as one figure, two in a row."""
     import matplotlib
     from matplotlib.figure import Figure

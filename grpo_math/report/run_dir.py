@@ -3,7 +3,6 @@
 A run may still be under way: the last line of its history may be incomplete, and some files do not exist yet.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from grpo_math.evaluation.compare import Results, ResultsError, comparison, read
 from grpo_math.reading import is_folder, near, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
-from grpo_math.run.history import settled
+from grpo_math.run.history import read_lines, settled
 from grpo_math.run.resume import run_config
 
 History = list[dict[str, float]]
@@ -110,10 +109,8 @@ def read_run(run_dir: str | Path) -> RunDir:
     run.config = run_config(folder) or {}
     if (history := folder / "history.jsonl").exists():
         with reading(history):
-            # A full disk or a kill may have cut the last line.
-            lines = [line for line in history.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
             # One row per step: the newest attempt of a resumed run counts.
-            run.history = settled(map(json.loads, lines))
+            run.history = settled(read_lines(history))
     run.before = _evaluation(folder, BEFORE)
     run.after = _evaluation(folder, AFTER)
     _read_completions(run)

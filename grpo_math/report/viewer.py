@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from grpo_math.report.run_dir import RunDir
-from grpo_math.report.step_loss import Panel, panels
+from grpo_math.report.step_loss import Panel, Row, panels
 from grpo_math.rewards.columns import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, RIGHT
@@ -30,8 +30,6 @@ SEPARATE_COLUMNS = (
     "category",
     "turns",
 )
-
-Row = Mapping[str, Any]
 
 
 class Source(NamedTuple):

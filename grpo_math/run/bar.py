@@ -10,24 +10,12 @@ SECONDS = 60.0  # between two lines of a log
 
 
 class Bar(tqdm):
-    """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one.
-
-    ``{left}`` in a format is the time left, with the ``then`` seconds of work that follow the last step.
-    """
-
-    then = 0.0
+    """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Not 0, so that a bar that is done within a minute is one line of a log.
         self.printed = time.monotonic()
         super().__init__(*args, **kwargs)
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        shown, done = super().format_dict, self.n - self.initial
-        # tqdm's own {remaining} follows the speed of the last steps, and cannot add the work after them.
-        left = self.format_interval(shown["elapsed"] / done * (self.total - self.n) + self.then) if done else "?"
-        return {**shown, "left": left}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         # tqdm's close() disables the bar before it draws the bar a last time.

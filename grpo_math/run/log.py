@@ -18,14 +18,14 @@ from transformers import TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.bar import Bar
-from grpo_math.run.history import number, numbers
+from grpo_math.run.history import number, numbers, read_lines
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
 from grpo_math.yaml_files import as_yaml
 
 # Without a rate, so that 80 columns have room for a bar.
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}{postfix}]"
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MAX_LOG_LINES = 1000  # lines of a trainer's log_history
 
 
@@ -77,7 +77,7 @@ class History(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero and self.path.exists():
-            kept = [line for line in self.lines() if line[metrics.STEP] <= state.global_step]
+            kept = [line for line in read_lines(self.path) if line[metrics.STEP] <= state.global_step]
             files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -90,29 +90,29 @@ class History(TrainerCallback):
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers({metrics.STEP: step, **values})) + "\n")
 
-    def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
-        """Return the newest lines that are complete: a full disk or a kill may have cut the last line."""
-        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        return [json.loads(line) for line in lines[-most:]]
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
-            files.write_json(self.path.with_name("training_history.json"), self.lines())
+            files.write_json(self.path.with_name("training_history.json"), read_lines(self.path))
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
+    """A bar with the step, the reward, the accuracy and the time left."""
 
-    bar: Bar | None = None
-    then = 0.0
+    def __init__(self) -> None:
+        self.bar = Bar(disable=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR)
-            self.bar.then = self.then
+        self.bar = Bar(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="training",
+            bar_format=BAR,
+            smoothing=0,  # the time left follows the mean speed, and not that of the last steps
+            disable=not state.is_world_process_zero,
+        )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if self.bar is None or not logs or metrics.LOSS not in logs:
+        if not logs or metrics.LOSS not in logs:
             return
         names = [metrics.ACCURACY, metrics.REWARD]
         # Without a terminal, as in a notebook, a line has room for more.
@@ -125,12 +125,10 @@ class Progress(TrainerCallback):
         self.bar.set_postfix(texts, refresh=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
+        self.bar.update(state.global_step - self.bar.n)
 
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
 
 class Watchdog(TrainerCallback):

@@ -25,7 +25,10 @@ def main_memory() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
 
 
-PACKAGES = ("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
+PACKAGES = (
+    *("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify", "bitsandbytes"),
+    *("vllm-bnb-plugin", "liger_kernel"),
+)
 
 
 @cache

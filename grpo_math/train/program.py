@@ -262,10 +262,7 @@ class TrainingRun:
         if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        start = time.monotonic()
         self.last_results = results = self.score_whole()
-        # The evaluation after training takes about as long.
-        self.progress.then = time.monotonic() - start
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:

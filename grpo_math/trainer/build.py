@@ -9,8 +9,7 @@ from typing import Any
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from grpo_math.errors import ConfigError
-from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path
+from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path, refuse_dropout_of_experts
 from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
 from grpo_math.run.dtypes import auto_dtype
@@ -66,15 +65,8 @@ def trainer_of(
                 tools=list(tools.functions) if tools else None,
             )
         except ValueError as error:
-            # peft adapts the stacked experts of a layer as one parameter.
-            if "ParamWrapper does not work with lora_dropout" not in str(error):
-                raise
-            raise ConfigError(
-                "lora_dropout",
-                model_args.lora_dropout,
-                f"does not work with the stacked experts of {path}",
-                "set it to 0.0",
-            ) from None
+            refuse_dropout_of_experts(str(error), str(path))
+            raise
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

@@ -71,7 +71,8 @@ def golds(bad: int) -> dict[str, str]:
 
 def of_golds(level: str, bad: int) -> str:
     message = f"{bad} of 100 gold answers are not correct when graded against themselves; the first is mine/1"
-    return rf"{level}: {message}, '\\frac{{1}}{{': unparseable. Remedy: correct these answers, or leave the rows out"
+    verdict = r"'\\frac{1}{': '\\frac{1}{' is unparseable"
+    return f"{level}: {message}, {verdict}. Remedy: correct these answers, or leave the rows out"
 
 
 WORDS = rows_of(*((" ".join(["x"] * n), "1") for n in range(20, 0, -1)))
@@ -352,8 +353,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [*ROWS, "--prompt_template", "boxed"],
             {"files": rows_of(("a?", "1(1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
             [
-                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1(1/2)', for "
-                "which '3/2' is not correct. Remedy: write the gold answers as plain numbers"
+                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1(1/2)': "
+                "'3/2' is wrong. Remedy: correct these answers, or leave the rows out"
             ],
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
@@ -365,7 +366,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": rows_of(("p", "5\text{ cm}"), ("q", "7"))},
             [
                 r"warning: 1 of 2 gold answers are damaged (a lost backslash, or a label); the first is mine/1, "
-                r"'5\text{ cm}', read as '5\\text{ cm}'. Remedy: correct these answers, or leave the rows out"
+                r"'5\text{ cm}': read as '5\\text{ cm}'. Remedy: correct these answers, or leave the rows out"
             ],
         ),
     ],
@@ -404,8 +405,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["--use_peft", "--lora_target_modules", "q_proj"],
             {},
             [
-                "error: lora_target_modules=['q_proj'] is one name, which TRL takes as an expression for a module's "
-                'whole path. Remedy: write ".*q_proj"'
+                "error: lora_target_modules='q_proj' matches no linear map of a layer. Remedy: use all-linear, several "
+                'of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or an expression for a path, ".*q_p'
             ],
         ),
         (["--use_peft", "--lora_target_modules", r".*layers\.[02]\..*(q|v)_proj"], {}, []),
@@ -421,7 +422,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {},
             [
                 "error: lora_target_modules='transformer.h.0.attn.q_proj' matches no linear map of a layer. Remedy: "
-                "use all-linear, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+                "use all-linear, several of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or an "
             ],
         ),
         (["--use_peft", "--lora_target_modules", "all-linear"], {}, []),
@@ -456,18 +457,18 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             [],
             {"template": None},
-            ["error: prompt_template='{problem}' is a chat, and the tokenizer of this model has no chat template. Re"],
+            ["error: model_name_or_path='embedded' has no chat template that takes this prompt (Cannot use chat "],
         ),
         (["--prompt_template", "r1_zero"], {"template": None}, []),
         (
             [],
             {"template": "{{ raise_exception('no such mood') }}"},
-            ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no such mood). Reme"],
+            ["error: model_name_or_path='embedded' has no chat template that takes this prompt (no such mood). Remed"],
         ),
         (
             [],
             {"template": "{% if messages[1:] %}{{ raise_exception('no answers') }}{% endif %}"},
-            ["error: model_name_or_path='embedded' has a chat template that refuses this prompt (no answers). Remedy"],
+            ["error: model_name_or_path='embedded' has no chat template that takes this prompt (no answers). Remedy:"],
         ),
         (
             ["--chat_template_kwargs", '{"x": 1}'],
@@ -520,7 +521,6 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
         ),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
-        ([*SERVER, "--vllm_server_base_url", "nonsense"], {}, []),  # settings() reports it
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
     ],
     "hub": [
@@ -594,9 +594,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
-        # Not importlib.metadata itself, which libraries ask while they are imported.
-        pretended = {"version": versions.__getitem__, "PackageNotFoundError": KeyError}
-        monkeypatch.setattr(machine, "metadata", SimpleNamespace(**vars(machine.metadata) | pretended))
+        monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC", "GRPO_MATH_JUDGE_MODEL"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))

@@ -56,6 +56,7 @@ def test_a_running_server_is_asked_for_one_completion_at_a_time(server, small):
     results = evaluate(small, SUMS, backend="vllm-server", server=server.url, progress=False, **sampled)
     seeds = {batch_seed(batch_seed(0, number), i) for number in (0, 1) for i in range(6)}
     assert sorted(body["seed"] for body in server.bodies) == sorted(seeds), "vLLM repeats its draws for a seed"
+    assert results["backend"] == "vllm", "as of a server that the evaluation starts"
     sent = {"model": small, "n": 1, "temperature": 0.8, "top_p": 1.0, "top_k": 0, "max_tokens": 12}
     for body in server.bodies:
         assert len(body["prompt"]) == 1

@@ -93,7 +93,7 @@ def test_a_file_that_holds_no_results_is_named(content, words, tmp_path):
 
 
 def test_all_figures_of_a_comparison_by_hand(tmp_path, capsys):
-    before, after = results(*"nnnnnyyn"), results(*"fyyyynyn", backend="vllm-server", adapter="a")
+    before, after = results(*"nnnnnyyn"), results(*"fyyyynyn", adapter="a")
     answer = comparison(before, after)
     right, in_format = (paired_bootstrap([0] * 5 + [1, 1, 0], [new, 1, 1, 1, 1, 0, 1, 0]) for new in (1, 0))
     assert answer.pop("before") == {

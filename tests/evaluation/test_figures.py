@@ -64,22 +64,23 @@ def test_all_figures_of_several_samples_a_problem():
 
 def test_the_table_of_several_samples():
     assert metrics_table({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)}).splitlines() == [
-        "accuracy             50.0%  95% interval 18.8% to 81.2%; 4 problems, 2 samples each at temperature 0.7",
-        "accuracy in format   37.5%",
-        "pass@2               75.0%  95% interval 30.1% to 95.4%",
-        "maj@2                62.5%  95% interval 22.2% to 90.7%",
+        "4 problems, 2 samples each at temperature 0.7",
+        "                            n  share    95% interval",
+        "accuracy                    4  50.0%  18.8% to 81.2%",
+        "accuracy in format          4  37.5%",
+        "pass@2                      4  75.0%  30.1% to 95.4%",
+        "maj@2                       4  62.5%  22.2% to 90.7%",
         "",
-        "correct, in the format     3   37.5%",
-        "correct, not in the format 1   12.5%",
-        "wrong, in the format       1   12.5%",
-        "wrong, not in the format   2   25.0%",
-        "cut at the length limit    1   12.5%",
-        "",
-        "algebra                    2   75.0%  25.6% to 96.3%",
-        "geometry                   1   50.0%  5.5% to 94.5%",
-        "none                       1    0.0%  0.0% to 79.3%",
-        "level 1                    2   50.0%  9.5% to 90.5%",
-        "level 2                    2   50.0%  9.5% to 90.5%",
+        "correct, in the format      3  37.5%",
+        "correct, not in the format  1  12.5%",
+        "wrong, in the format        1  12.5%",
+        "wrong, not in the format    2  25.0%",
+        "cut at the length limit     1  12.5%",
+        "algebra                     2  75.0%  25.6% to 96.3%",
+        "geometry                    1  50.0%   5.5% to 94.5%",
+        "none                        1   0.0%   0.0% to 79.3%",
+        "level 1                     2  50.0%   9.5% to 90.5%",
+        "level 2                     2  50.0%   9.5% to 90.5%",
     ]
 
 

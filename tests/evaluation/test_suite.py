@@ -30,12 +30,12 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
     request = Request(template="boxed", temperature=0.0, max_new_tokens=6)
     assert from_run.read(str(run)) == from_run.RunModels(
-        models, as_template("boxed"), request, {}, run / "evaluation", {}
+        models, run / "evaluation", as_template("boxed"), request, {}, {}
     )
     models["trained"] = ("base", str(run / "checkpoint-7"))
     of_checkpoint = from_run.read(str(run), checkpoint="checkpoint-7")
     assert of_checkpoint == from_run.RunModels(
-        models, as_template("boxed"), request, {}, run / "evaluation-checkpoint-7", {}
+        models, run / "evaluation-checkpoint-7", as_template("boxed"), request, {}, {}
     )
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
     (run / "config.yaml").write_text(
@@ -47,7 +47,7 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
     request = Request(template="boxed")
     assert from_run.read(str(run), str(run / "mine")) == from_run.RunModels(
-        models, as_template("boxed"), request, {}, run / "mine", tools
+        models, run / "mine", as_template("boxed"), request, {}, tools
     )
 
 

@@ -27,7 +27,9 @@ def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
 def test_dropout_with_stacked_experts_is_one_line(chars, tmp_path):
     tiny_model("mixtral").save_pretrained(tmp_path / "mixtral")
     model = ModelConfig(str(tmp_path / "mixtral"), use_peft=True, lora_target_modules="all-linear", lora_dropout=0.1)
-    with pytest.raises(ConfigError, match=r"lora_dropout=0.1 does not work with the stacked experts .*: set it to 0.0"):
+    with pytest.raises(
+        UserError, match=r"lora_dropout above 0 does not work with the stacked experts .*: set it to 0.0"
+    ):
         build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
 
 
