@@ -38,6 +38,10 @@ def adapter(setup: Setup) -> None:
     if not s["use_peft"]:
         return
     linears = list(dict.fromkeys(path.rpartition(".")[2] for path in setup.shape.paths))
+    modules = s["lora_target_modules"] or []
+    one_name = "is one name, which TRL takes as an expression for a module's whole path"
+    alone = len(modules) == 1 and modules[0] in linears
+    setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
     check_targets(setup.shape.paths, wanted_modules(s), linears, setup.shape.layers)
     for name in s["lora_modules_to_save"] or []:
         require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
@@ -54,7 +58,7 @@ def check_targets(
     >>> check_targets(["layers.0.q_proj"], r".*layers\.1[0-9]\.q_proj", ["q_proj"], layers=16)
     >>> check_targets(["layers.0.q_proj"], ["q_proj", "key"], ["q_proj"])
     Traceback (most recent call last):
-    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, ...
+    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, or q_proj
     """
     if modules == "all-linear":
         return
@@ -63,7 +67,7 @@ def check_targets(
         # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path.
         expression = name if isinstance(modules, str) else rf"(.*\.)?{re.escape(name)}"
         if not any(re.fullmatch(expression, module) for path in paths for module in _numbered(path, layers)):
-            remedy = f'use all-linear, several of {", ".join(linears)}, or an expression for a path, ".*{linears[0]}"'
+            remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
 
 

@@ -7,7 +7,7 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
 >>> [finding] = preflight(Setup(settings.values, settings.given), only=("adapter",))
 >>> print(finding.line())
-error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, ... (adapter)
+error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)
 
 Imports no torch.
 """

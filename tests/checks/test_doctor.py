@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_math.checks import Finding
+from grpo_math.checks import Finding, attack
 from grpo_math.checks.doctor import doctor
 from grpo_math.cli import main
 from grpo_math.problems.datasets import load_problems
@@ -85,6 +85,8 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "odd_rewards", raising=False)
+    # A slow machine would attack with fewer problems, and print other shares.
+    monkeypatch.setattr(attack, "SECONDS", 600.0)
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -405,8 +405,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["--use_peft", "--lora_target_modules", "q_proj"],
             {},
             [
-                "error: lora_target_modules='q_proj' matches no linear map of a layer. Remedy: use all-linear, several "
-                'of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or an expression for a path, ".*q_p'
+                "error: lora_target_modules=['q_proj'] is one name, which TRL takes as an expression for a module's "
+                'whole path. Remedy: write ".*q_proj"'
             ],
         ),
         (["--use_peft", "--lora_target_modules", r".*layers\.[02]\..*(q|v)_proj"], {}, []),
@@ -422,7 +422,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {},
             [
                 "error: lora_target_modules='transformer.h.0.attn.q_proj' matches no linear map of a layer. Remedy: "
-                "use all-linear, several of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or an "
+                "use all-linear, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
             ],
         ),
         (["--use_peft", "--lora_target_modules", "all-linear"], {}, []),
