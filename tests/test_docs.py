@@ -23,7 +23,10 @@ ALL = "\n".join(PAGES.values())
 
 def test_the_changelog_begins_with_the_version():
     title = re.search(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
-    assert title == f"## {__version__}" + " (unreleased)" * ("dev" in __version__)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    date = "unreleased" if "dev" in __version__ else citation["date-released"]
+    assert title == f"## {__version__} ({date})"
+    assert citation["version"] == __version__
 
 
 def test_the_readme_and_the_pages_are_read_to_the_end():
