@@ -86,16 +86,18 @@ class StepFigures:
             *self.entropy_sums,
             *self.sums.values(),
             *self.extremes.values(),
+            # A rank with masked rows of one token alone cannot tell completions from tokens.
+            *(name in self.by_row for name in self.sums),
         ]
         # One gather and one transfer for all, because each transfer makes the CPU wait for the GPU.
         local = torch.stack([torch.as_tensor(one, dtype=torch.float32, device=accelerator.device) for one in values])
         of_ranks = accelerator.gather(local[None])
         sums, largest = torch.stack([of_ranks.sum(dim=0), of_ranks.amax(dim=0)]).tolist()
         skipped_rows, rows, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *totals = sums
-        figures = {}
-        for name, total in zip(self.sums, totals, strict=False):
-            count, skipped = (rows, skipped_rows) if name in self.by_row else (tokens, skipped_tokens)
+        figures, end = {}, len(values) - len(self.sums)
+        for name, total, is_by_row in zip(self.sums, totals, largest[end:], strict=False):
+            count, skipped = (rows, skipped_rows) if is_by_row else (tokens, skipped_tokens)
             figures[name] = total / max(count + skipped * (name in self.clipped), 1.0)
-        for name, value in zip(self.extremes, largest[len(largest) - len(self.extremes) :], strict=True):
+        for name, value in zip(self.extremes, largest[end - len(self.extremes) : end], strict=True):
             figures[name] = EXTREMES[name][1] * value if abs(value) < torch.inf else torch.nan
         return figures, policy_loss / accelerator.num_processes / training_steps, entropy / max(entropy_tokens, 1.0)

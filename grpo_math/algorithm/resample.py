@@ -16,10 +16,13 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from grpo_math.algorithm.rows import Rollout, Rows, gather_rows, join, scored, select
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
+
+# Of the table of completions: by its part ("rewards", "extra", or "" for TRL's own) and its name.
+Columns = dict[tuple[str, str], list[Any]]
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
@@ -234,16 +237,22 @@ class Resampler(PromptPool):
             drawn += len(fresh)
             rows = repeated_rows(self.rows, fresh, self.size)
             share = len(rows) // ranks
+            # A script may not log a column for each draw, and these rows are not those of the draw before.
+            self.table["extra"].clear()
             more, more_right, more_columns = self._gather_completions(sample(rows[rank * share : (rank + 1) * share]))
             if self.unsolved:
                 self.unsolved.record(fresh, more_right, self.size)
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
-            columns = [[(old + new)[i] for i in index] for old, new in zip(columns, more_columns, strict=True)]
+            missing = [None] * len(right), [None] * len(more_right)
+            columns = {
+                name: [(columns.get(name, missing[0]) + more_columns.get(name, missing[1]))[i] for i in index]
+                for name in {**columns, **more_columns}
+            }
         # The table has a row for each completion that was sampled last, and only the kept ones are trained on. A column
         # has room for one rollout, so these rows replace all others.
-        for column, values in zip(_columns(self.table), columns, strict=True):
-            column.extend(values)
+        for (part, name), values in columns.items():
+            (self.table[part][name] if part else self.table[name]).extend(values)
         rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept["num_items_in_batch"] = scored(kept).sum()
@@ -254,19 +263,20 @@ class Resampler(PromptPool):
         }
         return Rollout(select(kept, range(rank * n, (rank + 1) * n)), rewards, None), counts
 
-    def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], list[list[Any]]]:
+    def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
         """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
-        if it could not be graded; and the columns of the table of completions."""
+        if it could not be graded; and the columns of the table of completions with an entry for each."""
         if rollout.verdicts is None:
-            raise UserError(
+            raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
         right = right_or_wrong(rollout.verdicts)
         rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         # TRL appends to its columns, so the last entries are those of this draw.
-        return rows, right, [list(column)[-len(right) :] for column in _columns(self.table)]
-
-
-def _columns(logs: Any) -> list[Any]:
-    """Return the columns of TRL's table of completions, each with an entry for every row of a rollout."""
-    return [logs["prompt"], logs["completion"], logs["advantages"], *logs["rewards"].values(), *logs["extra"].values()]
+        columns = {("", name): self.table[name] for name in ("prompt", "completion", "advantages")}
+        columns |= {(part, name): column for part in ("rewards", "extra") for name, column in self.table[part].items()}
+        return (
+            rows,
+            right,
+            {name: list(column)[-len(right) :] for name, column in columns.items() if len(column) >= len(right)},
+        )

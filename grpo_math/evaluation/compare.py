@@ -47,7 +47,9 @@ def read_results(path: str | Path) -> Results:
     results = read_json(path)
     if not isinstance(results, dict) or results.get("format") != FORMAT or not results.get("rows"):
         raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
-    return {**results, "results": str(path)}
+    # Earlier versions told a server that the user had started from another. The engine is the same.
+    backend = {"backend": "vllm"} if results.get("backend") == "vllm-server" else {}
+    return {**results, **backend, "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:

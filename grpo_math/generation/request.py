@@ -21,8 +21,13 @@ RENAMED = {"stop_strings": "stop", "eos_token_id": "stop_token_ids", "min_new_to
 LENGTHS = ("max_tokens", "max_new_tokens")
 # Keys of generation_kwargs that each program sets itself.
 OMITTED = {"n", "seed", "logprobs", "do_sample", "num_return_sequences", "max_length"}
-# Keys of model_init_kwargs that have a field of their own, or only say how and where weights are loaded.
-PLACEMENT = ("dtype", "torch_dtype", "attn_implementation", "revision", "device_map", "low_cpu_mem_usage", "use_cache")
+# Keys of model_init_kwargs that do not change what a model answers: they have a field of their own, say how and where
+# weights are loaded, or have an effect in training only.
+LOADING = (
+    *("dtype", "torch_dtype", "attn_implementation", "revision", "quantization_config", "trust_remote_code"),
+    *("device_map", "max_memory", "offload_folder", "low_cpu_mem_usage", "cache_dir", "local_files_only"),
+    *("force_download", "use_safetensors", "use_cache", "attention_dropout"),
+)
 QUANTISATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant")
 
 
@@ -130,7 +135,7 @@ def request_from(settings: Mapping[str, Any]) -> Request:
         options={name: value for name, value in options.items() if name not in ours},
         regex=settings.get("vllm_structured_outputs_regex"),
         quantisation={name: settings.get(name) for name in QUANTISATION} if quantised else {},
-        model_init_kwargs=without_secrets({name: value for name, value in init.items() if name not in PLACEMENT}),
+        model_init_kwargs=without_secrets({name: value for name, value in init.items() if name not in LOADING}),
         **plain,
     )
 

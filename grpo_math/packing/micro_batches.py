@@ -126,9 +126,12 @@ class Splitter:
             micro_batches = self._agree_on_split_by_step(of_trl, layouts, budget)
         else:
             micro_batches = self._gather_and_split(of_trl, layouts, budget)
-        # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
+        # The last training step always has a micro-batch: its backward pass synchronises ranks, and the optimizer needs
+        # gradients, even if all are 0. All ranks have equally many micro-batches.
         if not any(micro_batches):
             micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
+        elif not micro_batches[-1]:
+            micro_batches[-1] = [MicroBatch(masked_row(of_trl[-1]), 0.0, 0)]
         if self.deepspeed:
             micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
         steps = []

@@ -24,7 +24,6 @@ from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_first
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
-from grpo_math.settings.rules import steps_in_backward
 
 logger = get_logger(__name__)
 
@@ -51,15 +50,12 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, boo
     """
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     device_maps = [getattr(_bare(model), "hf_device_map", None) or {} for model in models]
-    # The hooks of a script's own optimizer; transformers adds those of its optimizers later.
-    steps = any(weight._post_accumulate_grad_hooks for model in models for weight in model.parameters())
     hindrances = {
         **hindrances,
         "layers on several devices (device_map)": any(len(set(devices.values())) > 1 for devices in device_maps),
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
         "torch_compile, which would compile again for every packed row": args.torch_compile,
         "neftune_noise_alpha, whose noise depends on the length of a row": args.neftune_noise_alpha,
-        "an optimizer that steps in each backward pass": steps or steps_in_backward(args.optim),
     }
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]

@@ -58,6 +58,22 @@ class FlatGradientBuffer:
             parameter.grad = slot.copy_(parameter.grad)
 
 
+def have_foreign_hooks(models: Iterable[Any]) -> bool:
+    """Return True if something other than a buffer has hooks on gradients, such as a script's optimizer.
+
+    >>> weight = torch.nn.Linear(1, 1)
+    >>> _ = FlatGradientBuffer(weight.parameters())
+    >>> have_foreign_hooks([weight])  # of another trainer of the same weights
+    False
+    >>> _ = weight.bias.register_post_accumulate_grad_hook(print)
+    >>> have_foreign_hooks([weight])
+    True
+    """
+    weights = (weight for model in models for weight in model.parameters())
+    hooks = (hook for weight in weights for hook in (weight._post_accumulate_grad_hooks or {}).values())
+    return any(getattr(getattr(hook, "func", None), "__func__", None) is not FlatGradientBuffer._move for hook in hooks)
+
+
 def make_gradient_buffer(model: Any, *, is_single_process: bool) -> FlatGradientBuffer:
     """Return the buffer of an adapter that a single process trains, or else one without parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -130,8 +130,10 @@ def first_rollout(
     # Without gold answers the log lacks two of these.
     last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}
     figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
-    speed = count * last[metrics.LENGTH_MEAN] / max(sum(log[metrics.SECONDS_GENERATE]), 1e-9)
-    figures += [f"mean length {last[metrics.LENGTH_MEAN]:.0f}", f"{speed:,.0f} tokens/s"]
+    figures.append(f"mean length {last[metrics.LENGTH_MEAN]:.0f}")
+    # A script's own rollout function is not timed.
+    if sampling := sum(log.get(metrics.SECONDS_GENERATE, ())):
+        figures.append(f"{count * last[metrics.LENGTH_MEAN] / sampling:,.0f} tokens/s")
     seconds = rollouts * sum(sum(log.get(phase, ())) for phase in metrics.PHASES)
     lines = [f"first rollout: {', '.join(figures)}, {seconds:.1f} s a step + update"]
     if last[metrics.TRUNCATED] > 0.5:

@@ -50,7 +50,7 @@ DICTS = ("rewards", "extra")
 # ``beta``, because a rollout without a KL term has no log-probs of the reference.
 BATCH_SETTINGS = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
-    *("num_generations", "beta", "loss_type"),
+    *("num_generations", "beta", "loss_type", "world_size"),
 )
 
 
@@ -75,7 +75,7 @@ def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         "asked": getattr(generation, "asked", None),
         "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer.step_metrics.items()},
-        "table": json.dumps(table, default=plain) if trainer.log_completions else None,
+        "table": json.dumps(table, default=plain) if trainer.writes_completions else None,
     }
 
 

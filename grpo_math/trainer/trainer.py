@@ -12,6 +12,7 @@ Differences from TRL:
 """
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,6 +54,7 @@ from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.user_functions import is_user_function
+from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.meter import StepMeter, shares, spread
@@ -252,6 +254,9 @@ class MathGRPOTrainer(GRPOTrainer):
                 "continuous batching to generate with, which has no packed attention": (
                     self.use_transformers_continuous_batching
                 ),
+                "an optimizer that steps in each backward pass": (
+                    steps_in_backward(self.args.optim) or gradients.have_foreign_hooks(models)
+                ),
             },
         )
         if packs and self.aux_loss_enabled:
@@ -434,6 +439,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
         calculate, results = self._calculate_rewards, list[Tensor]()
+        self._grades = None
 
         def calculated(*arguments: Any) -> Tensor:
             results.append(calculate(*arguments))
@@ -489,10 +495,14 @@ class MathGRPOTrainer(GRPOTrainer):
             longest.dry_run(self, lambda *rows: self._loss_of(*rows).loss, model, inputs)
         number = self._step % self.args.steps_per_generation  # of this training step in its rollout
         failure: str | None = None
+        started = time.perf_counter()
         while True:
             try:
                 if failure is not None:
                     self._repeat(model)
+                    # TRL measures the last attempt alone.
+                    self._current_train_step_time += time.perf_counter() - started
+                    started = time.perf_counter()
                 # TRL's calls `_prepare_inputs`, which splits a new rollout, and `_compute_loss`.
                 loss = super().training_step(model, inputs, num_items_in_batch)
                 break
@@ -507,10 +517,12 @@ class MathGRPOTrainer(GRPOTrainer):
             inputs = self._buffered_inputs[number]
         if self._is_split:
             self._optimizer_step.done.append(self._buffered_inputs[number])
-            # The optimizer's step follows: the next training step is the first of another optimizer step.
-            if self.accelerator.sync_gradients:
-                self._reduce_figures(self._optimizer_step.figures, len(self._optimizer_step.done))
-                self._optimizer_step = OptimizerStep()
+        # The optimizer's step follows: the next training step is the first of another optimizer step. TRL's loss, or a
+        # script's, logs its own figures.
+        if self.accelerator.sync_gradients:
+            if self._optimizer_step.figures.sums:
+                self._reduce_figures(self._optimizer_step.figures, self.current_gradient_accumulation_steps)
+            self._optimizer_step = OptimizerStep()
         return loss
 
     def _repeat(self, model: Any) -> None:
@@ -564,10 +576,10 @@ class MathGRPOTrainer(GRPOTrainer):
         splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
         window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
-        of_trl = self._buffered_inputs
-        self._buffered_inputs = []
+        of_trl, steps = self._buffered_inputs, list[TrainingStep]()
         for start in range(0, steps_per_rollout, window):
-            self._buffered_inputs += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
+            steps += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
+        self._buffered_inputs = steps
         return self._buffered_inputs[self._step % steps_per_rollout]
 
     def _takes_trls_loss(self) -> bool:
@@ -594,11 +606,12 @@ class MathGRPOTrainer(GRPOTrainer):
             return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
         if self._takes_trls_loss():
             return super()._compute_loss(model, inputs)
-        # In an evaluation, or called by a subclass.
+        # In an evaluation, or a method of a script has to see the rows of an update.
         rows = {name: value for name, value in inputs.items() if name != "group"}
-        figures = StepFigures()
+        figures = self._optimizer_step.figures if self.mode == "train" else StepFigures()
         loss = self._micro_batch_loss(model, figures, MicroBatch(rows, 1.0, len(rows["advantages"])))
-        self._reduce_figures(figures, 1)
+        if self.mode == "eval":
+            self._reduce_figures(figures, 1)
         return loss
 
     def _micro_batch_loss(self, model: Any, figures: StepFigures, micro_batch: MicroBatch) -> Tensor:
@@ -774,6 +787,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _evaluate_data_set(self, *arguments: Any) -> dict[str, float]:
         generation: Any = getattr(self, "vllm_generation", None)
+        self._restore_state()  # eval_on_start comes before the first epoch
         # The seeds of training continue as if nothing had been evaluated.
         seeds = {"rollouts": generation.rollouts} if hasattr(generation, "rollouts") else {}
         with replaced(generation or self, **seeds):
@@ -799,6 +813,8 @@ class MathGRPOTrainer(GRPOTrainer):
         )
         self.last_step = None
         self.saved_step = 0
+        # An earlier call may have ended within an optimizer step.
+        self._optimizer_step = OptimizerStep()
         try:
             return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
@@ -931,6 +947,12 @@ class MathGRPOTrainer(GRPOTrainer):
         return cast(list[list[int]], self._tokenize_prompts(prompts)[0])
 
     @property
+    def writes_completions(self) -> bool:
+        """True if the run directory has a file of completions for each log line."""
+        callbacks = self.callback_handler.callbacks
+        return self.log_completions or any(isinstance(callback, RunFiles) for callback in callbacks)
+
+    @property
     def mode(self) -> str:
         return "train" if self.model is not None and self.model.training else "eval"
 
@@ -945,9 +967,10 @@ class MathGRPOTrainer(GRPOTrainer):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
-        has_run_files = any(isinstance(callback, RunFiles) for callback in self.callback_handler.callbacks)
-        file_only = has_run_files and metrics.LOSS in logs and not self.log_completions
+        file_only = self.writes_completions and metrics.LOSS in logs and not self.log_completions
         writes, trackers = self.log_completions or file_only, [] if file_only else self.args.report_to
+        # TRL prints a table without rows.
+        writes = writes and bool(self.table["prompt"])
         with table.storable_table(self):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
             with (

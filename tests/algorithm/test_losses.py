@@ -21,6 +21,7 @@ from trl import GRPOTrainer
 from grpo_math.algorithm.figures import StepFigures
 from grpo_math.algorithm.losses import (
     KL_ESTIMATORS,
+    Loss,
     LossInputs,
     LossSettings,
     compute_loss,
@@ -380,3 +381,22 @@ def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
     # TRL's clipped loss is finite: the advantage is above 0.
     rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0
     assert trainer._loss_of(trainer.model, rows).loss.isfinite()
+
+
+def test_figures_of_completions_are_alike_on_a_rank_that_has_masked_rows_alone():
+    """One token alone, as a masked row has, could be a figure of a completion or of a token."""
+
+    def step(clipped, mask, rows):
+        figures = StepFigures()
+        values = torch.ones(mask.shape)
+        low, high = torch.zeros(len(clipped), 1), torch.tensor(clipped)[:, None]
+        is_clipped = {metrics.CLIP_LOW: low.bool(), metrics.CLIP_HIGH: high}
+        figures.add(Loss(values.sum(), values.sum(), torch.zeros(2), is_clipped, {}), mask, rows)
+        return figures
+
+    ranks = [step([False], torch.zeros(1, 1), 0), step([True, False], torch.ones(2, 4), 2)]
+    sent = []
+    for gather in (lambda values: sent.append(values) or values, lambda values: torch.cat(sent[:2])):
+        accelerator = SimpleNamespace(device="cpu", num_processes=2, gather=gather)
+        logged = [rank.reduce_means(accelerator, 1)[0] for rank in ranks]
+    assert [figures[metrics.CLIP_HIGH] for figures in logged] == [0.5, 0.5]

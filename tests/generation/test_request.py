@@ -37,7 +37,7 @@ OTHER = {
     "max_completion_length": (6, "max_new_tokens", 6),
     "cache_implementation": ("static", "cache_implementation", "static"),
     "model_init_kwargs": (
-        {"rms_norm_eps": 0.1, "dtype": "float32", "attn_implementation": "eager", "token": "hf_x"},
+        {"rms_norm_eps": 0.1, "token": "hf_x", "trust_remote_code": False, "cache_dir": "x", "attention_dropout": 0.0},
         "model_init_kwargs",
         {"rms_norm_eps": 0.1},
     ),

@@ -98,6 +98,13 @@ def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
         assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
 
 
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_last_training_step_synchronises_ranks_also_without_signal(loss_type):
+    flat = {**BATCHES[1], "advantages": torch.zeros(4)}
+    steps = splitter(loss_type=loss_type).gather_steps([BATCHES[0], flat], BUDGET)
+    assert steps[-1].micro_batches, "ranks would end the optimizer step with gradients of their own"
+
+
 def test_a_step_comes_back_from_a_checkpoint_also_from_one_of_an_earlier_version():
     steps = splitter().gather_steps(BATCHES, BUDGET)
     assert [TrainingStep.from_state_dict(step.state_dict()) for step in steps] == steps

@@ -199,6 +199,26 @@ def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"][: bool(step)]
 
 
+@pytest.mark.parametrize("draws", [(1,), (2, 3)])
+def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, ours):
+    def reward(completions, log_extra, **columns):
+        calls.append(len(completions))
+        if len(calls) in draws:
+            log_extra("note", [f"{len(calls)}"] * len(completions))
+        return shaped(completions)
+
+    calls = []
+    trainer = ours(
+        reward, problems("e" * 4 + "m" * 12), per_device_train_batch_size=4 * G, resample_groups=2, max_steps=1
+    )
+    trainer._grade = grades
+    trainer.train()
+    notes, columns = list(trainer._logs["extra"]["note"]), trainer._logs
+    assert len(calls) > 1
+    assert len(notes) == len(columns["prompt"]) == 4 * G
+    assert {None} < set(notes) <= {None, *map(str, draws)}
+
+
 def test_without_answers_there_is_nothing_to_judge_by(ours):
     trainer = resampling(ours, "e" * 4)
     trainer._grade = lambda rows, completions: None

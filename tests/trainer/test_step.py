@@ -4,6 +4,7 @@ gradients of an adapter share one buffer.
 Memory is made to run out by hooks on the model: there is no GPU here whose memory could.
 """
 
+import time
 import traceback
 from itertools import pairwise
 from unittest.mock import Mock
@@ -12,10 +13,12 @@ import pytest
 import torch
 from peft import LoraConfig
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
+from transformers import TrainerCallback
 
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
 from grpo_math.trainer import gradients
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 AS_TRL = {**SMALL, **STEPS}
 
@@ -67,6 +70,51 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     # An optimizer step is logged once, with the rows of the attempt that succeeded.
     assert counts == [1, 1, 1, 0]
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, "loss_type": "bnpo"})[1]) < 1e-6
+
+
+def test_seconds_of_a_failed_attempt_are_seconds_of_the_step(ours):
+    trainer = ours(max_steps=1, logging_steps=1)
+    runs_out_forward(trainer.model, 30)
+    generate = trainer._generate_single_turn
+    # Longer than everything else in the step: the attempt that fails has sampled, and the last one has not.
+    trainer._generate_single_turn = lambda *args, **kwargs: time.sleep(0.5) or generate(*args, **kwargs)
+    trainer.train()
+    assert trainer.budget.halved_to
+    assert trainer.state.log_history[0][metrics.SECONDS_UPDATE] > 0
+
+
+def test_a_call_that_was_interrupted_within_an_optimizer_step_leaves_nothing_to_the_next(ours, monkeypatch):
+    class Interrupts(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            if state.global_step == 1 and not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+
+    interrupted, counted = [], []
+    reduce = MathGRPOTrainer._reduce_figures
+    monkeypatch.setattr(
+        MathGRPOTrainer, "_reduce_figures", lambda self, figures, n: counted.append(n) or reduce(self, figures, n)
+    )
+    trainer = ours(**AS_TRL, save_strategy="steps", save_steps=1)
+    trainer.add_callback(Interrupts())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert len(trainer._optimizer_step.done) == 1
+    trainer.train(resume_from_checkpoint=True)
+    assert counted == [4] * 3
+
+
+def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_sees_rows(ours):
+    class Own(MathGRPOTrainer):
+        def _prepare_inputs(self, batch):
+            return super()._prepare_inputs(batch)
+
+    adaptive = {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 99.0, "entropy_coef_delta": 0.001}
+    settings = {**SMALL, **adaptive, "surrogate": "reinforce", "max_steps": 1, "logging_steps": 1}
+    for trainer_class in (MathGRPOTrainer, Own):
+        trainer = ours(trainer_class=trainer_class, **settings)
+        trainer.train()
+        assert trainer.entropy_coef == pytest.approx(0.011)
 
 
 @pytest.mark.parametrize(
