@@ -42,7 +42,7 @@ def sees_rows(trainer: object) -> bool:
     ]
     if others:
         logger.warning_once(
-            f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; each update keeps TRL's rows and "
-            "TRL's loss, and only its prompts are shared."
+            f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; each update keeps TRL's rows "
+            "and, if TRL has it, TRL's loss; only its prompts are shared."
         )
     return bool(others)

@@ -1,6 +1,7 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides private methods of TRL. docs/internals.md ("One training step") has the data flow.
+This is the only file that overrides private methods of TRL's trainer. docs/internals.md ("One training step") has the
+data flow.
 Differences from TRL:
 
 - the loss is algorithm/losses.py, which has more surrogates and KL estimators. A test compares it with TRL's;

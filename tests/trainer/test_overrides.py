@@ -111,7 +111,7 @@ def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     assert lines == {
         f"pack_updates: Told overrides {method}; "
-        "each update keeps TRL's rows and TRL's loss, and only its prompts are shared."
+        "each update keeps TRL's rows and, if TRL has it, TRL's loss; only its prompts are shared."
     }
     assert trainer.scorer is not None
 
