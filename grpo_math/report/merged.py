@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> Answer:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         # A pickle or a repository's own code could run anything while it is loaded.
-        options = {"trust_remote_code": False, "dtype": "bfloat16", "use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(base, **{**trained.request.model_init_kwargs, **options})
+        model = AutoModelForCausalLM.from_pretrained(
+            base, trust_remote_code=False, dtype="bfloat16", use_safetensors=True, **trained.request.model_init_kwargs
+        )
         # Adding an adapter to weights in 4 bit rounds most of it away.
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"
