@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from grpo_math.errors import escaped
 from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_for_means
 from grpo_math.evaluation.suite import aligned
 from grpo_math.grading import Grade, Verdict
@@ -134,7 +135,7 @@ def metrics_table(results: Results) -> str:
     # pass@1 equals the accuracy, and maj@1 nearly does.
     at_k = [(f"{name}@{k}", name, k) for name in ("pass", "maj") for k in results[f"{name}@k"] if k != "1"]
     parts = [
-        (f"{name} {part}" if name == "level" else part, figures)
+        (escaped(f"{name} {part}" if name == "level" else part), figures)
         for name in PARTS
         for part, figures in results.get(f"by_{name}", {}).items()
     ]

@@ -27,6 +27,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
 from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.server import Server
+from grpo_math.generation.turns import engine_context
 from grpo_math.rewards.columns import GOLDS, completion_text, read_gold_answer
 from grpo_math.run.files import write_json
 from grpo_math.run.http import ServerError
@@ -104,6 +105,7 @@ def over_ranks(
     grade_timeout: float | None = None,
 ) -> Results:
     """Return the results over all ranks, on every rank, by the program that samples in training."""
+    results.refuse_shared_ids(rows)  # a rank sees only its own
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
     with open_engine(trainer, tools) as model:
         sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
@@ -138,7 +140,9 @@ def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
             remedy = f"give each row a prompt and {GOLDS}, as load_problems does"
             raise ConfigError("problems", f"row {number}", reason, remedy)
         known = {name: value for name, value in row.items() if value is not None}
-        rows.append({"id": f"row/{number}", "problem": completion_text(prompt, "user"), **known, "answer": gold})
+        if not isinstance(known.get("problem"), str):
+            known["problem"] = completion_text(prompt, "user")
+        rows.append({"id": f"row/{number}", **known, "answer": gold})
     return rows
 
 
@@ -152,6 +156,8 @@ class Engine(Model):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
         self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
+        # As in training: the engine may have a shorter context than the model.
+        self.context = engine_context(self.generation, super().context)
 
     def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":

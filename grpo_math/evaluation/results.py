@@ -162,12 +162,16 @@ def _answer(
     return [records[key] for key in keys]
 
 
+def refuse_shared_ids(rows: Sequence[Row]) -> None:
+    if len({str(row["id"]) for row in rows}) < len(rows):
+        raise ConfigError("rows", len(rows), "share an id", "give each problem another id")
+
+
 def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None, request: Request) -> None:
     """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
     if not rows:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
-    if len({str(row["id"]) for row in rows}) < len(rows):
-        raise ConfigError("rows", len(rows), "share an id", "give each problem another id")
+    refuse_shared_ids(rows)
     # A model in memory has no files to check, and a training run has checked its tools.
     if not model.named:
         return
@@ -206,9 +210,15 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     with reading(path):
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
-    for name in settings:
-        if measured.get(name) != settings[name]:
-            was = f"was measured with {name}={measured.get(name)!r}, not {settings[name]!r}"
+    expected = json.loads(json.dumps(settings))  # as a file has them
+    # Earlier versions named a server that the user had started, and had fewer fields in a request.
+    if "backend" in measured:
+        measured["backend"] = measured["backend"].removesuffix("-server")
+    if "request" in measured:
+        expected["request"] = {name: expected["request"].get(name) for name in measured["request"]}
+    for name in expected:
+        if measured.get(name) != expected[name]:
+            was = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"
             raise ConfigError("output", str(path), was, "name another file, or change the setting back")
     # Only here: a file that is refused above stays as it was.
     os.truncate(path, len(whole))

@@ -5,6 +5,7 @@ without calls. With the Python tool as the only tool it gets a template that ren
 a fenced block, which such a small model writes without training.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -84,6 +85,8 @@ def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
     """Call the tokenizer's parser. For a thousand brackets it raises an error that TRL does not expect."""
     try:
         # The method of the class: the instance's own is this function.
-        return type(tokenizer).parse_response(tokenizer, ids, **settings)
+        parsed = type(tokenizer).parse_response(tokenizer, ids, **settings)
+        # JSON can name half of a character, which no tokenizer takes and no file stores.
+        return json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8", "replace"))
     except (RecursionError, LookupError, AttributeError) as error:
         raise ValueError(f"no calls: {type(error).__name__}") from None

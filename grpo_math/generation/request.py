@@ -7,9 +7,10 @@ description, so that results of different requests are not compared.
 Imports no torch.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.redact import without_secrets
@@ -57,7 +58,9 @@ class Request:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for a results file, without those that are not known."""
         unknown = {"template", "system_prompt"} if self.template is None else set[str]()
-        return {name: value for name, value in asdict(self).items() if name not in unknown}
+        fields = {name: value for name, value in asdict(self).items() if name not in unknown}
+        # A script's model_init_kwargs may contain objects.
+        return cast(dict[str, Any], json.loads(json.dumps(fields, default=str)))
 
     def end_tokens(self, of_model: list[int]) -> list[int]:
         """Return the tokens that end an answer; ``of_model`` are those of the model."""

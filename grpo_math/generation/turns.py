@@ -22,6 +22,13 @@ from grpo_math.grading.workers import default_size
 UNLIMITED = 2**31
 
 
+def engine_context(generation: Any, window: int | None) -> int | None:
+    """Return the longest conversation that vLLM takes: the engine may have a shorter ``window`` than the model."""
+    if generation.mode == "colocate":
+        return int(generation.llm.llm_engine.model_config.max_model_len)
+    return min(filter(None, (window, getattr(generation, "context", None))), default=None)
+
+
 class Conversation:
     """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message."""
 
@@ -198,5 +205,6 @@ def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
     except Exception as error:
         status = "timeout" if isinstance(error, TimeoutError) else "failed"
         result = {"error": str(error)}
-    message = {"role": "tool", "name": name, "content": str(result)}
+    content = str(result).encode("utf-8", "replace").decode()  # without halves of characters
+    message = {"role": "tool", "name": name, "content": content}
     return message if status == "done" else {**message, "status": status}

@@ -6,7 +6,7 @@ The text of a model is shown as text alone: a control character appears as its c
 import argparse
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from grpo_math.errors import UserError, escaped
+from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.run.streams import Answer
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
@@ -28,6 +28,10 @@ def run(args: argparse.Namespace) -> Answer | int:
     """Answer `grpo-math ask`: one question, or a conversation."""
     if args.json and args.question is None:
         raise UserError("--json answers one question: give it behind the run or model")
+    if not 0 <= args.temperature < float("inf"):
+        raise ConfigError("temperature", args.temperature, "is out of range", "0 is greedy, above 0 samples")
+    if args.max_completion_length is not None and args.max_completion_length < 1:
+        raise ConfigError("max_completion_length", args.max_completion_length, "is out of range", "give 1 or more")
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 

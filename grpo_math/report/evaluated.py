@@ -113,7 +113,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
     # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
-    if args.template or args.system_prompt:
+    if args.template or args.system_prompt is not None:
         # The system prompt is a part of the run's template.
         system = check("system_prompt", args.system_prompt)
         default = run.template.name if run.template else prompts.PROBLEM

@@ -81,7 +81,7 @@ use 4, or start 1, 3, 5 or 15 processes
         raise ConfigError("prompts_per_step", prompts, reason, remedy)
     share = total // processes
     limit = share if rows_limit is None else rows_limit
-    choices = [count for count in range(1, share + 1) if share % count == 0 and share // count <= limit]
+    choices = [count for count in divisors(share) if share // count <= limit]
     if steps is None:
         steps = choices[0]
     elif steps not in choices:

@@ -48,13 +48,13 @@ def accelerate_file(name: str) -> Path:
 def recipe_file(name: str | Path) -> Path:
     """Return a recipe by its path, or a shipped recipe by its name.
 
-    >>> recipe_file("demo_cpu").name, recipe_file("nowhere/mine.yaml")
-    ('demo_cpu.yaml', PosixPath('nowhere/mine.yaml'))
+    >>> recipe_file("r1_zero_1.5b_2gpu").name, recipe_file("nowhere/mine.yaml")
+    ('r1_zero_1.5b_2gpu.yaml', PosixPath('nowhere/mine.yaml'))
     """
-    path = find(name)
-    if path.exists() or path.name != str(name) or path.suffix:
+    path, recipes = find(name), listed("launch/configs")
+    # A name may contain a point: r1_zero_1.5b_2gpu.
+    if path.exists() or path.name != str(name) or (path.suffix and path.name not in recipes):
         return path
-    recipes = listed("launch/configs")
     require_choice("config", path.name, tuple(recipes))
     return recipes[path.name][0]
 

@@ -144,7 +144,7 @@ class Program:
 
     def _exceeded(self) -> str:
         """Return the folder or thread limit that the program exceeds, or an empty string."""
-        process, threads = f"/proc/{self.pid}", 0
+        process, threads, mapped = f"/proc/{self.pid}", 0, set[int]()
         # The sandbox rejects new folders and symbolic links, so these are all files.
         files = [_stat(f"{self.folder}/{name}") for name in os.listdir(self.folder)]
         with suppress(OSError):  # the program has ended
@@ -152,12 +152,26 @@ class Program:
             opened = [_stat(f"{process}/fd/{number}") for number in os.listdir(f"{process}/fd")]
             # A deleted file takes space until it is closed.
             files += [file for file in opened if file and stat.S_ISREG(file.st_mode) and not file.st_nlink]
+            mapped = self._deleted_and_mapped(f"{process}/maps") - {file.st_ino for file in files if file}
         limits = {
             f"{THREADS} threads": threads > THREADS,
             f"{FILES} files in its folder": len(files) > FILES,
-            f"{FOLDER_MB} MB in its folder": sum(file.st_size for file in files if file) > FOLDER_MB << 20,
+            # The size of a file that is only mapped is not known, so the size is the largest possible.
+            f"{FOLDER_MB} MB in its folder": (
+                sum(file.st_size for file in files if file) + len(mapped) * (sandbox.FILE_MB << 20) > FOLDER_MB << 20
+            ),
         }
         return next((f"the program was ended: more than {limit}" for limit, over in limits.items() if over), "")
+
+    def _deleted_and_mapped(self, maps: str) -> set[int]:
+        """Return the inodes of deleted files of the folder that are mapped into memory. They take space until then."""
+        with open(maps, encoding="utf-8", errors="replace") as lines:
+            fields = [line.split(maxsplit=5) for line in lines]
+        return {
+            int(inode)
+            for *_, inode, path in (of_line for of_line in fields if len(of_line) == 6)
+            if path.startswith(f"{self.folder}/") and path.rstrip().endswith("(deleted)")
+        }
 
 
 def _stat(path: str) -> os.stat_result | None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from grpo_math.run.checkpoints import FINISHED
+from grpo_math.settings.recipe import read
 from grpo_math.train import launcher
 
 # A path that is found from any folder. The run's command then contains no path of this machine.
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train the demo. A finished demo in the same folder is kept under a number."""
+    words = ["--config", RECIPE, "--output_dir", args.output_dir, *args.fields]
+    read(words).sound()  # before the earlier run is renamed
     run_dir = Path(args.output_dir)
     if (run_dir / FINISHED).exists():
         names = (f"{run_dir.name}.{number}" for number in itertools.count(1))
@@ -28,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
     if not args.fields:
         print(TAKES, file=sys.stderr)
-    code = launcher.train(["--config", RECIPE, "--output_dir", args.output_dir, *args.fields])
+    code = launcher.train(words)
     if code == 0:
         print("next     ask the trained model something of your own:")
         print(f'         grpo-math ask {args.output_dir} "What is 21 + 23?"')

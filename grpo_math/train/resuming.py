@@ -23,6 +23,8 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     and for a damaged checkpoint that is named.
     """
     asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
+    if str(asked).lower() == "false":
+        asked = None
     named, held_in = resume.source(run_dir, asked)
     held = resume.run_config(held_in)
     if held is not None:

@@ -18,7 +18,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.turns import Conversation, Limits, play
+from grpo_math.generation.turns import Conversation, Limits, engine_context, play
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
@@ -104,11 +104,8 @@ class Turns:
 
     def _context(self) -> int:
         trainer = self.trainer
-        # A colocated engine may have a shorter context window than the model.
-        if trainer.use_vllm and trainer.vllm_mode == "colocate":
-            return int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len)
         window = int(trainer.model.config.max_position_embeddings)
-        return min(window, getattr(trainer.vllm_generation, "context", window)) if trainer.use_vllm else window
+        return (trainer.use_vllm and engine_context(trainer.vllm_generation, window)) or window
 
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""

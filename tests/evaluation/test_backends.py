@@ -160,7 +160,8 @@ def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeyp
 
 def vllm_of(trainer, mode: str) -> Mock:
     """A stand-in for TRL's VLLMGeneration, in this process or on a server, as the trainer's engine."""
-    vllm = Mock(mode=mode, tensor_parallel_size=1, enable_sleep_mode=True, _llm_weights_sleeping=True)
+    vllm = Mock(mode=mode, tensor_parallel_size=1, enable_sleep_mode=True, _llm_weights_sleeping=True, context=100)
+    vllm.llm.llm_engine.model_config.max_model_len = 90
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, vllm, 0
     return vllm
 
@@ -207,6 +208,14 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
     for asked in vllm.sampling.call_args_list:
         assert (asked.args[1:], asked.kwargs) == ((batch_seed(3, 0), 12), settings), "one batch"
     assert vllm.sync_weights.call_count == 1
+
+
+def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer):
+    for mode, context in (("colocate", 90), ("server", 100)):
+        vllm_of(trainer, mode)
+        assert from_trainer.Engine(trainer).context == context
+    with pytest.raises(ConfigError, match="rows=2 share an id"):
+        evaluate(trainer, [{**row, "id": "same"} for row in ROWS[:2]])
 
 
 def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):

@@ -60,6 +60,9 @@ def test_hostile_json_of_a_larger_model_is_text(own_tokenizer):
     assert calls('\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n')[0]["function"]["arguments"] == {"a": 1, "b": 1}
     for inside in ("[" * 40_000, '{"name": "add"', '{"name": ["add"], "arguments": 1}', "null", '"a"', "{}"):
         assert not calls(inside)
+    # No tokenizer takes half of a character, and no file stores it.
+    call = calls('{"name": "\\ud800", "arguments": {"a": "\\udfff"}}')[0]["function"]
+    assert call == {"name": "?", "arguments": {"a": "?"}}
     own_tokenizer.response_template = None
     with pytest.raises(ValueError, match="no calls: "):  # the only error of a parser that TRL expects
         own_tokenizer.parse_response([1])
