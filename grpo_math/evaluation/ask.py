@@ -12,7 +12,7 @@ from grpo_math.evaluation.backends import Model, check_chat
 from grpo_math.generation.completions import pieces, read_off, stop_ids, token_ids, tokens
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.generation.request import Request
-from grpo_math.problems.prompts import Template, as_template
+from grpo_math.problems.prompts import AS_IS, Template, as_template
 from grpo_math.run.resume import run_config
 
 Names = tuple[str, str | None]  # a model and its adapter
@@ -97,8 +97,9 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
         if run.tools:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
-        # A script of the user has no template in its config.yaml.
-        return run.models, run.template if run.template and config.get("prompt_template") else PLAIN, run.request
+        # A script of the user may have prompts of its own.
+        named = config.get("prompt_template") not in (None, AS_IS)
+        return run.models, run.template if run.template and named else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := adapter_base(target):
         return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()

@@ -66,13 +66,17 @@ def read(argv: Sequence[str]) -> Recipe:
     if not isinstance(path, str | None):
         raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
-    method = method_fields(typed.pop("method", None))
+    method = method_fields(named := typed.pop("method", None))
     env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
     # The command line wins, by the old name of a field or by the new one: both are translated first.
-    given = {**method, **translated(written, notes), **translated(typed, notes)}
+    stated = {**translated(written, notes), **translated(typed, notes)}
+    given = {**method, **stated}
+    for name, value in method.items():
+        if given[name] != value:
+            notes.append(f"{name}={given[name]!r} stays, and --method {named} has {value!r}: state the one you want")
     checked = {}
     for name, value in (for_script(given) if script else given).items():
         try:

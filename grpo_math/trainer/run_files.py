@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_utils import SaveStrategy
 
+from grpo_math.problems.prompts import AS_IS, TEMPLATES
 from grpo_math.rewards.columns import column_names
 from grpo_math.run import checkpoints
 from grpo_math.run.files import write_json
@@ -111,6 +112,7 @@ def _data_settings(data: Any) -> dict[str, Any]:
         settings["dataset_split"] = str(split)
     is_readable = hasattr(data, "__len__") and column_names(data) is not None
     first: Any = next(iter(data), {}) if is_readable else {}
-    if isinstance(template := first.get("answer_format"), str):
-        settings["prompt_template"] = template
-    return settings
+    answer_format = first.get("answer_format")
+    # `load_problems` makes the prompts of a template, and a script may have prompts of its own in the same format.
+    is_made = answer_format in TEMPLATES and first.get("prompt") == TEMPLATES[answer_format](str(first.get("problem")))
+    return settings | {"prompt_template": answer_format if is_made else AS_IS, "answer_format": answer_format}

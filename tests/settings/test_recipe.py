@@ -31,8 +31,9 @@ def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_cha
 
 def test_a_recipe_wins_over_a_method_and_an_unknown_method_is_one_line(tmp_path):
     (tmp_path / "recipe.yaml").write_text("epsilon_high: 0.5")
-    values = read(["--config", str(tmp_path / "recipe.yaml"), "--method", "dapo"]).values
-    assert (values["epsilon_high"], values["resample_groups"]) == (0.5, 3)
+    recipe = read(["--config", str(tmp_path / "recipe.yaml"), "--method", "dapo"])
+    assert (recipe.values["epsilon_high"], recipe.values["resample_groups"]) == (0.5, 3)
+    assert recipe.notes == ["epsilon_high=0.5 stays, and --method dapo has 0.28: state the one you want"]
     with pytest.raises(UserError, match=r"method='dapoo' is not known: did you mean 'dapo'\?"):
         read(["--method", "dapoo"])
 

@@ -21,7 +21,9 @@ from transformers import TrainerCallback
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
+from grpo_math.problems.datasets import load_problems
 from grpo_math.report import report
+from grpo_math.trainer import run_files
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
 
@@ -71,7 +73,8 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
         "lora_alpha": 8,
         "lora_target_modules": ["q_proj"],
         "dataset": "data of a script",
-        "prompt_template": "gsm8k",
+        "prompt_template": "as_is",
+        "answer_format": "gsm8k",
         "learning_rate": 0.05,
     }
     assert {name: settings[name] for name in expected} == expected
@@ -80,6 +83,13 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     table = pandas.read_parquet(tmp_path / "completions/completions_00001.parquet")
     assert {"step", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
     assert table["step"].tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("template", ["gsm8k", "direct"])
+def test_a_run_names_the_template_that_made_its_prompts(template, ours):
+    rows = Dataset.from_list(load_problems("generated:sums", template=template, limit=4))
+    settings = run_files.recipe_settings(ours(letters, rows))
+    assert (settings["prompt_template"], settings["answer_format"]) == (template, template)
 
 
 def test_a_run_that_goes_on_within_a_rollout_has_the_same_table(ours, tmp_path, capsys):
