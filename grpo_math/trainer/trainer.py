@@ -887,7 +887,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:
-            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=False)
+            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
