@@ -65,8 +65,8 @@ def cluster(tmp_path):
         GRPO_MATH_VLLM=str(tmp_path / "served/vllm"),
         CALLS=str(tmp_path / "calls"),
         SLURM_SUBMIT_DIR=str(tmp_path),
-        # Random and even: two tests at the same time are unlikely to get a port of this job.
-        SLURM_JOB_ID=str(2 * secrets.randbelow(5000)),
+        # Random: two tests at the same time are unlikely to get a port of this job.
+        SLURM_JOB_ID=str(secrets.randbelow(5000)),
         SLURM_JOB_NAME="test",
         SLURM_JOB_NODELIST="127.0.0.1,localhost",
         SLURM_NNODES="2",
@@ -114,7 +114,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     (tmp_path / "recipe.yaml").write_text(SERVED.format("yes"))
     (tmp_path / "commands/python").write_text(f'#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n{UNTIL_SERVED}')
     job = {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c"}
-    output, port = submit("multi_node", job, "recipe.yaml", "x"), 20000 + int(cluster["SLURM_JOB_ID"])
+    output, port = submit("multi_node", job, "recipe.yaml", "x"), 20000 + 2 * int(cluster["SLURM_JOB_ID"])
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
     assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in output)

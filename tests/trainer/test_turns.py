@@ -104,7 +104,7 @@ def test_an_environment_has_trls_turns_but_for_several_processes_with_vllm(use_v
 def test_ranks_wait_for_each_other_with_vllm_and_turns_end_with_the_shorter_context(
     processes, settings, waits, context
 ):
-    engine = Mock(context=300)
+    engine = Mock(context=300, mode=settings.get("vllm_mode"))
     engine.llm.llm_engine.model_config.max_model_len = 200
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=400))
     accelerator = SimpleNamespace(state=None, num_processes=processes)
