@@ -21,7 +21,7 @@ from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
 
-# Of the table of completions: by its part ("rewards", "extra", or "" for TRL's own) and its name.
+# The columns of the table of completions, by part ("rewards", "extra", or "" for TRL's own) and name.
 Columns = dict[tuple[str, str], list[Any]]
 
 

@@ -97,7 +97,7 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
         if run.tools:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
-        # A script of the user may have prompts of its own.
+        # A script may have its own prompts, which no template makes.
         named = config.get("prompt_template") not in (None, AS_IS)
         return run.models, run.template if run.template and named else PLAIN, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.

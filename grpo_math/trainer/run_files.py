@@ -113,6 +113,6 @@ def _data_settings(data: Any) -> dict[str, Any]:
     is_readable = hasattr(data, "__len__") and column_names(data) is not None
     first: Any = next(iter(data), {}) if is_readable else {}
     answer_format = first.get("answer_format")
-    # `load_problems` makes the prompts of a template, and a script may have prompts of its own in the same format.
+    # `load_problems` makes a template's prompts. A script may ask for the same format with its own prompts.
     is_made = answer_format in TEMPLATES and first.get("prompt") == TEMPLATES[answer_format](str(first.get("problem")))
     return settings | {"prompt_template": answer_format if is_made else AS_IS, "answer_format": answer_format}

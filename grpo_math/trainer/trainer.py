@@ -969,9 +969,9 @@ class MathGRPOTrainer(GRPOTrainer):
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
         file_only = self.writes_completions and metrics.LOSS in logs and not self.log_completions
-        writes, trackers = self.log_completions or file_only, [] if file_only else self.args.report_to
-        # TRL prints a table without rows.
-        writes = writes and bool(self.table["prompt"])
+        trackers = [] if file_only else self.args.report_to
+        # TRL would print a table without rows, too.
+        writes = (self.log_completions or file_only) and bool(self.table["prompt"])
         with table.storable_table(self):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
             with (
