@@ -15,6 +15,15 @@ Row = Mapping[str, Any]
 WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
+def engine_name(backend: str) -> str:
+    """Return the engine of a backend, which is the same if the user started the server.
+
+    >>> engine_name("vllm-server"), engine_name("hf")
+    ('vllm', 'hf')
+    """
+    return backend.removesuffix("-server")
+
+
 def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     """Return a hash of the prompt without its problem: the template, and the chat template that renders messages.
 

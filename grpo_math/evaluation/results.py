@@ -21,7 +21,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
-from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.fingerprint import Row, engine_name, problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
@@ -79,8 +79,7 @@ def evaluate(
         **output.extra,
         "model": model.name,
         "adapter": model.adapter,
-        # The engine is the same if the user started the server.
-        "backend": model.backend.name.removesuffix("-server"),
+        "backend": engine_name(model.backend.name),
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
         "request": request.to_dict(),
@@ -211,9 +210,9 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
     expected = json.loads(json.dumps(settings))  # as a file has them
-    # Earlier versions named a server that the user had started, and had fewer fields in a request.
+    # Earlier versions wrote the backend, and had fewer fields in a request.
     if "backend" in measured:
-        measured["backend"] = measured["backend"].removesuffix("-server")
+        measured["backend"] = engine_name(measured["backend"])
     if "request" in measured:
         expected["request"] = {name: expected["request"].get(name) for name in measured["request"]}
     for name in expected:
