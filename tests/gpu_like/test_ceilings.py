@@ -13,7 +13,7 @@ from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-OURS = 21  # waits of a step by lines of grpo_math besides sampling
+OURS = 19  # waits of a step by lines of grpo_math besides sampling
 OF_TRL = {"full": 65, "kl with lora": 72}  # by lines of TRL, which logs figure by figure and scores the reference
 BACKWARD = 2  # in autograd's own thread: TRL's head picks the scored tokens by a mask
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
