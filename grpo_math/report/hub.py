@@ -22,8 +22,9 @@ from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import near, read_json
 from grpo_math.report import report
-from grpo_math.report.card import RESULTS, model_card, trained_base
+from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
+from grpo_math.run import metrics
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.redact import is_secret, one_line
 from grpo_math.run.weights import weights_in
@@ -109,7 +110,8 @@ def contents(
     run_dir: Path, repo_id: str, checkpoint: str | None = None, base_model: str | None = None, api: Any = None
 ) -> dict[str, Path | bytes]:
     """Return the files of the repository by name: a path, or the content. The base's licence comes from ``api``."""
-    if (saved := weights_in(named(run_dir, checkpoint))) is None:
+    folder = named(run_dir, checkpoint)
+    if (saved := weights_in(folder)) is None:
         reason, remedy = "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)
     kind, weights = saved
@@ -119,17 +121,18 @@ def contents(
     run = read_run(run_dir)
     # after.json is the evaluation of the last weights, and not of this checkpoint.
     if checkpoint:
-        run.after = None
+        run.after, step = None, folder.name.removeprefix("checkpoint-")
+        run.history = [line for line in run.history if not step.isdigit() or line[metrics.STEP] <= int(step)]
     base = trained_base(run, base_model, api)
     files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, MODEL_FILES)}
-    files |= {name: run_dir / name for name in RESULTS if (run_dir / name).exists()}
+    files |= {name: run_dir / name for name in result_files(run_dir, checkpoint)}
     files |= {f"plots/{path.name}": path for path in run_dir.glob("plots/*.png")}
     if kind == "adapter":
         # peft writes the base's folder on this machine into the configuration.
         config = read_json(weights / "adapter_config.json")
         config["base_model_name_or_path"] = base["hub"] or base["folder"]
         files["adapter_config.json"] = json.dumps(config, indent=2, sort_keys=True).encode()
-    files["README.md"] = model_card(run, repo_id, base, kind).encode()
+    files["README.md"] = model_card(run, repo_id, base, kind, checkpoint).encode()
     return files
 
 
