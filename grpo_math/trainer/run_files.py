@@ -43,17 +43,16 @@ class RunFiles(History):
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
         earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
-        stale = [checkpoints.FINISHED, "after.json"]
+        checkpoints.retire_results(self.run_dir)
         # A new run in a used folder: the report must not mix the two.
         if state.global_step == 0 and earlier:
             print(
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
                 file=sys.stderr,
             )
-            stale += ["before.json"] if "before.json" not in self.evaluated else []
+            if "before.json" not in self.evaluated:
+                (self.run_dir / "before.json").unlink(missing_ok=True)
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
-        for name in stale:
-            (self.run_dir / name).unlink(missing_ok=True)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
