@@ -5,7 +5,6 @@ The grader has a number instead of a hash (`GRADER`).
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
         templates.add((row.get("answer_format"), prompt.replace(problem[1:-1], PROBLEM)))
     is_chat = any(not isinstance(row.get("prompt"), str) for row in rows)
     chat = getattr(tokenizer, "chat_template", None) if is_chat else None
-    return short_hash([*chain(*sorted(templates, key=str)), chat])
+    return short_hash([*(part for template in sorted(templates, key=str) for part in template), chat])
 
 
 def problems_hash(rows: Sequence[Row]) -> str:

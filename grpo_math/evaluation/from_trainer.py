@@ -122,8 +122,11 @@ def over_ranks(
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
     records = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
     # A rank has summed up and hashed its own rows only.
-    hashes = {"problems_hash": problems_hash(rows), "prompt_hash": prompt_hash(rows, model.tokenizer)}
-    totals = {**summary(records, sampling.samples), **hashes}
+    totals = {
+        **summary(records, sampling.samples),
+        "problems_hash": problems_hash(rows),
+        "prompt_hash": prompt_hash(rows, model.tokenizer),
+    }
     return {**parts[0], **totals, "rows": records}
 
 

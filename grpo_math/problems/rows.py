@@ -24,7 +24,6 @@ from grpo_math.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 
-HALF = re.compile(r"[\ud800-\udfff]")  # of a pair of surrogates
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 PARTS = ("level", "subject", "tolerance")
@@ -49,8 +48,12 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.C
         raise BadRow("row", f"cannot be read ({error.reason})", f"write one object a line, {REMEDY}") from None
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
-    # A JSON text may name half of a character, which no file, table or tokenizer takes.
-    _check(not HALF.search(json.dumps(fields, ensure_ascii=False, default=str)), "row", "contains half a character")
+    # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
+    _check(
+        not re.search(r"[\ud800-\udfff]", json.dumps(fields, ensure_ascii=False, default=str)),
+        "row",
+        "contains half a character",
+    )
     problem_key, prompt = _needed(fields, "problem", accepted)
     problem = _question(prompt, problem_key)
     # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.

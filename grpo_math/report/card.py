@@ -72,7 +72,8 @@ def result_files(run_dir: Path, checkpoint: str | None = None) -> dict[str, str]
 
 
 def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, checkpoint: str | None = None) -> str:
-    """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top."""
+    """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top. ``checkpoint``: the name
+    of the folder with the weights, if they are not the last ones."""
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
     template, system = str(run.config.get("prompt_template") or ""), run.config.get("system_prompt")
@@ -107,6 +108,7 @@ def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, check
         prompt=as_template(known, system if isinstance(system, str) else None).prompt(QUESTION),
         tokens=results.get("max_new_tokens") or run.config.get("max_completion_length") or 256,
         rank=served_rank(int(run.config.get("lora_r") or 16)),
+        checkpoint=checkpoint,
         files=result_files(run.directory, checkpoint),
         plots={path.stem for path in run.directory.glob("plots/*.png")},
     )

@@ -24,7 +24,6 @@ from grpo_math.reading import near, read_json
 from grpo_math.report import report
 from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
-from grpo_math.run import metrics
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.redact import is_secret, one_line
 from grpo_math.run.weights import weights_in
@@ -110,8 +109,7 @@ def contents(
     run_dir: Path, repo_id: str, checkpoint: str | None = None, base_model: str | None = None, api: Any = None
 ) -> dict[str, Path | bytes]:
     """Return the files of the repository by name: a path, or the content. The base's licence comes from ``api``."""
-    folder = named(run_dir, checkpoint)
-    if (saved := weights_in(folder)) is None:
+    if (saved := weights_in(named(run_dir, checkpoint))) is None:
         reason, remedy = "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)
     kind, weights = saved
@@ -121,8 +119,7 @@ def contents(
     run = read_run(run_dir)
     # after.json is the evaluation of the last weights, and not of this checkpoint.
     if checkpoint:
-        run.after, step = None, folder.name.removeprefix("checkpoint-")
-        run.history = [line for line in run.history if not step.isdigit() or line[metrics.STEP] <= int(step)]
+        run.after = None
     base = trained_base(run, base_model, api)
     files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, MODEL_FILES)}
     files |= {name: run_dir / name for name in result_files(run_dir, checkpoint)}
@@ -132,7 +129,7 @@ def contents(
         config = read_json(weights / "adapter_config.json")
         config["base_model_name_or_path"] = base["hub"] or base["folder"]
         files["adapter_config.json"] = json.dumps(config, indent=2, sort_keys=True).encode()
-    files["README.md"] = model_card(run, repo_id, base, kind, checkpoint).encode()
+    files["README.md"] = model_card(run, repo_id, base, kind, checkpoint and weights.name).encode()
     return files
 
 

@@ -42,16 +42,16 @@ class RunFiles(History):
         if not state.is_world_process_zero:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
-        checkpoints.retire_results(self.run_dir)
         # A new run in a used folder: the report must not mix the two.
-        if state.global_step == 0 and earlier:
+        is_new = state.global_step == 0 and any(
+            (self.run_dir / name).exists() for name in ("config.yaml", checkpoints.FINISHED)
+        )
+        checkpoints.retire_results(self.run_dir, *({"before.json"} - self.evaluated if is_new else ()))
+        if is_new:
             print(
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
                 file=sys.stderr,
             )
-            if "before.json" not in self.evaluated:
-                (self.run_dir / "before.json").unlink(missing_ok=True)
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)

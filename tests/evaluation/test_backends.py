@@ -123,17 +123,17 @@ def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small
 @pytest.mark.parametrize(
     ("settings", "url", "refused"),
     [
-        ({"load_in_4bit": True}, "http://127.0.0.1:1", "vllm-server' .* \\(load_in_4bit\\)"),
-        ({"load_in_8bit": True}, None, "vllm' .* \\(load_in_8bit\\)"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, None, "vllm' .* \\(load_in_4bit, bnb.*"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, None, None),
+        ({"load_in_4bit": True}, "http://127.0.0.1:1", True),
+        ({"load_in_8bit": True}, None, True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, None, True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, None, False),
     ],
 )
 def test_a_base_is_quantised_as_in_the_run_or_refused(settings, url, refused, small, monkeypatch):
     monkeypatch.setattr(backends.Model, "served", (None, "base"))
     model = backends.Model(small, backend=backends.Backend("vllm-server" if url else "vllm", url))
-    expected = pytest.raises(ConfigError, match=f"backend='{refused}: use --backend hf") if refused else nullcontext()
-    with expected:
+    message = "^backend='vllm.*' does not quantise the base as the run did: use --backend hf$"
+    with pytest.raises(ConfigError, match=message) if refused else nullcontext():
         model.generator(request_from(settings))
 
 

@@ -186,4 +186,6 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
         "evaluation/old-trained.answers.jsonl",
         "evaluation/old-trained.json",
     ]
+    checkpoints.retire_results(tmp_path, "before.json")
+    assert not (tmp_path / "before.json").exists()
     checkpoints.retire_results(tmp_path / "new")
