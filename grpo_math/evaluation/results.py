@@ -64,9 +64,6 @@ def evaluate(
 ) -> Results:
     """Return the results of ``model`` on rows of `load_problems`.
 
-    ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_for_means`;
-    ``accuracy_in_format`` is the share that is right and in the format.
-
     Answers are stored next to the results file after each batch (`answers_file`). The same call continues an
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
     evaluation of a model in memory starts again, because the model has no name to compare. ``grade_timeout`` None: the
