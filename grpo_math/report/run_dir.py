@@ -129,8 +129,7 @@ def _evaluation(
     run: RunDir, names: tuple[str, ...], kind: str = "adapter", weights: Path | None = None
 ) -> Results | None:
     """Return the first of these evaluations that exists. One of other weights, such as those of an earlier run in this
-    folder, becomes a note. ``kind`` and ``weights``: what the run has trained; the base for None.
-    """
+    folder, becomes a note. ``kind`` and ``weights``: those that the run has trained, by default the base's."""
     name = next((name for name in names if (run.directory / name).exists()), None)
     if name is None:
         return None
@@ -138,9 +137,10 @@ def _evaluation(
     # The base of another revision is evaluated as a folder, whose name only the results have.
     at_main = run.config.get("model_revision") in (None, "main")
     base = (at_main and run.config.get("model_name_or_path")) or results.get("model")
-    folders = (model_path(base), weights) if kind == "adapter" else (weights, None)
+    model, adapter = (base, weights) if kind == "adapter" else (weights, None)
     # An evaluation in training states no weights: training deletes the file of an earlier run.
-    if weights_hash(*folders).startswith(str(results.get("weights_hash", ""))):
+    stated = str(results.get("weights_hash", ""))
+    if not stated or weights_hash(model_path(str(model)), adapter).startswith(stated):
         return results
     run.notes.append(f"{name} is left out: it is of other weights, or the files were copied without their times")
     return None
