@@ -139,8 +139,9 @@ def _evaluation(
     base = (at_main and run.config.get("model_name_or_path")) or results.get("model")
     model, adapter = (base, weights) if kind == "adapter" else (weights, None)
     # An evaluation in training states no weights: training deletes the file of an earlier run.
-    stated = str(results.get("weights_hash", ""))
-    if not stated or weights_hash(model_path(str(model)), adapter).startswith(stated):
+    if not (stated := str(results.get("weights_hash", ""))) or weights_hash(model_path(str(model)), adapter).startswith(
+        stated
+    ):
         return results
     run.notes.append(f"{name} is left out: it is of other weights, or the files were copied without their times")
     return None
