@@ -34,7 +34,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.results"),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
-    *("generation.cache", "generation.shared"),
+    *("generation.cache", "generation.four_bit", "generation.shared"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.verdict", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming"),

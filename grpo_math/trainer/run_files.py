@@ -46,7 +46,7 @@ class RunFiles(History):
         is_new = state.global_step == 0 and any(
             (self.run_dir / name).exists() for name in ("config.yaml", checkpoints.FINISHED)
         )
-        checkpoints.retire_results(self.run_dir, *({"before.json"} - self.evaluated if is_new else ()))
+        checkpoints.retire_results(self.run_dir, base_too=is_new and "before.json" not in self.evaluated)
         if is_new:
             print(
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",

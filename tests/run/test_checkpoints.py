@@ -178,7 +178,7 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
     names = ("trained.json", "trained.answers.jsonl", "base.json", "gsm8k/trained.json")
     for name in ("finished.json", "before.json", "after.json", *(f"evaluation/{name}" for name in names)):
         (tmp_path / name).write_text("{}")
-    checkpoints.retire_results(tmp_path)
+    checkpoints.retire_results(tmp_path, base_too=False)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")) == [
         "before.json",
         "evaluation/base.json",
@@ -186,6 +186,6 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
         "evaluation/old-trained.answers.jsonl",
         "evaluation/old-trained.json",
     ]
-    checkpoints.retire_results(tmp_path, "before.json")
-    assert not (tmp_path / "before.json").exists()
-    checkpoints.retire_results(tmp_path / "new")
+    checkpoints.retire_results(tmp_path, base_too=True)
+    assert not [*tmp_path.rglob("b*.json")]
+    checkpoints.retire_results(tmp_path / "new", base_too=True)
