@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 from accelerate.utils import gather_object
+from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
@@ -44,6 +45,8 @@ COLLABORATORS = {
     "resampler": ("position",),
     "unsolved": ("position", "shares", "next"),
 }
+# Options of an optimizer, which its state in a checkpoint contains too. ``initial_lr`` is the rate before the schedule.
+OPTIONS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
@@ -149,6 +152,27 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
             logs[name].clear()
             for key, values in table[name].items():
                 logs[name][key].extend(values)
+
+
+def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the options of each parameter group."""
+    return [{name: group[name] for name in OPTIONS if name in group} for group in optimizer.param_groups]
+
+
+def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
+    """Set the options of an optimizer after its state was loaded, and the learning rate of the schedule's next step.
+
+    The options of the checkpoint may be others (resume=force). Does not change the learning rate of a schedule that is
+    not a function of the step.
+    """
+    for group, group_options in zip(optimizer.param_groups, options, strict=True):
+        group.update(group_options)
+    if isinstance(scheduler, LambdaLR):
+        scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+        scheduler._last_lr = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
+        for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
+            group["lr"] = rate
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
