@@ -57,7 +57,8 @@ class Recipe(NamedTuple):
 def read(argv: Sequence[str]) -> Recipe:
     """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
 
-    Sets the environment variables of the recipe. Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
+    Sets the environment variables of the recipe. Raises `UserError` for a file that is not a recipe. A bad setting
+    keeps its default, and adds to ``problems``.
     """
     problems: list[UserError] = []
     typed = _typed(argv, problems)

@@ -154,25 +154,19 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
                 logs[name][key].extend(values)
 
 
-def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the options of each parameter group."""
-    return [{name: group[name] for name in OPTIONS if name in group} for group in optimizer.param_groups]
-
-
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
-    """Set the options of an optimizer after its state was loaded, and the learning rate of the schedule's next step.
+    """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
 
-    The options of the checkpoint may be others (resume=force). Does not change the learning rate of a schedule that is
-    not a function of the step.
+    The checkpoint may have other options (resume=force). Does not change the learning rate of a schedule that is not a
+    function of the step.
     """
-    for group, group_options in zip(optimizer.param_groups, options, strict=True):
-        group.update(group_options)
     if isinstance(scheduler, LambdaLR):
-        scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-        scheduler._last_lr = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
-        for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
-            group["lr"] = rate
+        scheduler.base_lrs = [group["initial_lr"] for group in options]
+        factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
+        options = [{**group, "lr": rate} for group, rate in zip(options, scheduler._last_lr, strict=True)]
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        group.update(values)
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:

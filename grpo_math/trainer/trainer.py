@@ -903,7 +903,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
         scheduler = super().create_scheduler(*args, **kwargs)
-        self._optimizer_options = state.optimizer_options(self.optimizer)
+        groups = cast(Any, self.optimizer).param_groups
+        self._optimizer_options = [{name: group[name] for name in state.OPTIONS if name in group} for group in groups]
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

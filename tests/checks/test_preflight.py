@@ -85,7 +85,7 @@ HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
-DISK = "error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output_dir"
+DISK = "error: what the run saves needs N GB, and <HERE> has N GB free. Remedy: name another output_dir"
 PHI = {"config.json": '{"model_type": "phi3"}'}
 ADA = '{"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}'
 NAME = "is not a name for a model repository. Remedy: give user/name, of letters, digits, '-', '_' and '.', at most 96"
