@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from peft import LoraConfig, PeftModel, get_peft_model
 from small_http import AnsweringHTTP
 from small_trainers import make
@@ -109,6 +110,8 @@ def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **setti
     """The generation of a trainer alone, without the trainer."""
     base = {"processing_class": None, "mode": "server", "server_base_url": url, "max_completion_length": 8}
     of_trainer = SimpleNamespace(**{"output_dir": folder, "seed": 3, **(args or {})})
+    # A test before this one may have trained in bfloat16.
+    AcceleratorState._reset_state()
     return kind(of_trainer, None, model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
 
 

@@ -149,8 +149,8 @@ class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
 
     # With staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch.
-    look: Any = None
-    asked: PrefetchedRollout | None = None  # the next batch
+    prefetch: Any = None
+    prefetched: PrefetchedRollout | None = None  # the next batch
     context = 2**31  # vLLM's limit of prompt and completion tokens
     server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
@@ -278,29 +278,29 @@ class AdapterGeneration(VLLMGeneration):
         """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
         were requested when training on the previous batch began."""
         # No staleness, an evaluation, or additional groups: a prefetched batch stays for the next training batch.
-        if self.look is None or not self.look.is_rollout:
-            if self.asked is not None:
-                self.asked.wait()
+        if self.prefetch is None or not self.prefetch.is_rollout:
+            if self.prefetched is not None:
+                self.prefetched.wait()
             return self._sampling(prompts, n)()
-        if self.asked is not None and self.asked.prompts != prompts:
+        if self.prefetched is not None and self.prefetched.prompts != prompts:
             logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
-            self.asked = None
-        asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
+            self.prefetched = None
+        batch, started = self.prefetched or self.request(prompts, n), time.perf_counter()
         # Two requests would both send the adapter to a restarted server.
-        if asked.folder == self.folder:
-            asked.wait()
-        self.asked = None
-        # Before waiting, so that the server always has requests. `send` sets ``asked`` to the next batch.
-        self.look.send()
-        completions = asked.result()
-        self.look.take(asked, time.perf_counter() - started)
+        if batch.folder == self.folder:
+            batch.wait()
+        self.prefetched = None
+        # Before waiting, so that the server always has requests. `send` sets ``prefetched`` to the next batch.
+        self.prefetch.send()
+        completions = batch.result()
+        self.prefetch.take(batch, time.perf_counter() - started)
         self._let_go()
         return completions
 
-    def ask(self, prompts: list[list[int]], n: int) -> PrefetchedRollout:
+    def request(self, prompts: list[list[int]], n: int) -> PrefetchedRollout:
         """Request completions of these prompts by the adapter as it is now, and do not wait."""
-        self.asked = PrefetchedRollout(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
-        return self.asked
+        self.prefetched = PrefetchedRollout(prompts, self.prefetch.step, self.folder).start(self._sampling(prompts, n))
+        return self.prefetched
 
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
         """Return the call that samples ``n`` completions of each prompt for training.
@@ -407,7 +407,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _let_go(self) -> None:
         """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
-        for folder in set(self.root.iterdir()) - {self.folder, self.asked and self.asked.folder}:
+        for folder in set(self.root.iterdir()) - {self.folder, self.prefetched and self.prefetched.folder}:
             if self.mode == "server":
                 self._outliving_restarts(partial(self.server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -28,13 +28,13 @@ class Prefetch:
     """Chooses what the trainer's `AdapterGeneration` requests in advance."""
 
     def __init__(self, trainer: "MathGRPOTrainer") -> None:
-        asks = {
+        requesters = {
             "tools": trainer.tools,
             "rollout_func": trainer.rollout_func,
             "environments": trainer.environment_factories,
         }
         # The next batch is requested by its prompts, so nothing else may decide what a server is asked.
-        if name := next((name for name, value in asks.items() if value), None):
+        if name := next((name for name, value in requesters.items() if value), None):
             raise ConfigError(
                 "staleness", 1, f"cannot prefetch: {name} change what is requested from vLLM", "leave it at 0"
             )
@@ -43,7 +43,7 @@ class Prefetch:
         self.trainer = trainer
         self.generation = trainer.vllm_generation
         self._taken_at = -1  # the training step at which the last batch was taken
-        self.generation.look = self
+        self.generation.prefetch = self
 
     @property
     def is_rollout(self) -> bool:
@@ -55,15 +55,15 @@ class Prefetch:
         """The optimizer step at which the servers' adapter was sent: TRL sends the adapter before each rollout."""
         return self.trainer.state.global_step
 
-    def take(self, asked: PrefetchedRollout, waited: float) -> None:
+    def take(self, batch: PrefetchedRollout, waited: float) -> None:
         """Log the age of the next training batch, and the seconds of its sampling that training did not wait for."""
         trainer = self.trainer
         self._taken_at = trainer.training_steps
         trainer.add_metrics(
             {
-                metrics.STALENESS: trainer.state.global_step - asked.step,
-                metrics.SECONDS_SAMPLING: asked.seconds,
-                metrics.SECONDS_OVERLAP: max(0.0, asked.seconds - waited),
+                metrics.STALENESS: trainer.state.global_step - batch.step,
+                metrics.SECONDS_SAMPLING: batch.seconds,
+                metrics.SECONDS_OVERLAP: max(0.0, batch.seconds - waited),
             }
         )
 
@@ -72,7 +72,7 @@ class Prefetch:
         # Resampling uses the same servers. Send its requests first, because training waits for them.
         waits = self.trainer.resampler is not None and not resampled
         if self.trainer.accelerator.is_main_process and not waits and (prompts := self._next_prompts()):
-            self.generation.ask(prompts, self.trainer.num_generations)
+            self.generation.request(prompts, self.trainer.num_generations)
 
     def _next_prompts(self) -> list[list[int]]:
         """Return the prompts of the next batch, each once; none if training ends with this batch."""

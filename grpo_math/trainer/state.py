@@ -75,7 +75,7 @@ def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         "rollout": rollout if trainer.in_rollout else None,
         "batch_settings": [getattr(trainer.args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(generation, "rollouts", 0),
-        "asked": getattr(generation, "asked", None),
+        "asked": getattr(generation, "prefetched", None),
         "evaluates": trainer.control.should_evaluate,
         "metrics": {name: list(values) for name, values in trainer.step_metrics.items()},
         "table": json.dumps(table, default=plain) if trainer.writes_completions else None,
@@ -90,11 +90,11 @@ def _collaborators(trainer: "MathGRPOTrainer") -> dict[str, Any]:
 def agree_on_saved_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return `rank_state` for a checkpoint. Every process waits for the completions that servers are still sampling."""
     # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
-    held = rank_state(trainer)
+    saved = rank_state(trainer)
     if trainer.settings.staleness:
-        broadcast_from_main(lambda: held["asked"] and held["asked"].wait())
-        held["asked"] = held["asked"] and held["asked"].state_dict()
-    return held
+        broadcast_from_main(lambda: saved["asked"] and saved["asked"].wait())
+        saved["asked"] = saved["asked"] and saved["asked"].state_dict()
+    return saved
 
 
 def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
@@ -138,8 +138,10 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
         # The object itself, if this is the state of a moment and not of a checkpoint.
-        asked = state["asked"]
-        trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
+        batch = state["asked"]
+        trainer.vllm_generation.prefetched = (
+            PrefetchedRollout.from_state_dict(batch) if isinstance(batch, dict) else batch
+        )
     trainer.control.should_evaluate = state.get("evaluates", False)
     trainer.step_metrics.clear()
     trainer.step_metrics.update(state["metrics"])

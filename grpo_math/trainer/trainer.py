@@ -266,14 +266,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 "micro-batches (router_aux_loss_coef: 0 leaves the loss out)."
             )
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
-        self._has_own_loss = (  # which TRL lacks
-            settings.surrogate != "clip"
-            or self.loss_type == "prompt_mean"
-            or (self.beta != 0.0 and settings.kl_estimator != "k3")
-        )
+        if self._is_vlm:
+            self._leave_loss_to_trl()
         whole = (
-            self._takes_trls_loss()
-            or sees_rows(self)
+            self._keeps_trls_rows()
             # Each of these is a mean or a quantile over TRL's own micro-batch.
             or self._entropy_bonus_enabled
             or self.top_entropy_quantile < 1.0
@@ -572,7 +568,7 @@ class MathGRPOTrainer(GRPOTrainer):
         is_new = self.mode == "train" and self._buffered_inputs is None
         inputs = super()._prepare_inputs(generation_batch)
         # In each rollout, because a script may replace a method after the constructor.
-        if not is_new or self._takes_trls_loss() or sees_rows(self):
+        if not is_new or self._keeps_trls_rows():
             return inputs
         splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
@@ -583,18 +579,25 @@ class MathGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = steps
         return self._buffered_inputs[self._step % steps_per_rollout]
 
-    def _takes_trls_loss(self) -> bool:
-        """Return True if the loss is TRL's, whole, because ours lacks a term of it."""
-        if self._is_vlm:
-            if self._has_own_loss:
-                raise ConfigError(
-                    "surrogate",
-                    self.settings.surrogate,
-                    "does not work with images, of which TRL computes the loss",
-                    "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
-                )
-            logger.warning_once("TRL computes the loss, because the model has images.")
-        return self._is_vlm or (sees_rows(self) and not self._has_own_loss)
+    def _leave_loss_to_trl(self) -> None:
+        if self._exceeds_trls_loss:
+            raise ConfigError(
+                "surrogate",
+                self.settings.surrogate,
+                "does not work with images, of which TRL computes the loss",
+                "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+            )
+        logger.warning("TRL computes the loss, because the model has images.")
+
+    @property
+    def _exceeds_trls_loss(self) -> bool:
+        """True if the loss has a term that TRL's lacks."""
+        own_kl = self.beta != 0.0 and self.settings.kl_estimator != "k3"
+        return self.settings.surrogate != "clip" or self.loss_type == "prompt_mean" or own_kl
+
+    def _keeps_trls_rows(self) -> bool:
+        """Return True if an update is not split: it has images, or a script's method gets its rows."""
+        return self._is_vlm or sees_rows(self)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """Return the loss of a training step, for the last backward pass. Earlier micro-batches have theirs here."""
@@ -605,7 +608,8 @@ class MathGRPOTrainer(GRPOTrainer):
             figures.skipped_tokens += inputs.skipped_tokens
             loss_of = partial(self._micro_batch_loss, model, figures)
             return self.splitter.accumulate(inputs.micro_batches, loss_of, model)
-        if self._takes_trls_loss():
+        # TRL's loss, whole, unless it lacks a term.
+        if self._keeps_trls_rows() and not self._exceeds_trls_loss:
             return super()._compute_loss(model, inputs)
         # In an evaluation, or a method of a script has to see the rows of an update.
         rows = {name: value for name, value in inputs.items() if name != "group"}

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))
+os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with threads would wait for them
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"

@@ -226,16 +226,16 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(ser
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):
     generation = synced(args={"staleness": 1})
     # In place of the trainer's `Prefetch`: each next batch has the same prompts.
-    look = generation.look = Mock(is_rollout=True, step=0, send=lambda: generation.ask(PROMPTS, 1))
+    prefetch = generation.prefetch = Mock(is_rollout=True, step=0, send=lambda: generation.request(PROMPTS, 1))
     older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
     move(policy, 0.3)
-    look.step = 1
+    prefetch.step = 1
     generation.sync_weights()
     assert {*generation.root.iterdir()} == {older, generation.folder}
-    look.is_rollout = False  # an evaluation, which uses the adapter as it is now
+    prefetch.is_rollout = False  # an evaluation, which uses the adapter as it is now
     generation.rollouts = 1
     now = generation.generate(PROMPTS, None, 1)[1]
-    look.is_rollout = True
+    prefetch.is_rollout = True
     prefetched = generation.generate(PROMPTS, None, 1)[1]
     assert prefetched != now
     assert prefetched != first
@@ -243,7 +243,7 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, sy
     assert "differs" not in caplog.text
     generation.generate(PROMPTS[:2], None, 1)
     assert "the batch differs from the prefetched prompts" in caplog.text
-    assert [taken.args[0].step for taken in look.take.mock_calls] == [0, 0, 1]
+    assert [taken.args[0].step for taken in prefetch.take.mock_calls] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
