@@ -159,16 +159,15 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
     """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
 
-    The checkpoint may have other options (resume=force). Does not change the learning rate of a schedule that is not a
-    function of the step.
+    The checkpoint may have other options (resume=force). Changes nothing with a schedule that is not a function of the
+    step, because such a schedule may have changed the options itself.
     """
     if isinstance(scheduler, LambdaLR):
         scheduler.base_lrs = [group["initial_lr"] for group in options]
         factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
-        options = [{**group, "lr": rate} for group, rate in zip(options, scheduler._last_lr, strict=True)]
-    for group, values in zip(optimizer.param_groups, options, strict=True):
-        group.update(values)
+        for group, values, rate in zip(optimizer.param_groups, options, scheduler._last_lr, strict=True):
+            group.update(values, lr=rate)
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:
