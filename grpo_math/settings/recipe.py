@@ -68,7 +68,8 @@ def read(argv: Sequence[str]) -> Recipe:
     written = read_recipe(path) if path is not None else {}
     method = method_fields(named := typed.pop("method", None))
     # Here, because packages read some variables when they are imported, and checks read others.
-    os.environ.update({str(name): str(value) for name, value in written.pop("env", {}).items()})
+    with reading(path or ""):  # Python refuses some names
+        os.environ.update({str(name): str(value) for name, value in written.pop("env", {}).items()})
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
