@@ -37,11 +37,17 @@ class Endings:
             return False
         return not self.stops or len(ids) >= self._limit
 
-    def gather_metrics(self, ids: Sequence[Sequence[int]], accelerator: Any) -> dict[str, float]:
-        """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions."""
+    def gather_metrics(
+        self, ids: Sequence[Sequence[int]], masks: Sequence[Sequence[int]] | None, accelerator: Any
+    ) -> dict[str, float]:
+        """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions.
+
+        ``masks``: 1 for a token of the model, 0 for a tool's, which TRL does not count. None without tools.
+        """
         if not self.stops:
             return {}
-        ends = [[len(tokens), self.is_truncated(tokens)] for tokens in ids]
+        written = map(len, ids) if masks is None else map(sum, masks)
+        ends = [[length, self.is_truncated(tokens)] for length, tokens in zip(written, ids, strict=True)]
         lengths, truncated = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.
         ended = lengths[truncated == 0].float() if not truncated.all() else torch.zeros(1)

@@ -192,6 +192,12 @@ class Model:
                 if option in vars(GenerationConfig()):
                     reason = "is a setting of transformers, not of vLLM"
                     raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
+            quantised = request.quantisation
+            # vLLM quantises a base into nf4 only, and the weights of a server of the user's are not known.
+            nf4 = quantised.get("load_in_4bit") and quantised.get("bnb_4bit_quant_type") != "fp4"
+            if quantised and (self.backend.server or not nf4):
+                reason = "does not quantise the base as the run did"
+                raise ConfigError("backend", self.backend.name, reason, "use --backend hf")
             if request.model_init_kwargs:
                 reason = "changes the model, and a server of vLLM does not know it"
                 raise ConfigError("model_init_kwargs", ", ".join(request.model_init_kwargs), reason, "use --backend hf")

@@ -20,7 +20,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_fields, with_server
 from grpo_math.evaluation.figures import Results, summary
-from grpo_math.evaluation.fingerprint import Row, problems_hash
+from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
@@ -122,7 +122,11 @@ def over_ranks(
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
     records = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
     # A rank has summed up and hashed its own rows only.
-    totals = {**summary(records, sampling.samples), "problems_hash": problems_hash(rows)}
+    totals = {
+        **summary(records, sampling.samples),
+        "problems_hash": problems_hash(rows),
+        "prompt_hash": prompt_hash(rows, model.tokenizer),
+    }
     return {**parts[0], **totals, "rows": records}
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.backends import Model, Sampling
+from grpo_math.evaluation.backends import Model, Sampling, loaded
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.fingerprint import Row, engine_name, problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
-from grpo_math.generation.models import model_path
+from grpo_math.generation.models import inference_dtype, model_path
 from grpo_math.generation.request import PLAIN, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
@@ -64,9 +64,6 @@ def evaluate(
 ) -> Results:
     """Return the results of ``model`` on rows of `load_problems`.
 
-    ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_for_means`;
-    ``accuracy_in_format`` is the share that is right and in the format.
-
     Answers are stored next to the results file after each batch (`answers_file`). The same call continues an
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
     evaluation of a model in memory starts again, because the model has no name to compare. ``grade_timeout`` None: the
@@ -90,6 +87,8 @@ def evaluate(
     }
     if model.named and output.path is not None:
         settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
+        if model.backend.name == "hf":
+            settings["request"]["dtype"] = loaded(model.name, inference_dtype)
     file = None if output.path is None else _file(Path(output.path), settings)
     # A model in memory has no name or file to compare, so its stored answers may be of other weights.
     journal_file = answers_file(file) if file and model.named else None
@@ -210,11 +209,13 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
     expected = json.loads(json.dumps(settings))  # as a file has them
-    # Earlier versions wrote the backend, and had fewer fields in a request.
+    # Earlier versions wrote the backend and a shorter hash, and had fewer fields in a request.
     if "backend" in measured:
         measured["backend"] = engine_name(measured["backend"])
     if "request" in measured:
         expected["request"] = {name: expected["request"].get(name) for name in measured["request"]}
+    if "weights_hash" in measured:
+        expected["weights_hash"] = expected["weights_hash"][: len(measured["weights_hash"])]
     for name in expected:
         if measured.get(name) != expected[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"

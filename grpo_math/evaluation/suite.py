@@ -53,6 +53,8 @@ def evaluation_protocol(
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a line for each set: accuracy (mean@n if there are several samples) with its 95% interval.
 
+    The last column is the share of all completions that the length limit has cut, right ones included.
+
     >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
     >>> print(table({"aime2024": {**one, "categories": {"truncated": 96}}}))
                    n  mean@  accuracy   95% interval  in format    cut
@@ -61,7 +63,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [["", "n", "mean@", "accuracy", "95% interval", "in format", "cut"]]
     for name, result in results.items():
         low, high = result["ci95"]
-        cut = result["categories"]["truncated"] / (result["n"] * result["samples"])
+        # A right answer that was cut has the category of right ones.
+        also = sum(row["truncated"] and row["category"] != "truncated" for row in result.get("rows", ()))
+        cut = (result["categories"]["truncated"] + also) / (result["n"] * result["samples"])
         shares = [f"{result['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{result['accuracy_in_format']:.1%}"]
         rows.append([name, str(result["n"]), str(result["samples"]), *shares, f"{cut:.1%}"])
     if len(results) > 1:

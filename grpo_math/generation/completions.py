@@ -6,6 +6,7 @@ do not depend on earlier batches, and an interrupted evaluation resumes with the
 evaluation/backends.py uses vLLM. In training, TRL generates, in `decoding.lean_generation`.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
@@ -122,9 +123,12 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[st
     one."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
     if stop and end is None:
-        # In a batch, transformers fills the row behind a stop string with padding.
-        ends = (t for t in range(len(ids)) if any(text in tokenizer.decode(ids[: t + 1]) for text in stop))
-        end = next(ends, None) if any(text in tokenizer.decode(ids) for text in stop) else None
+        # In a batch, transformers fills the row behind a stop string with padding. A text that is in the first tokens
+        # is also in more of them, so the first token is found by halves.
+        first = bisect_left(
+            range(len(ids)), True, key=lambda t: any(text in tokenizer.decode(ids[: t + 1]) for text in stop)
+        )
+        end = first if first < len(ids) else None
     kept = ids if end is None else ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
     return Completion(kept, text=text, truncated=end is None)

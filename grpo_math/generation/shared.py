@@ -16,7 +16,7 @@ names the tensors of a checkpoint. A layout that is not a plain view is refused 
 >>> find_view("key", parameter, [(engine[4:], parameter)]).tolist()
 [[16.0, 17.0, 18.0, 19.0], [20.0, 21.0, 22.0, 23.0]]
 
-Does not share quantised weights, weights that vLLM repacks for its kernels, or weights that are split over GPUs.
+Does not share weights that vLLM repacks for its kernels, and weights that are split over GPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation import four_bit
 from grpo_math.run.replaced import replaced
 
 aten = torch.ops.aten
@@ -56,20 +57,26 @@ class SharedBase:
         self.skeleton: Any = None  # the policy on the meta device
         self.modules: dict[str, nn.Module] = {}
         self.views: dict[str, Tensor] = {}
+        self.constants: dict[str, Any] = {}  # those of bitsandbytes, for each weight in 4 bit
 
     def create(self, make: Callable[..., Any], path: str, **kwargs: Any) -> Any:
         """Return TRL's model of ``path``, made by ``make``, with parameters that take no memory."""
         if kwargs.get("revision") not in (None, "main"):
             raise cannot_share(f"vLLM loads the revision main, not {kwargs['revision']}")
         self.skeleton = skeleton = make(path, **{**kwargs, "device_map": "meta", "quantization_config": None})
-        # A recipe may ask for it, or the checkpoint may be stored so.
-        if kwargs.get("quantization_config") or getattr(skeleton.config, "quantization_config", None):
-            raise cannot_share("the base is quantised")
+        quantization = kwargs.get("quantization_config")
+        if getattr(skeleton.config, "quantization_config", None):
+            raise cannot_share("the checkpoint is quantised")
+        if quantization is not None and not four_bit.supports(quantization):
+            raise cannot_share("vLLM quantises to 4 bit of type nf4, with nested constants")
         # An expanded number has the shape of the parameter and the memory of one element.
         state = {name: torch.zeros((), dtype=t.dtype).expand(t.shape) for name, t in skeleton.state_dict().items()}
         model = type(skeleton).from_pretrained(
             None, config=skeleton.config, state_dict=state, dtype=skeleton.dtype, device_map=None
         )
+        if quantization is not None:
+            four_bit.quantise(skeleton, quantization)
+            four_bit.quantise(model, quantization)
         model.generation_config = skeleton.generation_config
         model.config._name_or_path = path
         model.name_or_path = path
@@ -90,6 +97,7 @@ class SharedBase:
         # vLLM calls this function when the weights are loaded. Later, it may rename or wrap layers for LoRA.
         def prepare_and_compare(engine: nn.Module, *args: Any) -> None:
             self.views = find_views(self.skeleton, engine)
+            self.constants = four_bit.find_constants(self.views, engine)
             before = {name: sample_values(view) for name, view in self.views.items()}
             prepare(engine, *args)
             addresses = storage_addresses(engine)
@@ -111,7 +119,9 @@ class SharedBase:
             old = getattr(module, leaf)
             # A few small weights of the engine have more bits than the policy's.
             view = view.to(old.dtype)
-            if isinstance(old, nn.Parameter):
+            if name in self.constants:
+                four_bit.set_weight(module, view, self.constants[name])
+            elif isinstance(old, nn.Parameter):
                 # Tied parameters stay one parameter.
                 module._parameters[leaf] = made.setdefault(id(old), nn.Parameter(view, requires_grad=False))
             else:

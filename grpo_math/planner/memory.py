@@ -222,7 +222,9 @@ def phases(
         if settings["vllm_share_weights"]:
             # The one copy of the base is in vLLM's share. A sleeping engine gives back the rest of the share.
             del generation["base_weights"]
-            if not asleep:
+            if asleep:
+                training["base_weights"] = engine["vLLM_weights"]
+            else:
                 del training["base_weights"]
         # An engine that gets adapters sleeps at level 1, which moves its weights to main memory.
         elif asleep and sends_adapter(settings):
@@ -319,7 +321,8 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int, element: int
     {'vLLM_weights': 10000, 'vLLM_KV_cache': 1284, 'vLLM_overhead': 1073741824}
     """
     tp = settings["vllm_tensor_parallel_size"]
-    weight_bytes = -(-weights(shape, settings, element) // tp)
+    # vLLM dequantises nested constants.
+    weight_bytes = -(-weights(shape, {**settings, "use_bnb_nested_quant": False}, element) // tp)
     cache = max(share - weight_bytes - VLLM_OVERHEAD, -(-sequence_bytes(shape, settings, prompt) // tp))
     return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 

@@ -290,9 +290,8 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
     # Frozen weights lose almost no accuracy in 16 bit. Without bfloat16, ``auto`` is float16.
     with_float16 = {"dtype": "auto"} if s["fp16"] else {}
     half = {"dtype": "bfloat16"} if has_bfloat16(counted.machine.capability) else with_float16
-    # vLLM does not share quantised weights.
-    quantised = {"load_in_4bit": True, **({"vllm_share_weights": False} if s["vllm_share_weights"] else {})}
-    nested = {"use_bnb_nested_quant": True}
+    quantised, nested = {"load_in_4bit": True}, {"use_bnb_nested_quant": True}
+    share = {"vllm_share_weights": True}
     switch = {"use_vllm": False} if s["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
     choices: dict[str, list[Json]] = {
         "dtype": [half] if s["use_peft"] else [],
@@ -303,7 +302,7 @@ def candidates(counted: Counted) -> dict[str, list[Json]]:
         "sleep": [{"vllm_enable_sleep_mode": True}] if s["use_vllm"] else [],
         "optimizer": [{"optim": "adamw_8bit"}],
         "rollout": [{"steps_per_generation": steps} for steps in batch.divisors(counted.batch.steps)[-2::-1]],
-        "base": [{"vllm_share_weights": True}, quantised, quantised | nested],
+        "base": [share, quantised, quantised | nested, quantised | nested | share],
         "offload": [{"activation_offloading": True}],
         # DeepSpeed's configs, which `advice` tries.
         "accelerate_config": [],

@@ -48,7 +48,6 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
         "attn_implementation": (kernel == "sdpa" or "flash" in str(kernel), "use sdpa or flash_attention_2"),
         "optim": (settings["optim"] in OPTIMIZERS, optimizers),
         "load_in_4bit": (settings["use_peft"] or not in_4bit, "set use_peft to true"),
-        "vllm_share_weights": (not (settings["vllm_share_weights"] and in_4bit), "leave it out, or load_in_4bit"),
         **{name: (settings[name] in (None, defaults()[name]), "leave it out to plan the rest") for name in UNKNOWN},
     }
     for name, (known, remedy) in refusals.items():

@@ -65,8 +65,15 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
     return {"hub": hub, "folder": Path(name).name, "revision": revision, "card_data": card_data}
 
 
-def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str) -> str:
-    """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top."""
+def result_files(run_dir: Path, checkpoint: str | None = None) -> dict[str, str]:
+    """Return the `RESULTS` that a run has; for a checkpoint, without those of the last weights."""
+    others = ("after.json", "report.html") if checkpoint else ()
+    return {name: words for name, words in RESULTS.items() if name not in others and (run_dir / name).exists()}
+
+
+def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, checkpoint: str | None = None) -> str:
+    """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top. ``checkpoint``: the name
+    of the folder with the weights, if they are not the last ones."""
     results = run.after or run.before or {}
     dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
     template, system = str(run.config.get("prompt_template") or ""), run.config.get("system_prompt")
@@ -101,7 +108,8 @@ def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str) -> st
         prompt=as_template(known, system if isinstance(system, str) else None).prompt(QUESTION),
         tokens=results.get("max_new_tokens") or run.config.get("max_completion_length") or 256,
         rank=served_rank(int(run.config.get("lora_r") or 16)),
-        files={name: words for name, words in RESULTS.items() if (run.directory / name).exists()},
+        checkpoint=checkpoint,
+        files=result_files(run.directory, checkpoint),
         plots={path.stem for path in run.directory.glob("plots/*.png")},
     )
 

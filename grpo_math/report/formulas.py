@@ -34,14 +34,15 @@ VALUE = re.compile(r"[a-z-]+|-?[0-3]?(\.\d+)?(em|pt|px)?")  # nothing wide enoug
 TABLES = "(?:aligned|align|alignedat|array|cases|equation|gathered|gather|[bBpvV]?matrix|smallmatrix|split)"
 # A regular expression cannot count braces, so this one is written out for four levels of them.
 BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}"
-# The bound keeps the search linear: without it, each unpaired "\(" would scan the remaining text.
-LATEX = rf".{{1,{LONGEST}}}?"
+# The search is linear: the opening mark of a formula does not occur in it again, and an escaped dollar, which the last
+# alternative skips, opens none. Otherwise each of many marks would scan the same text.
+LATEX = rf"{{1,{LONGEST}}}?"
 # A digit after the second dollar means prices, as in "$5 or $6". \7 is the name of the environment: a new group
 # before it changes its number.
 FORMULA = re.compile(
-    rf"\\\((?P<inline>{LATEX})\\\)|\\\[(?P<block>{LATEX})\\\]|\$\$(?P<double>{LATEX})\$\$"
-    rf"|\$(?P<single>(?:\\.|[^\\$]){{1,{LONGEST}}}?)\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
-    rf"|(?P<table>\\begin\{{({TABLES}\*?)\}}{LATEX}\\end\{{\7\}})",
+    rf"\\\((?P<inline>(?:(?!\\\().){LATEX})\\\)|\\\[(?P<block>(?:(?!\\\[).){LATEX})\\\]|\$\$(?P<double>.{LATEX})\$\$"
+    rf"|\$(?P<single>(?:\\.|[^\\$]){LATEX})\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
+    rf"|(?P<table>\\begin\{{({TABLES}\*?)\}}(?:(?!\\begin\{{\7\}}).){LATEX}\\end\{{\7\}})|(?<!\\)(?:\\\\)*\\\$",
     re.DOTALL,
 )
 WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^}]*\}|\\[a-zA-Z]+")
@@ -64,16 +65,17 @@ class Formulas:
         text = escaped(text, keep="\r\n\t")
         start = done = count = 0
         while count < MOST_IN_A_TEXT and (match := FORMULA.search(text, start)):
-            kind = str(match.lastgroup)
-            is_price = kind == "single" and _is_money(match[kind])
-            number = None if is_price else self._number(match[kind], "block" if kind in BLOCKS else "inline")
+            kind = match.lastgroup or ""
+            is_text = not kind or (kind == "single" and _is_money(match[kind]))
+            number = None if is_text else self._number(match[kind], "block" if kind in BLOCKS else "inline")
             # The closing dollar of a rejected match may open a formula, so the search continues inside the match.
-            start = match.start() + 1
+            start = match.start() + 1 if kind else match.end()
+            # Rejected ones count, because tables in tables would be converted with each of their beginnings.
+            count += not is_text
             if number is not None:
                 yield text[done : match.start()], None
                 yield match[0], number
                 start = done = match.end()
-                count += 1
         yield text[done:], None
 
     def _number(self, latex: str, display: str) -> int | None:
@@ -121,7 +123,7 @@ def _is_money(text: str) -> bool:
     [True, False, True, False]
     """
     bare = WORDS.sub("0", text)
-    if re.search(r"\n\s*\n|<<|[a-z]{2,}\s+[a-z]|\d\s+[a-z]{3,}|[=+*/(-]\s*$|^\s*[.,]\s*\D", bare):
+    if re.search(r"\n\s*\n|<<|(?<![a-z])[a-z]{2,}\s+[a-z]|\d\s+[a-z]{3,}|[=+*/(-]\s*$|^\s*[.,]\s*\D", bare):
         return True
     is_math = re.search(r"[\\^_{}]|^\s*[a-zA-Z]+\s*$|^\s*[^\s\d].*=", text)
     return text != text.strip() and not is_math

@@ -22,7 +22,7 @@ from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import near, read_json
 from grpo_math.report import report
-from grpo_math.report.card import RESULTS, model_card, trained_base
+from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.redact import is_secret, one_line
@@ -122,14 +122,14 @@ def contents(
         run.after = None
     base = trained_base(run, base_model, api)
     files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, MODEL_FILES)}
-    files |= {name: run_dir / name for name in RESULTS if (run_dir / name).exists()}
+    files |= {name: run_dir / name for name in result_files(run_dir, checkpoint)}
     files |= {f"plots/{path.name}": path for path in run_dir.glob("plots/*.png")}
     if kind == "adapter":
         # peft writes the base's folder on this machine into the configuration.
         config = read_json(weights / "adapter_config.json")
         config["base_model_name_or_path"] = base["hub"] or base["folder"]
         files["adapter_config.json"] = json.dumps(config, indent=2, sort_keys=True).encode()
-    files["README.md"] = model_card(run, repo_id, base, kind).encode()
+    files["README.md"] = model_card(run, repo_id, base, kind, checkpoint and weights.name).encode()
     return files
 
 

@@ -14,11 +14,14 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
+from grpo_math.evaluation.fingerprint import weights_hash
+from grpo_math.generation.models import model_path
 from grpo_math.reading import is_folder, near, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
 from grpo_math.run.resume import run_config
+from grpo_math.run.weights import weights_in
 
 History = list[dict[str, float]]
 
@@ -111,8 +114,8 @@ def read_run(run_dir: str | Path) -> RunDir:
         with reading(history):
             # One row per step: the newest attempt of a resumed run counts.
             run.history = settled(read_lines(history))
-    run.before = _evaluation(folder, BEFORE)
-    run.after = _evaluation(folder, AFTER)
+    run.before = _evaluation(run, BEFORE)
+    run.after = _evaluation(run, AFTER, *(weights_in(folder) or ()))
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"
@@ -122,10 +125,26 @@ def read_run(run_dir: str | Path) -> RunDir:
     return run
 
 
-def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
-    """Return the first of these evaluations that exists."""
-    paths = [folder / name for name in names if (folder / name).exists()]
-    return read_results(paths[0]) if paths else None
+def _evaluation(
+    run: RunDir, names: tuple[str, ...], kind: str = "adapter", weights: Path | None = None
+) -> Results | None:
+    """Return the first of these evaluations that exists. One of other weights, such as those of an earlier run in this
+    folder, becomes a note. ``kind`` and ``weights``: those that the run has trained, by default the base's."""
+    name = next((name for name in names if (run.directory / name).exists()), None)
+    if name is None:
+        return None
+    results = read_results(run.directory / name)
+    # The base of another revision is evaluated as a folder, whose name only the results have.
+    at_main = run.config.get("model_revision") in (None, "main")
+    base = (at_main and run.config.get("model_name_or_path")) or results.get("model")
+    model, adapter = (base, weights) if kind == "adapter" else (weights, None)
+    # An evaluation in training states no weights: training deletes the file of an earlier run.
+    if not (stated := str(results.get("weights_hash", ""))) or weights_hash(model_path(str(model)), adapter).startswith(
+        stated
+    ):
+        return results
+    run.notes.append(f"{name} is left out: it is of other weights, or the files were copied without their times")
+    return None
 
 
 def completion_files(run_dir: Path) -> list[Path]:

@@ -24,6 +24,16 @@ BEST = "best.json"  # step, metric, value and path of the best checkpoint of a r
 UNFINISHED = ".{}.unfinished"
 
 
+def retire_results(run_dir: Path, *more: str) -> None:
+    """Delete or rename the files about the trained weights of a folder in which training begins or resumes, because
+    they are not of this run. ``more``: names of further files to delete."""
+    for name in (FINISHED, "after.json", *more):
+        (run_dir / name).unlink(missing_ok=True)
+    # With its answers, because `grpo-math evaluate --run` would refuse to continue those of other weights.
+    for path in [*(run_dir / "evaluation").rglob("trained.*")]:
+        path.replace(path.with_name(f"old-{path.name}"))
+
+
 # Writing
 
 

@@ -558,8 +558,19 @@ PROGRAM = [
     switched("load_in_4bit", "bnb_4bit_", "use_bnb_"),
     Rule(
         "vllm_share_weights",
-        lambda s: s["vllm_share_weights"] and (s["load_in_4bit"] or s["load_in_8bit"]),
-        "needs a base of 16 or 32 bits (load_in_4bit={load_in_4bit}, load_in_8bit={load_in_8bit})",
+        lambda s: s["vllm_share_weights"] and s["load_in_8bit"],
+        "does not work with load_in_8bit, which vLLM lacks",
+        "leave load_in_8bit out",
+    ),
+    Rule(
+        "use_bnb_nested_quant",
+        lambda s: (
+            s["vllm_share_weights"]
+            and s["load_in_4bit"]
+            and not (s["use_bnb_nested_quant"] and s["bnb_4bit_quant_type"] == "nf4")
+        ),
+        "(bnb_4bit_quant_type={bnb_4bit_quant_type!r}) is not how vLLM quantises the weights of vllm_share_weights",
+        "set use_bnb_nested_quant: true and bnb_4bit_quant_type: nf4",
     ),
     *(
         Rule(

@@ -241,7 +241,7 @@ class TrainingRun:
             if line := self.setup.problems.about_eval:
                 print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
-            (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)
+            checkpoints.retire_results(run_dir, *([] if config.resume_from_checkpoint else ["before.json"]))
             state = trainer.accelerator.state
             write_config(
                 run_dir / "config.yaml",

@@ -113,7 +113,7 @@ class MathGRPOConfig(GRPOConfig):
     vllm_share_weights: bool = setting(
         False,
         "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base. It needs "
-        "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and weights of 16 or 32 bits.",
+        "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and, with load_in_4bit, use_bnb_nested_quant.",
     )
     staleness: int = setting(
         0,

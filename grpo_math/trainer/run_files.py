@@ -42,18 +42,17 @@ class RunFiles(History):
         if not state.is_world_process_zero:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
-        stale = [checkpoints.FINISHED, "after.json"]
         # A new run in a used folder: the report must not mix the two.
-        if state.global_step == 0 and earlier:
+        is_new = state.global_step == 0 and any(
+            (self.run_dir / name).exists() for name in ("config.yaml", checkpoints.FINISHED)
+        )
+        checkpoints.retire_results(self.run_dir, *({"before.json"} - self.evaluated if is_new else ()))
+        if is_new:
             print(
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
                 file=sys.stderr,
             )
-            stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
-        for name in stale:
-            (self.run_dir / name).unlink(missing_ok=True)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.

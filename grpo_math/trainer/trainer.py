@@ -316,7 +316,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
         if self.endings:
-            for name, value in self.endings.gather_metrics(generated[1], self.accelerator).items():
+            for name, value in self.endings.gather_metrics(*generated[1:3], self.accelerator).items():
                 # TRL has appended its value of this rollout just now.
                 self._metrics[self.mode][name][-1] = value
         return generated

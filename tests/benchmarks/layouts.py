@@ -20,7 +20,13 @@ BY_CARD = (
 )
 CARDS = (8, 12, 16, 24, 48, 80)
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)
-VLLM = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+VLLM = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_enable_sleep_mode": True,
+    "vllm_share_weights": True,
+    "vllm_gpu_memory_utilization": 0.8,
+}
 
 
 def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
@@ -31,8 +37,7 @@ def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
     for tokens in TOKENS:
         recipe |= {"max_completion_length": tokens, "max_tokens_per_micro_batch": tokens + 512}
         if vllm:
-            recipe |= {**VLLM, "vllm_max_model_length": tokens + 512, "vllm_share_weights": not quantised}
-            recipe["vllm_gpu_memory_utilization"] = 0.5 if quantised else 0.8
+            recipe |= {**VLLM, "vllm_max_model_length": tokens + 512}
         else:
             recipe["steps_per_generation"] = 1
         with suppress(ConfigError):

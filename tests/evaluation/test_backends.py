@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import ANY, Mock, call
 
@@ -16,7 +17,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, from_trainer
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.request import Request
+from grpo_math.generation.request import Request, request_from
 from grpo_math.problems.datasets import load_problems
 
 TOKENIZER = byte_tokenizer()
@@ -117,6 +118,23 @@ def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small
     assert backends.Model(small, request=request).weights.config.rms_norm_eps == 0.5
     with pytest.raises(ConfigError, match=r"model_init_kwargs=.rms_norm_eps. changes the model, .* use --backend hf"):
         backends.Model(small, backend=backends.Backend("vllm-server", server.url)).generator(request)
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "refused"),
+    [
+        ({"load_in_4bit": True}, "http://127.0.0.1:1", True),
+        ({"load_in_8bit": True}, None, True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, None, True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, None, False),
+    ],
+)
+def test_a_base_is_quantised_as_in_the_run_or_refused(settings, url, refused, small, monkeypatch):
+    monkeypatch.setattr(backends.Model, "served", (None, "base"))
+    model = backends.Model(small, backend=backends.Backend("vllm-server" if url else "vllm", url))
+    message = "^backend='vllm.*' does not quantise the base as the run did: use --backend hf$"
+    with pytest.raises(ConfigError, match=message) if refused else nullcontext():
+        model.generator(request_from(settings))
 
 
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])

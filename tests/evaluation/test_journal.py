@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from grpo_math.errors import ConfigError
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.results import store, stored
 from grpo_math.problems.datasets import load_problems
@@ -45,6 +46,9 @@ def test_the_prompt_is_the_template_and_the_chat_template_and_not_the_problems()
     plain = load_problems("generated", "heldout", limit=3, template="r1_zero")
     assert prompt_hash(plain, chatty) == prompt_hash(plain, other), "a plain text goes through no chat template"
     assert prompt_hash(plain, chatty) != prompt_hash(rows, chatty)
+    assert prompt_hash(rows[:1], chatty) == prompt_hash(rows, chatty)
+    last = {**rows[2], "prompt": [*rows[2]["prompt"], {"role": "system", "content": "Be brief."}]}
+    assert prompt_hash([*rows[:2], last], chatty) != prompt_hash(rows, chatty)
 
 
 def test_weights_that_were_written_again_are_others_and_a_file_beside_them_is_not(tmp_path):
@@ -55,3 +59,25 @@ def test_weights_that_were_written_again_are_others_and_a_file_beside_them_is_no
     os.utime(tmp_path / "adapter_model.safetensors", ns=(1, 1))
     others = [weights_hash("some/model", str(tmp_path)), weights_hash("some/model", None), weights_hash("a/b", None)]
     assert len({first, *others}) == 4
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "config.json"])
+def test_the_same_weights_with_another_configuration_are_others(name, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    without = weights_hash(str(tmp_path))
+    hashes = []
+    for alpha in (16, 32, 16):
+        (tmp_path / name).write_text(f'{{"lora_alpha": {alpha}}}')
+        hashes.append(weights_hash(str(tmp_path)))
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert all(one.startswith(without) for one in hashes), "the hash of an earlier version"
+
+
+def test_an_earlier_versions_file_goes_on_and_answers_of_another_format_or_weights_are_not_mixed_in(tmp_path):
+    now = {**ABOUT, "weights_hash": "abcdef123456", "request": {"top_k": 0, "dtype": "float32"}}
+    assert stored(tmp_path / "old", {**ABOUT, "weights_hash": "abcdef", "request": {"top_k": 0}}) == []
+    assert stored(tmp_path / "old", now) == []
+    assert stored(tmp_path / "new", now) == []
+    for changed in ({"request": {"top_k": 0, "dtype": "bfloat16"}}, {"weights_hash": "abcdef654321"}):
+        with pytest.raises(ConfigError, match=f"was measured with {next(iter(changed))}="):
+            stored(tmp_path / "new", {**now, **changed})

@@ -17,6 +17,7 @@ from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.models import inference_dtype
 from grpo_math.generation.request import Request
 from grpo_math.grading import GRADER
 from grpo_math.problems.datasets import load_problems
@@ -90,7 +91,9 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
 ):
     lines = answers_file(whole["results"]).read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 24
-    assert json.loads(lines[0])["measured"]["weights_hash"] == weights_hash(small, None)
+    measured = json.loads(lines[0])["measured"]
+    assert measured["weights_hash"] == weights_hash(small, None)
+    assert measured["request"]["dtype"] == inference_dtype(small)
     asked = Mock(side_effect=batch_seed)  # once for each batch
     monkeypatch.setattr(results, "batch_seed", asked)
     for complete, batches in ((24, []), (19, [3, 4]), (11, [2, 3, 4]), (0, [0, 1, 2, 3, 4])):

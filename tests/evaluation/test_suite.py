@@ -99,3 +99,11 @@ def test_a_table_has_a_line_for_each_set():
         "aime2024      30     32  25.0%    50.0%  +25.0 points       [+10.0, +37.5]",
     ]
     assert suite.table({"a": one, "b": other}).splitlines()[-1] == "mean of 2                   37.5%"
+
+
+def test_the_share_of_cut_completions_has_those_that_are_right():
+    rows = [{"category": category, "truncated": True} for category in ("truncated", "correct", "bad_format")]
+    rows[2]["truncated"] = False
+    sizes = {"n": 3, "samples": 1, "accuracy": 0.3, "ci95": [0.1, 0.6], "accuracy_in_format": 0.3}
+    table = suite.table({"a": {**sizes, "categories": {"truncated": 1}, "rows": rows}})
+    assert table.splitlines()[-1].split()[-1] == "66.7%"

@@ -4,6 +4,7 @@ import copy
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -225,6 +226,17 @@ def test_prompts_are_padded_on_the_left_with_any_tokenizer_of_a_script(changes, 
 def test_a_completion_ends_with_its_first_end_token_or_is_cut(byte_ids):
     assert completions.read_off(byte_ids, [32, 257, 9, 7], [7, 257]) == Completion([32, 257], text="A")
     assert completions.read_off(byte_ids, [32, 33], [7, 257]) == Completion([32, 33], text="AB", truncated=True)
+    assert completions.read_off(byte_ids, [], [7], ["B"]) == Completion([], text="", truncated=True)
+
+
+def test_a_stop_text_is_found_without_decoding_every_beginning(byte_ids, monkeypatch):
+    decode = Mock(wraps=byte_ids.decode)
+    monkeypatch.setattr(byte_ids, "decode", decode)
+    for before in (0, 1, 5, 3998):
+        ids = [32] * before + [33, 34] + [32, 33, 34] * ((3998 - before) // 3)
+        assert completions.read_off(byte_ids, ids, [257], ["D", "BC"]).tokens == ids[: before + 2]
+    assert completions.read_off(byte_ids, [32] * 4000, [257], ["B"]).truncated
+    assert decode.call_count < 5 * 30
 
 
 def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_gives(byte_ids):

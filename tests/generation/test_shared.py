@@ -187,7 +187,10 @@ def test_merging_is_refused_and_leaves_the_base_as_it_is(call, shared):
 
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
-    [({"quantization_config": object()}, "quantised"), ({"revision": "v2"}, "vLLM loads the revision main, not v2")],
+    [
+        ({"quantization_config": object()}, "nf4, with nested constants"),
+        ({"revision": "v2"}, "vLLM loads the revision main, not v2"),
+    ],
 )
 def test_a_base_that_the_engine_would_not_load_is_refused(kwargs, reason, folder):
     with pytest.raises(ConfigError, match=reason):

@@ -146,6 +146,7 @@ BAD_ROWS = {
     "not JSON": ("{'problem': 1}", "row cannot be read (JSONDecodeError: Expecting property name enclosed"),
     "not an object": ([1, 2], "row is of type list, not an object"),
     "not UTF-8": (b'{"problem": "caf\xe9?", "answer": "7"}', "row cannot be read (UnicodeDecodeError: "),
+    "half a character": ('{"problem": "2 + 2?", "answer": "4", "note": "\\ud83d"}', "row contains half a character"),
     "nested without end": ("[" * 100_000, "row cannot be read (RecursionError: "),
 }
 

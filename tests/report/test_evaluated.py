@@ -1,6 +1,8 @@
 """`grpo-math evaluate` of a run, whose base and trained model are compared, and of several data sets."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,6 +13,7 @@ from grpo_math.cli import main
 from grpo_math.evaluation import backends, results
 from grpo_math.generation.request import PLAIN
 from grpo_math.problems.datasets import load_problems
+from grpo_math.report.run_dir import read_run
 from grpo_math.run.resume import write_problems
 
 ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_size", "4"]
@@ -48,6 +51,18 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
         "seconds": answer["trained"]["seconds"],
     }
     assert answer["comparison"]["n"] == 4
+    assert [side["results"] for side in read_run(trained).sides.values()] == [str(file) for file in files]
+    # The run of these weights in the same folder: another run, or the same one that was resumed.
+    os.utime(trained / "adapter/adapter_model.safetensors", ns=(1, 1))
+    other = read_run(trained)
+    assert list(other.sides) == ["before"]
+    assert other.notes == [
+        "evaluation/trained.json is left out: it is of other weights, or the files were copied without their times"
+    ]
+    shutil.rmtree(trained / "adapter")
+    assert list(read_run(trained).sides) == ["before"], "a new run has no trained weights yet"
+    (trained / "config.yaml").write_text("model_name_or_path: another/base\n")
+    assert not read_run(trained).sides
 
 
 def test_a_system_prompt_is_stored_and_is_not_compared_with_another(small, script, tmp_path, capsys):

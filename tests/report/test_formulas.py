@@ -67,3 +67,23 @@ def test_a_formula_is_converted_once_and_a_text_has_a_limit():
     pieces = list(formulas.split("$x$ " * (MOST_IN_A_TEXT + 1)))
     assert [number for _, number in pieces if number is not None] == [0] * MOST_IN_A_TEXT
     assert len(formulas.markup) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "formulas"),
+    [
+        (r"\(a \(x\)", [r"\(x\)"]),
+        (r"\[a \[x\]", [r"\[x\]"]),
+        (r"\begin{array}a \begin{array}{c}x\end{array}", [r"\begin{array}{c}x\end{array}"]),
+        (r"\$5, and $x$; \\$y$", ["$x$", "$y$"]),
+        (r"$\$5 = \$x$", [r"$\$5 = \$x$"]),
+    ],
+)
+def test_an_opening_mark_begins_a_formula_at_its_last_place_and_no_escaped_dollar_does(text, formulas):
+    # So that a text of many marks is searched once, and not once for each of them.
+    assert [piece for piece, number in Formulas().split(text) if number is not None] == formulas
+
+
+def test_rejected_formulas_count_in_the_limit_of_a_text():
+    rejected = "".join(rf"$\left({number}$ " for number in range(MOST_IN_A_TEXT))
+    assert len(list(Formulas().split(rejected + "$x$"))) == 1

@@ -138,7 +138,11 @@ def test_the_card_has_the_name_and_the_licence_of_a_base_on_the_hub(hub, push, a
 def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, push, model_run):
     (model_run / "model").rename(model_run / "checkpoint-2")
     push(model_run, "--repo_id", "ada/best", "--checkpoint", "checkpoint-2")
-    assert b"25.0% before training" in pushed(hub, "ada/best")["README.md"]
+    files = pushed(hub, "ada/best")
+    assert b"25.0% before training" in files["README.md"]
+    assert b"| steps | checkpoint-2 of 1 |" in files["README.md"]
+    assert RESULTS & files.keys() == RESULTS - {"after.json", "report.html"}
+    assert not [name for name in ("after.json", "report.html") if f"`{name}`".encode() in files["README.md"]]
 
 
 # What is refused

@@ -171,3 +171,21 @@ def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_
     assert resume.changed_problems(tmp_path, [*rows[:2], {**rows[2], "answer": "4"}]) == [
         "the dataset: 3 problems -> 3 problems, not all the same"
     ]
+
+
+def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path):
+    (tmp_path / "evaluation/gsm8k").mkdir(parents=True)
+    names = ("trained.json", "trained.answers.jsonl", "base.json", "gsm8k/trained.json")
+    for name in ("finished.json", "before.json", "after.json", *(f"evaluation/{name}" for name in names)):
+        (tmp_path / name).write_text("{}")
+    checkpoints.retire_results(tmp_path)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")) == [
+        "before.json",
+        "evaluation/base.json",
+        "evaluation/gsm8k/old-trained.json",
+        "evaluation/old-trained.answers.jsonl",
+        "evaluation/old-trained.json",
+    ]
+    checkpoints.retire_results(tmp_path, "before.json")
+    assert not (tmp_path / "before.json").exists()
+    checkpoints.retire_results(tmp_path / "new")
