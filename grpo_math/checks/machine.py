@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from grpo_math.checks.model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError, require_choice
 from grpo_math.planner import memory
-from grpo_math.planner.settings import resolve
+from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, machine, resume
 from grpo_math.run.dtypes import dtype_error, has_bfloat16
 from grpo_math.run.files import existing
@@ -121,6 +122,21 @@ def launched(setup: Setup) -> None:
         setup.refuse(name, s[name], reason, "add --accelerate_config, or leave it out")
 
 
+def layout(setup: Setup) -> None:
+    """Policy and server can share the GPUs. Sets the number of processes that `grpo-math train` starts on them.
+
+    An accelerate config states the number of processes only for a CPU and for several machines.
+    """
+    gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
+    if gpus:
+        setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
+        with suppress(UserError):
+            _, counted = planner.choose(
+                setup.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
+            )
+            setup.processes = counted.layout.policy
+
+
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
@@ -128,8 +144,9 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     if not gpus and not s["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
-    # The plan takes every field that it gets as stated, so defaults are left out.
-    given = {name: s[name] for name in setup.given if name in s}
+    given, machines = setup.explicit_values(), -(-setup.processes // gpus) if gpus else 1
+    if setup.started:
+        gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
         # The prompts of this data, in place of the planner's assumption.
         launch = {"num_processes": setup.processes, **setup.accelerate}
@@ -139,13 +156,15 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
             {"": launch},
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
+            cpu_gb=machines * machine.main_memory(),
             capability=None if s["use_cpu"] else min(capabilities(), default=None),
             prompt_tokens=max(sampled_lengths(setup)),
             offline=True,
         )
     except UserError as error:
-        # The plan adapts the model as training does, and peft refuses dropout for stacked experts.
-        yield as_finding(error, "memory", "error" if str(error).startswith("lora_dropout") else "info")
+        # Training needs no plan, and may still download the model. It refuses other errors, such as a layout.
+        unknown = isinstance(error, NotPlanned) or getattr(error, "field", "model_name_or_path") == "model_name_or_path"
+        yield as_finding(error, "memory", "info" if unknown or setup.started else "error")
         return
     if answer["fits"]:
         message = f"{answer['peak_gb']:.1f} GB at the peak, as planned for prompts of {answer['prompt_tokens']} tokens"
@@ -157,19 +176,19 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
 
 
 def disk(setup: Setup) -> Iterator[Finding]:
-    """The disk has room for one checkpoint and the final weights."""
+    """The disk has room for the final weights, and for one checkpoint if the run saves any."""
     s = setup.settings
     trained = memory.trainable(setup.shape, resolve(s))
     # The final weights are written while the last checkpoint still exists.
     width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
-    weights = width * trained
-    needed = 2 * weights + memory.optimizer_bytes(trained, s["optim"], width)
+    needed = width * trained
+    if s["save_strategy"] != "no":
+        needed += width * trained + memory.optimizer_bytes(trained, s["optim"], width)
     folder = existing(Path(str(s["output_dir"])))
     free = shutil.disk_usage(folder).free
     if needed > free:
         message = (
-            f"a checkpoint and the weights come to {needed / machine.GB:.1f} GB, and {folder} has "
-            f"{free / machine.GB:.1f} GB free"
+            f"what the run saves needs {needed / machine.GB:.1f} GB, and {folder} has {free / machine.GB:.1f} GB free"
         )
         yield Finding("error", message, "name another output_dir, or make room")
 

@@ -66,6 +66,7 @@ CHECKS: dict[str, Check] = {
     "deepspeed": machine.launched,
     "problems": rewards.problems,
     "output_dir": machine.output_dir,
+    "layout": machine.layout,
     "batch": rewards.batch,
     "golds": rewards.golds,
     "rewards": rewards.rewards,

@@ -30,7 +30,8 @@ def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
 class Setup:
     """A run before it starts. ``settings`` has every field; ``given`` names the fields that the user stated.
 
-    ``tokenizer`` is None until it is loaded.
+    ``tokenizer`` is None until it is loaded. ``started``: the user's launcher, and not `grpo-math train`, starts the
+    processes and a vLLM server.
     """
 
     settings: Mapping[str, Any]
@@ -38,9 +39,14 @@ class Setup:
     processes: int = 1
     accelerate: Mapping[str, Any] = field(default_factory=dict)  # the content of the accelerate config
     tokenizer: Any = None
+    started: bool = False
 
     def __post_init__(self) -> None:
         self.problems = RecipeProblems(self.settings)
+
+    def explicit_values(self) -> dict[str, Any]:
+        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
+        return {name: self.settings[name] for name in self.given if name in self.settings}
 
     def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:
         """Raise `ConfigError` for this field if ``broken``."""

@@ -180,7 +180,8 @@ def resident_memory(
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.
-        always["optimizer_state"] = optimizer_bytes(share, settings["optim"], 4) + 4 * share
+        optimizer = "adamw_torch" if zero.replaces_optimizer else settings["optim"]
+        always["optimizer_state"] = optimizer_bytes(share, optimizer, 4) + 4 * share
         if zero.offloads_optimizer:
             main["optimizer_state"] = n * (always.pop("optimizer_state") + 4 * share)
         # DeepSpeed fills one bucket while another is on its way.

@@ -179,6 +179,12 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     return _first_that_fits(_plans(recipe, configs, **machine))
 
 
+def unplanned_layout(settings: Settings, given: set[str], gpus: int) -> devices.Layout:
+    """Return the layout of a recipe whose memory cannot be computed. The recipe gives the size of the server."""
+    size = settings["vllm_tensor_parallel_size"]
+    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, given))
+
+
 def _first_that_fits(plans: list[tuple[str, Counted]]) -> tuple[str, Counted]:
     return plans[-1] if plans[-1][1].fits else plans[0]
 

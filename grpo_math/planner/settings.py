@@ -71,6 +71,8 @@ class Zero:
         self.offloads_optimizer, self.offloads_parameters = (
             (zero.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
         )
+        # accelerate replaces the optimizer by DeepSpeedCPUAdam, in float32.
+        self.replaces_optimizer = self.offloads_optimizer and (config or {}).get("zero_force_ds_cpu_optimizer", True)
         bucket = zero.get("reduce_bucket_size", 500_000_000)
         self.bucket = hidden * hidden if bucket == "auto" else int(float(bucket))
         self.overlaps = zero.get("overlap_comm", self.stage == 3) in (True, "auto")

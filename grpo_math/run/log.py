@@ -77,7 +77,8 @@ class History(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero and self.path.exists():
-            kept = [line for line in read_lines(self.path) if line[metrics.STEP] <= state.global_step]
+            lines = map(numbers, read_lines(self.path))
+            kept = [line for line in lines if line and line[metrics.STEP] <= state.global_step]
             files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

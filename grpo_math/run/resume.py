@@ -36,11 +36,14 @@ MUST_MATCH = (
 def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
     """Return the checkpoint that ``resume_from_checkpoint`` names, or None, and the folder of the run that is resumed.
 
-    A run may start from a checkpoint of another folder. If the run has checkpoints itself, it resumes from those.
+    A named checkpoint is where a run starts. A run that has started there, or has checkpoints and was to start from
+    another folder, resumes from its newest checkpoint: each restart would otherwise train the same steps again.
     """
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
     # Not named.resolve(): a checkpoint may be a link to another disk.
-    if named is None or (named.parent.resolve() != run_dir.resolve() and checkpoints(run_dir)):
+    own = named is not None and named.parent.resolve() == run_dir.resolve()
+    started = str(asked) == (run_config(run_dir) or {}).get("stated", {}).get("resume_from_checkpoint")
+    if named is None or (checkpoints(run_dir) and (started or not own)):
         return None, run_dir
     return named, named.parent
 

@@ -85,8 +85,8 @@ def ended_by_signals(code: int) -> Iterator[None]:
 
 
 def end_at_once(number: int, frame: Any) -> None:
-    """End the process with `EX_TEMPFAIL`. During imports an exception may be caught, or leave a half module."""
-    os._exit(EX_TEMPFAIL)
+    """End the process with the signal's code. During imports an exception may be caught, or leave a half module."""
+    os._exit(INTERRUPTED if number == signal.SIGINT else EX_TEMPFAIL)
 
 
 class Stopped(SystemExit):

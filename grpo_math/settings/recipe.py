@@ -41,7 +41,6 @@ class Recipe(NamedTuple):
     values: dict[str, Any]
     given: set[str]
     problems: list[UserError]
-    env: dict[str, str]  # the environment variables in the recipe
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
 
@@ -58,7 +57,8 @@ class Recipe(NamedTuple):
 def read(argv: Sequence[str]) -> Recipe:
     """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
 
-    Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
+    Sets the environment variables of the recipe. Raises `UserError` for a file that is not a recipe. A bad setting
+    keeps its default, and adds to ``problems``.
     """
     problems: list[UserError] = []
     typed = _typed(argv, problems)
@@ -67,7 +67,9 @@ def read(argv: Sequence[str]) -> Recipe:
         raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
     method = method_fields(named := typed.pop("method", None))
-    env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
+    # Here, because packages read some variables when they are imported, and checks read others.
+    with reading(path or ""):  # Python refuses some names
+        os.environ.update({str(name): str(value) for name, value in written.pop("env", {}).items()})
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     script = any(name in {**written, **typed} for name in SCRIPTS)
@@ -85,7 +87,7 @@ def read(argv: Sequence[str]) -> Recipe:
             problems.append(problem)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     values = defaults() | checked
-    return Recipe(values, set(checked), problems, env, list(argv), notes)
+    return Recipe(values, set(checked), problems, list(argv), notes)
 
 
 def method_fields(name: Any) -> dict[str, Any]:
@@ -133,6 +135,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
         raise UserError(f"{path}: env is not a mapping: write NAME: VALUE under it")
+    if "method" in recipe:
+        raise UserError(f"{path}: method is an option of the command line: add --method {recipe['method']} there")
     return {str(name): value for name, value in recipe.items()}
 
 

@@ -638,6 +638,13 @@ PROGRAM = [
         "set dtype: float32, or fp16: true on a GPU",
     ),
     # Steps, saving and logging
+    Rule(
+        "save_only_model",
+        lambda s: s["save_only_model"],
+        "leaves the optimizer out of checkpoints: a run that stops cannot be resumed",
+        LEAVE,
+        "warning",
+    ),
     unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),
     unused("save_steps", _is("save_strategy", "no"), "save_strategy is no", "save_strategy: steps"),
     Rule(

@@ -1,18 +1,25 @@
-"""`python -m grpo_math.train`: signals are handled while torch and the other packages are imported."""
+"""`python -m grpo_math.train`: signals are handled while torch and the other packages are imported, and the recipe's
+environment variables are set before."""
 
 import logging
 import os
+import signal
 import sys
+from contextlib import suppress
 
+from grpo_math.errors import UserError
 from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.signals import STOPPING, end_at_once, handling
+from grpo_math.settings import recipe
 
 if __name__ == "__main__":
     # bitsandbytes suggests a kernel from the Hub.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         os.environ.setdefault(*SLEEPING_THREADS)
-    with handling(STOPPING, end_at_once):
+    with handling((signal.SIGINT, *STOPPING), end_at_once):
+        with suppress(UserError):  # `main` reads the recipe again, and prints the error
+            recipe.read(sys.argv[1:])
         from grpo_math.train.program import main
 
     sys.exit(main(sys.argv[1:]))

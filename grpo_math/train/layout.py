@@ -5,20 +5,17 @@ launcher.py and serve.py start the processes.
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner import devices
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.gpus import Gpu, visible_gpus
 from grpo_math.run.machine import SLEEPING_THREADS, versions
 from grpo_math.run.streams import say
 from grpo_math.settings import accelerate
-from grpo_math.settings.batch import divides
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.shipped import accelerate_file
 
@@ -59,6 +56,9 @@ def _config(name: str) -> Config:
     if int(says.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
         raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each of them")
+    # accelerate would replace CUDA_VISIBLE_DEVICES, which has the layout.
+    if says.get("gpu_ids") not in (None, "all"):
+        raise ConfigError("accelerate_config", name, "sets gpu_ids", "leave them out, and set CUDA_VISIBLE_DEVICES")
     return Config(path, says)
 
 
@@ -94,11 +94,7 @@ def _planned(
         name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
     except NotPlanned as error:
         say("plan", str(error))
-        # The recipe gives the server's number of GPUs.
-        settings = {**defaults(), **recipe}
-        size = settings["vllm_tensor_parallel_size"]
-        divided = partial(divides, settings, set(recipe))
-        layout = devices.assign_gpus(settings, len(gpus), lambda: (size, [size]), divided)
+        layout = planner.unplanned_layout({**defaults(), **recipe}, set(recipe), len(gpus))
         return layout._replace(why="the plan cannot compute this recipe's memory"), asked, []
     return counted.layout, configs[name], counted.problems
 

@@ -44,6 +44,7 @@ from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
+from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
 from grpo_math.settings.shipped import find
@@ -170,7 +171,12 @@ class TrainingRun:
         values = settings.values
         if values["eval_n"] is None and not can_sample(self.config):
             values = {**values, "eval_n": 0}
-        self.setup = Setup(values, settings.given, self.config.world_size)
+        deepspeed = getattr(self.config.deepspeed_plugin, "deepspeed_config", None)
+        launch = {
+            "distributed_type": "".join(checkpoint_kinds(self.config)),
+            "deepspeed_config": {"deepspeed_config_file": deepspeed},
+        }
+        self.setup = Setup(values, settings.given, self.config.world_size, launch, started=True)
         # report/hub.py pushes once, at the end. transformers would push each checkpoint.
         self.pushes, self.config.push_to_hub = self.config.push_to_hub, False
         # transformers would write the token into checkpoints, with its other arguments.

@@ -55,7 +55,8 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     # After all refusals: a run that is refused changes nothing.
     checkpoints.rename_later_checkpoints(run_dir, step)
     if checkpoint:
-        print(f"Resuming from {checkpoint}.", file=sys.stderr)
+        why = f" (the run has started from {asked} already)" if not named and Path(str(asked)).is_dir() else ""
+        print(f"Resuming from {checkpoint}{why}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
 
 

@@ -38,7 +38,7 @@ class Settings:
 
 
 def build(read: Recipe) -> Settings:
-    """Construct the classes from a recipe, and set its environment variables.
+    """Construct the classes from a recipe.
 
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
@@ -47,8 +47,6 @@ def build(read: Recipe) -> Settings:
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
-        # Before the classes: the constructor of transformers' arguments starts the device and the process group.
-        os.environ.update(read.env)
         batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
         stated |= evaluation_settings(read.values)
         stated |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}

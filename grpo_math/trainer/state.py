@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 from accelerate.utils import gather_object
+from torch.optim.lr_scheduler import LambdaLR
 
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
@@ -44,6 +45,8 @@ COLLABORATORS = {
     "resampler": ("position",),
     "unsolved": ("position", "shares", "next"),
 }
+# Options of an optimizer, which its state in a checkpoint contains too. ``initial_lr`` is the rate before the schedule.
+OPTIONS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
@@ -151,6 +154,20 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
             logs[name].clear()
             for key, values in table[name].items():
                 logs[name][key].extend(values)
+
+
+def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
+    """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
+
+    The checkpoint may have other options (resume=force). Changes nothing with a schedule that is not a function of the
+    step, because such a schedule may have changed the options itself.
+    """
+    if isinstance(scheduler, LambdaLR):
+        scheduler.base_lrs = [group["initial_lr"] for group in options]
+        factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
+        for group, values, rate in zip(optimizer.param_groups, options, scheduler._last_lr, strict=True):
+            group.update(values, lr=rate)
 
 
 def snapshot(trainer: "MathGRPOTrainer") -> dict[str, Any]:

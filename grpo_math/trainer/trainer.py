@@ -904,10 +904,18 @@ class MathGRPOTrainer(GRPOTrainer):
             Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index),
         )
 
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
+        scheduler = super().create_scheduler(*args, **kwargs)
+        groups = cast(Any, self.optimizer).param_groups
+        self._optimizer_options = [{name: group[name] for name in state.OPTIONS if name in group} for group in groups]
+        return scheduler
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        state.set_options(self.optimizer, self.lr_scheduler, self._optimizer_options)
         self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))

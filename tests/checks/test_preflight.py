@@ -85,7 +85,10 @@ HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
-DISK = "error: a checkpoint and the weights come to N GB, and <HERE> has N GB free. Remedy: name another output_dir"
+NEEDS_GPU = "error: vllm_mode='server' needs 1 separate GPU, and 1 is visible. Remedy: set vllm_mode to colocate"
+HEADS = "error: vllm_tensor_parallel_size=8 does not suit 9 heads and 8 GPUs for the server. Remedy: leave it out"
+OFFLOAD = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_optimizer_device": "cpu"}}
+DISK = "error: what the run saves needs N GB, and <HERE> has N GB free. Remedy: name another output_dir"
 PHI = {"config.json": '{"model_type": "phi3"}'}
 ADA = '{"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}'
 NAME = "is not a name for a model repository. Remedy: give user/name, of letters, digits, '-', '_' and '.', at most 96"
@@ -238,7 +241,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 16.1)}, []),
         (["--dtype", "bfloat16"], {"disk": SimpleNamespace(free=134_515_008 * 7.9)}, [DISK]),
         (["--dtype", "float16"], {"disk": SimpleNamespace(free=134_515_008 * 8.1)}, []),
+        ([*ADAPTER, "--save_strategy", "no"], {"disk": SimpleNamespace(free=921_600 * 4.1)}, []),
+        ([*ADAPTER, "--save_strategy", "no"], {"disk": SimpleNamespace(free=921_600 * 3.9)}, [DISK]),
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
+    ],
+    "layout": [
+        ([*GPU, *SERVER], {"gpu": [Gpu(0, 80.0, "")]}, [NEEDS_GPU]),
+        ([*GPU, *SERVER], {"gpu": [Gpu(0, 80.0, "")], "started": True}, []),
+        ([*GPU, *SERVER], {"gpu": [Gpu(0, 80.0, ""), Gpu(1, 80.0, "")]}, []),
     ],
     "memory": [
         (GPU, {"gpu": []}, ["info: memory is not planned: there is no GPU here. Remedy: grpo-math plan --gpus N"]),
@@ -274,6 +284,15 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"gpu": [Gpu(0, 80.0, "")]},
             ["info: optim='adafactor' is not known to the plan. Remedy"],
         ),
+        ([*GPU, *SERVER, "--vllm_tensor_parallel_size", "8"], {"gpu": [Gpu(i, 80.0, "") for i in range(9)]}, [HEADS]),
+        ([*GPU, *SERVER], {"gpu": [Gpu(0, 80.0, "")], "started": True}, ["info: memory: N GB at the peak"]),
+        # The state of the optimizer fills half of the memory, unless it is in main memory.
+        (
+            [*GPU, *ROWS],
+            {"gpu": [Gpu(0, 2.5, "")], "files": WORDS, "started": True, "accelerate": OFFLOAD},
+            ["info: memory: N GB at the peak"],
+        ),
+        ([*GPU, *ROWS], {"gpu": [Gpu(0, 2.5, "")], "files": WORDS}, ["warning: memory: training needs N GB per GPU"]),
     ],
     "output_dir": [
         ([], {}, []),
@@ -618,7 +637,7 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     pretend(world, tmp_path, server.url, monkeypatch)
     server.answers, server.queue = world.get("answers", {}), list(world.get("queue", []))
     words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
-    more = {name: world[name] for name in ("processes", "accelerate") if name in world}
+    more = {name: world[name] for name in ("processes", "accelerate", "started") if name in world}
     tokenizer = tokenizer_of_words(tmp_path, world.get("eos", "<end>"), world.get("template", CHAT))
     findings = [*preflight(setup(*words, tokenizer=tokenizer, **more), only=(check,))]
     assert {finding.check for finding in findings} <= {check}
@@ -626,3 +645,18 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
     assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
     assert "secret" not in str(output)
+
+
+def test_the_batch_is_that_of_the_processes_that_training_starts(tmp_path, server, monkeypatch):
+    """One on each GPU, whatever an accelerate config says; the config's number on several machines and on a CPU."""
+    pretend({"gpu": [Gpu(i, 80.0, "") for i in range(3)]}, tmp_path, server.url, monkeypatch)
+    for words, more, processes in (
+        (GPU, {"accelerate": {"num_processes": 2}, "processes": 2}, 3),
+        ([*GPU, *SERVER, "--use_peft"], {}, 2),
+        (GPU, {"accelerate": {"num_processes": 4}, "processes": 4, "started": True}, 4),
+        ([], {"processes": 2}, 2),
+    ):
+        made = setup(*words, "--prompts_per_step", "12", **more)
+        assert [*preflight(made, only=("layout",))] == []
+        [line, *_] = preflight(made, only=("batch",))
+        assert f"= {processes} processes x " in line.message

@@ -203,6 +203,29 @@ def read(recipe, deepspeed=None):
                 "main_optimizer_state": 160_000,
             },
         ),
+        # DeepSpeedCPUAdam in place of the optimizer, unless DeepSpeed's file says otherwise.
+        (
+            {"optim": "adamw_8bit"},
+            zero(2, offload_optimizer={"device": "cpu"}),
+            4,
+            {
+                "base_weights": 20_000,
+                "gradients": 5_000,
+                "gradient_buckets_and_NCCL": 2_000,
+                "main_optimizer_state": 160_000,
+            },
+        ),
+        (
+            {"optim": "sgd"},
+            {**zero(2, offload_optimizer={"device": "cpu"}), "zero_force_ds_cpu_optimizer": False},
+            4,
+            {
+                "base_weights": 20_000,
+                "gradients": 5_000,
+                "gradient_buckets_and_NCCL": 2_000,
+                "main_optimizer_state": 80_000,
+            },
+        ),
         (
             {},
             zero(3, offload_param={"device": "cpu"}),

@@ -1,8 +1,9 @@
 """A recipe is read without torch as training reads it: names, defaults, kinds, choices, ranges."""
 
 import math
-import os
 import re
+import subprocess
+import sys
 from dataclasses import MISSING, fields
 
 import pytest
@@ -117,14 +118,27 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert read(words).sound().explicit_values() == values
 
 
-@pytest.mark.slow
-def test_env_reaches_the_run(tmp_path):
-    from grpo_math.trainer.from_recipe import build
+# Ctrl-C at the first import of a package that reads variables.
+INTERRUPTED = """
+import os, runpy, signal, sys
 
-    path = tmp_path / "recipe.yaml"
-    path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\nbf16: false\n")
-    assert build(read(["--config", str(path), "--max_steps", "-1"])).config.max_steps == -1
-    assert os.environ["WANDB_RUN_GROUP"] == "5"
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name in ("accelerate", "huggingface_hub", "torch"):
+            print(os.environ["HF_HOME"], flush=True)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = ["--config", "recipe.yaml"]
+runpy.run_module("grpo_math.train", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_training_sets_the_variables_of_a_recipe_and_handles_signals_before_it_imports_packages(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("env: {HF_HOME: 5}\n")
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "5\n", "")
 
 
 @pytest.mark.parametrize(
@@ -200,6 +214,7 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
         ("", "contains no fields"),
         ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("env: [A]\n", "env is not a mapping"),
+        ("method: rloo\n", "method is an option of the command line: add --method rloo there"),
     ],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_path):

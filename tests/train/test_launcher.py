@@ -216,6 +216,12 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         (bool, ["--gpus", "1"], {"use_cpu": True}, "gpus=1 contradicts use_cpu=True: leave one of them out"),
         (bool, ["--gpus", "1"], {}, "vllm_mode='server' needs 1 separate GPU, and 1 is visible: set vllm_mode to col"),
         (bool, ["--accelerate_config", "multi_node"], {}, "accelerate_config='multi_node' is for several machines, "),
+        (
+            lambda: Path("two.yaml").write_text("num_processes: 2\ngpu_ids: '0,1'\n"),
+            ["--accelerate_config", "two.yaml"],
+            {},
+            "accelerate_config='two.yaml' sets gpu_ids: leave them out, and set CUDA_VISIBLE_DEVICES",
+        ),
         (bool, ["--accelerate_config", "zero2"], {}, "accelerate_config='zero2' needs DeepSpeed, which is not install"),
         (
             lambda: gpus(2, used="GPU-1aa, 4711\\n"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,6 +19,8 @@ from grpo_math.evaluation import results
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
+from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.fields import defaults
 from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import TrainingRun, _lay_out_memory
 
@@ -25,6 +28,19 @@ PRODUCTS = "eval_generated_products_accuracy"
 BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_limit=1", "--heldout_every=1"]
 # A random model is never right, so no later checkpoint than the first is better.
 LORA = [*BEST, "--max_steps=3", "--use_peft", "--eval_n=4", "--heldout", '{"data": "generated:products", "n": 2}']
+
+
+@pytest.mark.parametrize(
+    ("stage", "fsdp", "kind"), [(2, "", "DEEPSPEED"), (None, "full_shard", "FSDP"), (None, "", "")]
+)
+def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, monkeypatch):
+    zero = {"zero_optimization": {"stage": stage}} if stage else None
+    plugin = SimpleNamespace(deepspeed_config=zero) if stage else None
+    config = {"deepspeed_plugin": plugin, "fsdp": fsdp, "world_size": 2, "push_to_hub": False, "hub_token": None}
+    others = {"arguments": None, "model": SimpleNamespace(use_peft=True), "values": {**defaults(), "eval_n": 0}}
+    setup = TrainingRun(SimpleNamespace(config=SimpleNamespace(**config), given=set(), **others), Path("run")).setup
+    assert (setup.started, setup.processes, setup.accelerate["distributed_type"]) == (True, 2, kind)
+    assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
 
 
 def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path, monkeypatch):

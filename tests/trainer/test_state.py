@@ -72,6 +72,22 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
 
 
 @pytest.mark.slow
+def test_a_resumed_run_takes_the_options_of_the_optimizer_from_its_own_settings(ours, tmp_path):
+    """Those of the checkpoint are in the state of the optimizer and of the schedule."""
+    settings = {"optim": "adamw_torch", "logging_steps": 1, "lr_scheduler_type": "linear", "warmup_steps": 0}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    ours(drawn, ROWS, **settings).train()
+    changed = {"learning_rate": 0.01, "weight_decay": 0.5, "adam_beta1": 0.5, "adam_epsilon": 0.1, "max_steps": 4}
+    again = ours(drawn, ROWS, **settings | changed, folder="again")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    rates = {line["step"]: line["learning_rate"] for line in again.state.log_history if "learning_rate" in line}
+    assert rates == pytest.approx({1: 0.05, 2: 0.01 * 3 / 4, 3: 0.01 / 2, 4: 0.01 / 4})
+    decays, plain = again.optimizer.param_groups
+    assert (decays["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+    assert (decays["betas"][0], plain["eps"]) == (0.5, 0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same(staleness, ours, tmp_path):
     settings = {**RUN, "drop_solved": 0.9, "resample_groups": 1 - staleness, "max_steps": 8, "save_total_limit": None}

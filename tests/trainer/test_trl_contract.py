@@ -58,6 +58,7 @@ SIGNATURES = {
     ],
     "_save_optimizer_and_scheduler": ["self", "output_dir"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "create_scheduler": ["self", "num_training_steps", "optimizer"],
     "log": ["self", "logs", "start_time"],
 }
 SCORING = [
