@@ -907,7 +907,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
         scheduler = super().create_scheduler(*args, **kwargs)
-        groups = cast(Any, self.optimizer).param_groups
+        # An optimizer of DeepSpeed's settings has no groups yet when transformers first calls this, on a copy.
+        groups = getattr(self.optimizer, "param_groups", [])
         self._optimizer_options = [{name: group[name] for name in state.OPTIONS if name in group} for group in groups]
         return scheduler
 
