@@ -1,9 +1,11 @@
-"""Which families train on the weights of a colocated vLLM: families_shared.py [FAMILY ...] > table.md.
+"""Which families train on the weights of a colocated vLLM: families_shared.py [4bit] [FAMILY ...] > table.md.
 
 Run it with the Python that `grpo-math serve --make_env` makes, which has vLLM for the CPU. Each family is a tiny random
 model in float32, which is trained for two steps with two copies of the base and with one (`vllm_share_weights`). The
 table says for each whether the base is shared or why not, whether the adapters are equal bit for bit, and how much less
 memory the run on one copy takes. Half a minute for a family on two cores.
+
+With 4bit, the base is quantised, and the environment needs vllm-bnb-plugin.
 
 Does not run on a GPU, where vLLM may choose kernels that repack weights.
 """
@@ -72,7 +74,7 @@ OWN = {
 LIMIT = 600  # seconds of a run
 
 
-def save_tiny(family: str, folder: str, tokenizer: object) -> None:
+def save_tiny(family: str, folder: str, tokenizer: object, dtype: torch.dtype) -> None:
     fields = AutoConfig.for_model(family).to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in fields}
     config = AutoConfig.for_model(family, **{**sizes, **OWN.get(family, {})})
@@ -81,28 +83,29 @@ def save_tiny(family: str, folder: str, tokenizer: object) -> None:
     for parameter in model.parameters():  # biases too, so that a lost one is seen
         parameter.data.add_(torch.randn_like(parameter) * 0.05)
     model.generation_config.eos_token_id = 2
-    for part in (model, tokenizer):
+    for part in (model.to(dtype), tokenizer):
         part.save_pretrained(folder)
 
 
-def trained(folder: str, targets: str, shares: bool) -> dict:
+def trained(folder: str, targets: str, shares: bool, in_4bit: bool) -> dict:
     """Return what was measured of a run, with vLLM's class, or the reason why it did not run."""
     signal.alarm(LIMIT)
     try:
-        trainer, record = one_copy.run(folder, targets=targets, vllm_share_weights=shares)
+        trainer, record = one_copy.run(folder, targets=targets, in_4bit=in_4bit, vllm_share_weights=shares)
     except Exception as error:
         return {"reason": first_line(error).replace("|", "/")[:110]}
     runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
     return {**record, "class": type(runner.get_model()).__name__}
 
 
-def row(family: str, tokenizer: object) -> tuple[str, ...]:
+def row(family: str, tokenizer: object, in_4bit: bool) -> tuple[str, ...]:
     """Return what vLLM runs the family with, the outcome, and the memory of both runs."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            save_tiny(family, folder, tokenizer)
+            # In 4 bit, both copies are quantised from the same 16 bits.
+            save_tiny(family, folder, tokenizer, torch.bfloat16 if in_4bit else torch.float32)
             targets = r".*self_attn\.\w*proj\w*" if family in ATTENTION else "all-linear"
-            two, one = (one_copy.in_child(trained, folder, targets, shares) for shares in (False, True))
+            two, one = (one_copy.in_child(trained, folder, targets, shares, in_4bit) for shares in (False, True))
         except Exception as error:
             return "", f"no tiny model, or a run that died or took more than {LIMIT} s: {first_line(error)}", ""
         size = one_copy.weight_bytes(folder)
@@ -116,7 +119,8 @@ def row(family: str, tokenizer: object) -> tuple[str, ...]:
     return one["class"], outcome, f"{(two['bytes'] - one['bytes']) / 1e6:.0f} of {size / 1e6:.0f}"
 
 
-def main(*families: str) -> None:
+def main(*words: str) -> None:
+    in_4bit, families = "4bit" in words, [word for word in words if word != "4bit"]
     set_verbosity_error()
     disable_progress_bar()
     logging.disable(logging.WARNING)
@@ -124,7 +128,7 @@ def main(*families: str) -> None:
     tokenizer = load_tokenizer(model_path("embedded"))
     print("| family | vLLM's class | base and adapter | MB less, of the base's |\n|---|---|---|---|", flush=True)
     for family in families or FAMILIES:
-        print(f"| {family} | {' | '.join(row(family, tokenizer))} |", flush=True)
+        print(f"| {family} | {' | '.join(row(family, tokenizer, in_4bit))} |", flush=True)
 
 
 if __name__ == "__main__":

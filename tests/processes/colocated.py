@@ -59,7 +59,9 @@ def of_this_run(original, communicator):
     return f"{os.environ['MASTER_PORT']}-{original(communicator).strip('/')}"
 
 
-def make_trainer(model: str, folder: Path, adapter: LoraConfig | None, **settings) -> MathGRPOTrainer:
+def make_trainer(
+    model: str, folder: Path, adapter: LoraConfig | None, dtype: str = "float32", quantization=None, **settings
+) -> MathGRPOTrainer:
     """Return a trainer that samples from an engine in this process. one_copy.py uses it, too."""
     return MathGRPOTrainer(
         model=model,
@@ -75,7 +77,7 @@ def make_trainer(model: str, folder: Path, adapter: LoraConfig | None, **setting
             max_steps=2,
             num_generations=4,
             max_completion_length=6,
-            model_init_kwargs={"dtype": "float32"},
+            model_init_kwargs={"dtype": dtype},
             vllm_mode="colocate",
             vllm_max_model_length=256,
             vllm_tensor_parallel_size=RANKS,
@@ -83,6 +85,7 @@ def make_trainer(model: str, folder: Path, adapter: LoraConfig | None, **setting
         ),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        quantization_config=quantization,
         peft_config=adapter,
     )
 

@@ -20,10 +20,11 @@ import tempfile
 from argparse import Namespace
 from pathlib import Path
 
+import torch
 import vllm
 from colocated import PROMPTS, make_trainer, unpacked
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import BitsAndBytesConfig, TrainerCallback
 from trl.generation import vllm_generation
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers import utils as linear_layers
@@ -47,7 +48,8 @@ def resident_bytes() -> int:
 
 
 def engine(**settings):
-    settings["dtype"] = "float32"
+    # TRL passes bitsandbytes for a policy in 4 bit.
+    settings["dtype"] = "bfloat16" if settings.get("quantization") else "float32"
     return vllm.LLM(**settings, enforce_eager=True)
 
 
@@ -64,16 +66,22 @@ class KilledInSecondStep(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def new_trainer(model: str, run_dir: Path, targets: str = "all-linear", **settings):
+def new_trainer(model: str, run_dir: Path, targets: str = "all-linear", in_4bit: bool = False, **settings):
     settings |= {"gradient_checkpointing": True, "learning_rate": 5e-3, "vllm_enable_sleep_mode": True}
     lora = LoraConfig(r=8, lora_alpha=16, target_modules=targets)
+    if in_4bit:
+        nested = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        settings["quantization"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nested
+        )
+        settings["dtype"] = "bfloat16"
     return make_trainer(model, run_dir, lora, **settings)
 
 
 def adapter_hashes(trainer) -> dict[str, str]:
     """Return a hash of each tensor of the adapter."""
     named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-    return {name: hash_bytes(p.detach().numpy().tobytes()) for name, p in named if "lora_" in name}
+    return {name: hash_bytes(p.detach().float().numpy().tobytes()) for name, p in named if "lora_" in name}
 
 
 def in_child(function, *args, **kwargs):
