@@ -123,6 +123,7 @@ PASTED = [  # the card, and fields next to those of gsm8k_8gb
     ("12", "--model_name_or_path meta-llama/Llama-3.1-8B --dtype auto"),
     ("12", "--model_name_or_path Qwen/Qwen2.5-7B --load_in_4bit true --max_completion_length 4096"),
     ("t4", "--model_name_or_path Qwen/Qwen3-1.7B"),
+    ("12", "--model_name_or_path Qwen/Qwen3-8B --use_vllm --max_completion_length 4096"),  # one copy, in 4 bit
     ("16", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --max_completion_length 2048"),
     ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --vllm_share_weights --dtype float32"),
     ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --cast_lm_head_to_fp32"),
@@ -156,7 +157,9 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
     # The number of accumulated micro-batches only keeps the number of prompts.
     for left_out in together.keys() - {"gradient_accumulation_steps"}:
         rest = {name: value for name, value in together.items() if name != left_out}
-        assert not choose(recipe | rest, {"": config}, cpu_gb=32, **machine)[1].fits, left_out
+        without = choose(recipe | rest, {"": config}, cpu_gb=32, **machine)[1]
+        # Training refuses one copy in 4 bit without nested constants.
+        assert not without.fits or without.refused - refused, left_out
 
 
 @pytest.mark.parametrize(
