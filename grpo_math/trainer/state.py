@@ -9,7 +9,8 @@ transformers saves the weights. reference.py saves the reference of the KL term.
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,19 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
             logs[name].clear()
             for key, values in table[name].items():
                 logs[name][key].extend(values)
+
+
+@contextmanager
+def unchanged_dtypes(model: torch.nn.Module) -> Iterator[None]:
+    """Keep the dtypes of the trained weights while a checkpoint is loaded into them.
+
+    peft turns an adapter that it loads into float32, and TRL trains the adapter of a quantised base in bfloat16.
+    """
+    dtypes = {name: p.dtype for name, p in model.named_parameters() if p.requires_grad}
+    yield
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtypes.get(name, parameter.dtype):
+            parameter.data = parameter.data.to(dtypes[name])
 
 
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:

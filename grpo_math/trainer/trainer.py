@@ -804,8 +804,13 @@ class MathGRPOTrainer(GRPOTrainer):
         self.control.should_save |= is_best and self.keep_best
         return is_best
 
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with state.unchanged_dtypes(self.model):
+            super()._load_from_checkpoint(*args, **kwargs)
+
     def _load_best_model(self) -> None:
-        super()._load_best_model()
+        with state.unchanged_dtypes(self.model):
+            super()._load_best_model()
         if self.use_vllm:
             self._last_loaded_step = -1  # vLLM has the weights of the last step
 

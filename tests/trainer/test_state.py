@@ -10,7 +10,9 @@ import pytest
 import torch
 from datasets import Dataset
 from launching import TORCHRUN, run
+from peft import LoraConfig
 from small_trainers import Evaluated, grades, problems, untimed, weights
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
@@ -69,6 +71,27 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_trains_the_adapter_of_a_4_bit_base_in_the_same_precision(ours, tiny, tmp_path):
+    pytest.importorskip("bitsandbytes")
+
+    def trainer():
+        quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.bfloat16)
+        torch.manual_seed(3)
+        adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+        return ours(drawn, ROWS, model=model, peft_config=adapter, **saving)
+
+    whole, again = trainer(), trainer()
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    pairs = zip(*(dict(one.model.named_parameters()).items() for one in (whole, again)), strict=True)
+    adapters = [(a, b) for (name, a), (_, b) in pairs if "lora_" in name]
+    assert {a.dtype for a, _ in adapters} == {torch.bfloat16}
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in adapters)
 
 
 @pytest.mark.slow

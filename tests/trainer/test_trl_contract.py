@@ -48,6 +48,7 @@ SIGNATURES = {
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
     "_determine_best_metric": ["self", "metrics", "trial"],
     "_load_best_model": ["self"],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
     "_save": ["self", "output_dir", "state_dict"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
