@@ -19,7 +19,7 @@ from grpo_math import planner
 from grpo_math.checks import Finding
 from grpo_math.checks.model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
-from grpo_math.errors import UserError, require_choice
+from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, machine, resume
@@ -36,6 +36,7 @@ from grpo_math.tools.python import server
 
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
+UNPLANNED = ("vllm_mode", "model_name_or_path")  # fields of the errors of a plan without which a run may train
 PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
 # vLLM pins other versions of packages that training uses, so pip would break this environment.
 INSTALL = {
@@ -122,14 +123,19 @@ def launched(setup: Setup) -> None:
         setup.refuse(name, s[name], reason, "add --accelerate_config, or leave it out")
 
 
-def layout(setup: Setup) -> None:
+def layout(setup: Setup) -> Iterator[Finding]:
     """Policy and server can share the GPUs. Sets the number of processes that `grpo-math train` starts on them.
 
     An accelerate config states the number of processes only for a CPU and for several machines.
     """
     gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
     if gpus:
-        setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
+        try:
+            setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
+        except ConfigError as error:
+            # The GPUs of a server that the user starts may be hidden here.
+            yield as_finding(error, "grpo-math train", "warning")
+            return
         with suppress(UserError):
             _, counted = planner.choose(
                 setup.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
@@ -144,7 +150,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     if not gpus and not s["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
-    given, machines = setup.explicit_values(), -(-setup.processes // gpus) if gpus else 1
+    of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
+    given, machines = setup.explicit_values(), -(-setup.processes // of_machine)
     if setup.started:
         gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
@@ -162,8 +169,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
             offline=True,
         )
     except UserError as error:
-        # Training needs no plan, and may still download the model. It refuses other errors, such as a layout.
-        unknown = isinstance(error, NotPlanned) or getattr(error, "field", "model_name_or_path") == "model_name_or_path"
+        # Training needs no plan, and may still download the model. `layout` warns of too few GPUs.
+        unknown = isinstance(error, NotPlanned) or getattr(error, "field", "vllm_mode") in UNPLANNED
         yield as_finding(error, "memory", "info" if unknown or setup.started else "error")
         return
     if answer["fits"]:

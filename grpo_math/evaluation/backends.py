@@ -193,9 +193,11 @@ class Model:
                     reason = "is a setting of transformers, not of vLLM"
                     raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
             quantised = request.quantisation
-            # vLLM quantises a base into nf4 only, and the weights of a server of the user's are not known.
-            nf4 = quantised.get("load_in_4bit") and quantised.get("bnb_4bit_quant_type") != "fp4"
-            if quantised and (self.backend.server or not nf4):
+            # vLLM quantises a base into nf4 only; a server, if `grpo-math serve` or the user has told it.
+            same = quantised.get("load_in_4bit") and quantised.get("bnb_4bit_quant_type") != "fp4"
+            if same and self.backend.server:
+                same = self.served[0].settings()["model_config"].get("quantization") == "bitsandbytes"
+            if quantised and not same:
                 reason = "does not quantise the base as the run did"
                 raise ConfigError("backend", self.backend.name, reason, "use --backend hf")
             if request.model_init_kwargs:

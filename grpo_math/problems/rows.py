@@ -49,11 +49,8 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.C
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
-    _check(
-        not re.search(r"[\ud800-\udfff]", json.dumps(fields, ensure_ascii=False, default=str)),
-        "row",
-        "contains half a character",
-    )
+    texts = json.dumps(fields, ensure_ascii=False, skipkeys=True, default=lambda _: None)
+    _check(not re.search(r"[\ud800-\udfff]", texts), "row", "contains half a character")
     problem_key, prompt = _needed(fields, "problem", accepted)
     problem = _question(prompt, problem_key)
     # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.

@@ -35,7 +35,10 @@ def retire_results(run_dir: Path, base_too: bool) -> None:
     # With their answers, because `grpo-math evaluate --run` would refuse to continue those of other weights.
     for side in sides.values():
         for path in [*(run_dir / "evaluation").rglob(f"{side}.*")]:
-            path.replace(path.with_name(f"old-{path.name}"))
+            old = path.with_name(f"old-{path.name}")
+            while old.exists():
+                old = old.with_name(f"old-{old.name}")
+            path.replace(old)
 
 
 # Writing

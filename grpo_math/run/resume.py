@@ -42,8 +42,10 @@ def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
     # Not named.resolve(): a checkpoint may be a link to another disk.
     own = named is not None and named.parent.resolve() == run_dir.resolve()
-    started = str(asked) == (run_config(run_dir) or {}).get("stated", {}).get("resume_from_checkpoint")
-    if named is None or (checkpoints(run_dir) and (started or not own)):
+    if named is None:
+        return None, run_dir
+    stated = (run_config(run_dir) or {}).get("stated") or {}
+    if checkpoints(run_dir) and (not own or stated.get("resume_from_checkpoint") == str(asked)):
         return None, run_dir
     return named, named.parent
 

@@ -241,7 +241,8 @@ class TrainingRun:
             if line := self.setup.problems.about_eval:
                 print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
-            checkpoints.retire_results(run_dir, base_too=not config.resume_from_checkpoint)
+            replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
+            checkpoints.retire_results(run_dir, base_too=replaces)
             state = trainer.accelerator.state
             write_config(
                 run_dir / "config.yaml",

@@ -46,7 +46,9 @@ class RunFiles(History):
         is_new = state.global_step == 0 and any(
             (self.run_dir / name).exists() for name in ("config.yaml", checkpoints.FINISHED)
         )
-        checkpoints.retire_results(self.run_dir, base_too=is_new and "before.json" not in self.evaluated)
+        # The results of a complete run are those of its weights.
+        if state.global_step < state.max_steps:
+            checkpoints.retire_results(self.run_dir, base_too=is_new and "before.json" not in self.evaluated)
         if is_new:
             print(
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",

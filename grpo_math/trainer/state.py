@@ -170,12 +170,19 @@ def unchanged_dtypes(model: torch.nn.Module) -> Iterator[None]:
             parameter.data = parameter.data.to(dtypes[name])
 
 
+def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the `OPTIONS` of each parameter group. An optimizer in DeepSpeed's settings has none at first."""
+    groups = getattr(optimizer, "param_groups", [])
+    return [{name: group[name] for name in OPTIONS if name in group} for group in groups]
+
+
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
     """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
 
     The checkpoint may have other options (resume=force). Changes nothing with a schedule that is not a function of the
     step, because such a schedule may have changed the options itself.
     """
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # in accelerate's wrapper
     if isinstance(scheduler, LambdaLR):
         scheduler.base_lrs = [group["initial_lr"] for group in options]
         factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)

@@ -91,6 +91,7 @@ class MathGRPOTrainer(GRPOTrainer):
     evaluate_heldout: Callable[[], dict[str, float]] | None = None
     # TRL's rows, or ours, of the training steps of a rollout.
     _buffered_inputs: Any = None
+    _optimizer_options: Any = None  # before a checkpoint was loaded
     of_recipe = False  # build.py sets it: the same command then resumes the run
     keep_best = False  # save each step whose evaluation is the best so far
 
@@ -912,16 +913,16 @@ class MathGRPOTrainer(GRPOTrainer):
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
         scheduler = super().create_scheduler(*args, **kwargs)
-        # An optimizer of DeepSpeed's settings has no groups yet when transformers first calls this, on a copy.
-        groups = getattr(self.optimizer, "param_groups", [])
-        self._optimizer_options = [{name: group[name] for name in state.OPTIONS if name in group} for group in groups]
+        self._optimizer_options = state.optimizer_options(self.optimizer)
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # DeepSpeed has loaded its checkpoint already. A script may have a `create_scheduler` of its own.
+        options = self._optimizer_options or state.optimizer_options(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        state.set_options(self.optimizer, self.lr_scheduler, self._optimizer_options)
+        state.set_options(self.optimizer, self.lr_scheduler, options)
         self.saved_step = self.state.global_step
         if self._reference is not None:
             self._reference.load(Path(checkpoint))

@@ -85,7 +85,7 @@ HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
-NEEDS_GPU = "error: vllm_mode='server' needs 1 separate GPU, and 1 is visible. Remedy: set vllm_mode to colocate"
+NEEDS_GPU = "warning: vllm_mode='server' needs 1 separate GPU, and 1 is visible. Remedy: set vllm_mode to colocate"
 HEADS = "error: vllm_tensor_parallel_size=8 does not suit 9 heads and 8 GPUs for the server. Remedy: leave it out"
 OFFLOAD = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_optimizer_device": "cpu"}}
 DISK = "error: what the run saves needs N GB, and <HERE> has N GB free. Remedy: name another output_dir"

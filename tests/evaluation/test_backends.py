@@ -121,17 +121,22 @@ def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small
 
 
 @pytest.mark.parametrize(
-    ("settings", "url", "refused"),
+    ("settings", "serves", "refused"),
     [
-        ({"load_in_4bit": True}, "http://127.0.0.1:1", True),
-        ({"load_in_8bit": True}, None, True),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, None, True),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, None, False),
+        ({"load_in_4bit": True}, [None], True),
+        ({"load_in_4bit": True}, ["bitsandbytes"], False),
+        ({"load_in_8bit": True}, ["bitsandbytes"], True),
+        ({"load_in_8bit": True}, [], True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, [], True),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, [], False),
     ],
 )
-def test_a_base_is_quantised_as_in_the_run_or_refused(settings, url, refused, small, monkeypatch):
-    monkeypatch.setattr(backends.Model, "served", (None, "base"))
-    model = backends.Model(small, backend=backends.Backend("vllm-server" if url else "vllm", url))
+def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused, small, monkeypatch):
+    """``serves``: what a server says, if there is one."""
+    server = SimpleNamespace(settings=lambda: {"model_config": {"quantization": serves[0]}})
+    monkeypatch.setattr(backends.Model, "served", (server, "base"))
+    backend = backends.Backend("vllm-server", "http://127.0.0.1:1") if serves else backends.Backend("vllm")
+    model = backends.Model(small, backend=backend)
     message = "^backend='vllm.*' does not quantise the base as the run did: use --backend hf$"
     with pytest.raises(ConfigError, match=message) if refused else nullcontext():
         model.generator(request_from(settings))

@@ -186,6 +186,8 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
         "evaluation/old-trained.answers.jsonl",
         "evaluation/old-trained.json",
     ]
+    (tmp_path / "evaluation/trained.json").write_text("{}")
     checkpoints.retire_results(tmp_path, base_too=True)
+    assert (tmp_path / "evaluation/old-old-trained.json").exists()
     assert not [*tmp_path.rglob("b*.json")]
     checkpoints.retire_results(tmp_path / "new", base_too=True)

@@ -12,6 +12,7 @@ from datasets import Dataset
 from launching import TORCHRUN, run
 from peft import LoraConfig
 from small_trainers import Evaluated, grades, problems, untimed, weights
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo_math.errors import RewardError, UserError
@@ -105,6 +106,13 @@ def test_a_resumed_run_takes_the_options_of_the_optimizer_from_its_own_settings(
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     rates = {line["step"]: line["learning_rate"] for line in again.state.log_history if "learning_rate" in line}
     assert rates == pytest.approx({1: 0.05, 2: 0.01 * 3 / 4, 3: 0.01 / 2, 4: 0.01 / 4})
+    # As transformers suggests, and without a call of its method.
+    replaced = ours(drawn, ROWS, **settings, folder="replaced")
+    replaced.create_scheduler = lambda *_, **__: setattr(
+        replaced, "lr_scheduler", LambdaLR(replaced.optimizer, lambda _: 1.0)
+    )
+    replaced.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert replaced.state.global_step == 2
     decays, plain = again.optimizer.param_groups
     assert (decays["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
     assert (decays["betas"][0], plain["eps"]) == (0.5, 0.1)
