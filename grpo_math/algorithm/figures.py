@@ -91,8 +91,8 @@ class StepFigures:
         ]
         # One gather and one transfer for all, because each transfer makes the CPU wait for the GPU. A number is written
         # by `full`, which does not transfer it.
-        ones = [one if isinstance(one, Tensor) else torch.full((), one, device=accelerator.device) for one in values]
-        local = torch.stack([one.to(torch.float32) for one in ones])
+        tensors = [one if isinstance(one, Tensor) else torch.full((), one, device=accelerator.device) for one in values]
+        local = torch.stack([one.to(torch.float32) for one in tensors])
         of_ranks = accelerator.gather(local[None])
         sums, largest = torch.stack([of_ranks.sum(dim=0), of_ranks.amax(dim=0)]).tolist()
         skipped_rows, rows, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *totals = sums

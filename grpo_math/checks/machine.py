@@ -134,7 +134,7 @@ def layout(setup: Setup) -> Iterator[Finding]:
             setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
         except ConfigError as error:
             # The GPUs of a server that the user starts may be hidden here.
-            yield as_finding(error, "grpo-math train", "warning")
+            yield as_finding(error, "layout", "warning")
             return
         with suppress(UserError):
             _, counted = planner.choose(

@@ -53,17 +53,17 @@ def problems_hash(rows: Sequence[Row]) -> str:
     return short_hash([[row["id"], row["problem"], row["answer"]] for row in rows])
 
 
-def weights_hash(*folders: str | Path | None) -> str:
+def weights_hash(*folders: str | None) -> str:
     """Return a hash of the names, sizes and modification times of the weights in each folder, and one of the contents
     of their `CONFIGS`.
 
     An adapter that was trained again has another hash. For a Hub id the name is hashed, without a request to the Hub.
-    Earlier versions wrote only the first of the two hashes, so `startswith` compares with theirs.
+    Earlier versions wrote only the first of the two hashes, so theirs is the beginning of this one.
     """
     files, configs = [], []
     for folder in folders:
         inside = sorted(Path(folder).iterdir()) if folder and Path(folder).is_dir() else []
         stats = [(path, path.stat()) for path in inside if path.suffix in WEIGHTS]
-        files.append([[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in stats] or (folder and str(folder)))
+        files.append([[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in stats] or folder)
         configs += [[path.name, path.read_text("utf-8", "replace")] for path in inside if path.name in CONFIGS]
     return short_hash(files) + (short_hash(configs) if configs else "")

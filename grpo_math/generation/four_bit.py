@@ -5,6 +5,7 @@ one after the other. It also dequantises the nested constants. So a layer of the
 with vLLM's constants of that part, and computes what it would compute on a second copy.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ def supports(config: Any) -> bool:
     """Return True if transformers' ``quantization_config`` is what vLLM makes: nf4 with nested constants."""
     in_4bit = getattr(config, "load_in_4bit", False)
     return in_4bit and config.bnb_4bit_quant_type == "nf4" and config.bnb_4bit_use_double_quant
+
+
+def one_element(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
+    """Return zeros of this shape in the memory of one element."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def quantise(model: Any, config: Any) -> None:
@@ -29,11 +35,10 @@ def quantise(model: Any, config: Any) -> None:
             # bitsandbytes would repack the weights of a CPU with AVX512 in place, and vLLM reads them too.
             layer.support_avx512bf16_for_cpu = False
             # Two values in a byte, in one column.
-            zero = torch.zeros((), dtype=torch.uint8, device=device)
-            set_weight(layer, zero.expand(layer.weight.numel() // 2, 1), None)
+            set_weight(layer, one_element((layer.weight.numel() // 2, 1), torch.uint8, device), None)
             if layer.bias is not None:
-                zero = torch.zeros((), dtype=dtypes[f"{name}.bias"], device=device)
-                layer.bias = nn.Parameter(zero.expand(layer.bias.shape), requires_grad=False)
+                zeros = one_element(layer.bias.shape, dtypes[f"{name}.bias"], device)
+                layer.bias = nn.Parameter(zeros, requires_grad=False)
     quantizer.postprocess_model(model)
     model.hf_quantizer = quantizer
 
@@ -49,7 +54,7 @@ def set_weight(layer: Any, packed: Tensor, constants: Any) -> None:
 def find_constants(views: dict[str, Tensor], engine: Any) -> dict[str, Any]:
     """Return {name: `QuantState`} for each of the ``views`` into ``engine`` that is a weight in 4 bit."""
     constants = {
-        (parameter.data_ptr() + int(parameter.bnb_shard_offsets[number])): state
+        parameter.data_ptr() + int(parameter.bnb_shard_offsets[number]): state
         for parameter in engine.parameters()
         for number, state in getattr(parameter, "bnb_quant_state", {}).items()
     }

@@ -69,8 +69,7 @@ class SharedBase:
             raise cannot_share("the checkpoint is quantised")
         if quantization is not None and not four_bit.supports(quantization):
             raise cannot_share("vLLM quantises to 4 bit of type nf4, with nested constants")
-        # An expanded number has the shape of the parameter and the memory of one element.
-        state = {name: torch.zeros((), dtype=t.dtype).expand(t.shape) for name, t in skeleton.state_dict().items()}
+        state = {name: four_bit.one_element(t.shape, t.dtype) for name, t in skeleton.state_dict().items()}
         model = type(skeleton).from_pretrained(
             None, config=skeleton.config, state_dict=state, dtype=skeleton.dtype, device_map=None
         )

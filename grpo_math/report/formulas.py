@@ -36,13 +36,13 @@ TABLES = "(?:aligned|align|alignedat|array|cases|equation|gathered|gather|[bBpvV
 BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}"
 # The search is linear: the opening mark of a formula does not occur in it again, and an escaped dollar, which the last
 # alternative skips, opens none. Otherwise each of many marks would scan the same text.
-LATEX = rf"{{1,{LONGEST}}}?"
+LENGTH = rf"{{1,{LONGEST}}}?"
 # A digit after the second dollar means prices, as in "$5 or $6". \7 is the name of the environment: a new group
 # before it changes its number.
 FORMULA = re.compile(
-    rf"\\\((?P<inline>(?:(?!\\\().){LATEX})\\\)|\\\[(?P<block>(?:(?!\\\[).){LATEX})\\\]|\$\$(?P<double>.{LATEX})\$\$"
-    rf"|\$(?P<single>(?:\\.|[^\\$]){LATEX})\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
-    rf"|(?P<table>\\begin\{{({TABLES}\*?)\}}(?:(?!\\begin\{{\7\}}).){LATEX}\\end\{{\7\}})|(?<!\\)(?:\\\\)*\\\$",
+    rf"\\\((?P<inline>(?:(?!\\\().){LENGTH})\\\)|\\\[(?P<block>(?:(?!\\\[).){LENGTH})\\\]|\$\$(?P<double>.{LENGTH})\$\$"
+    rf"|\$(?P<single>(?:\\.|[^\\$]){LENGTH})\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
+    rf"|(?P<table>\\begin\{{({TABLES}\*?)\}}(?:(?!\\begin\{{\7\}}).){LENGTH}\\end\{{\7\}})|(?<!\\)(?:\\\\)*\\\$",
     re.DOTALL,
 )
 WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^}]*\}|\\[a-zA-Z]+")

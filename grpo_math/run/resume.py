@@ -40,10 +40,10 @@ def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
     another folder, resumes from its newest checkpoint: each restart would otherwise train the same steps again.
     """
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
-    # Not named.resolve(): a checkpoint may be a link to another disk.
-    own = named is not None and named.parent.resolve() == run_dir.resolve()
     if named is None:
         return None, run_dir
+    # Not named.resolve(): a checkpoint may be a link to another disk.
+    own = named.parent.resolve() == run_dir.resolve()
     stated = (run_config(run_dir) or {}).get("stated") or {}
     if checkpoints(run_dir) and (not own or stated.get("resume_from_checkpoint") == str(asked)):
         return None, run_dir

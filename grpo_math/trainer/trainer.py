@@ -917,7 +917,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # DeepSpeed has loaded its checkpoint already. A script may have a `create_scheduler` of its own.
+        # DeepSpeed has loaded its checkpoint already. A script may replace `create_scheduler`.
         options = self._optimizer_options or state.optimizer_options(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
