@@ -138,7 +138,13 @@ class Cluster:
 
     def start_again(self, number: str) -> None:
         """Wait until a job is queued again, and have it start soon: SLURM would let it wait for two minutes."""
-        wait_for(lambda: self.job(number)["JobState"] == "PENDING", f"job {number} is queued again", 180)
+
+        # A job that was only just submitted is pending too, and may start before it can be updated.
+        def is_queued_again() -> bool:
+            job = self.job(number)
+            return job["JobState"] == "PENDING" and job["Restarts"] != "0"
+
+        wait_for(is_queued_again, f"job {number} is queued again", 180)
         # Not at once: slurmd has revoked the job's credential, and refuses one of the same second.
         self.run("scontrol", "update", f"JobId={number}", "StartTime=now+3")
 
