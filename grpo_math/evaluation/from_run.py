@@ -44,12 +44,14 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _revision_folder(name, str(config.get("model_revision") or "main"))
-    if (trained_weights := weights_in(checkpoints.named(run, checkpoint))) is None:
+    trained_folder = checkpoints.named(run, checkpoint)
+    if (trained_weights := weights_in(trained_folder)) is None:
         reason = "has neither adapter/ nor model/, so it has not finished"
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
-    default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
+    # By the checkpoint's own name, because "best" may be another one tomorrow.
+    default = f"evaluation-{trained_folder.name}" if checkpoint else "evaluation"
     columns = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
     columns |= {config.get("eval_dataset"): config.get("eval_columns")}
     columns |= {config.get("dataset"): config.get("columns")}

@@ -33,8 +33,10 @@ def retire_results(run_dir: Path, base_too: bool) -> None:
     for name in (FINISHED, *sides):
         (run_dir / name).unlink(missing_ok=True)
     # With their answers, because `grpo-math evaluate --run` would refuse to continue those of other weights.
+    # The evaluations of checkpoints (evaluation-checkpoint-N) are of earlier weights only in a new run.
+    folders = "evaluation*" if base_too else "evaluation"
     for side in sides.values():
-        for path in [*(run_dir / "evaluation").rglob(f"{side}.*")]:
+        for path in [*run_dir.glob(f"{folders}/**/{side}.*")]:
             old = path.with_name(f"old-{path.name}")
             while old.exists():
                 old = old.with_name(f"old-{old.name}")
@@ -131,12 +133,10 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
-    >>> how_to_resume(run_dir)
-    'the same command starts over'
     >>> for name in ("checkpoint-9", "checkpoint-10", "old-checkpoint-11"):
     ...     (run_dir / name).mkdir()
-    >>> [step for step, _ in checkpoints(run_dir)], how_to_resume(run_dir)
-    ([10, 9], 'the same command continues from checkpoint-10')
+    >>> [step for step, _ in checkpoints(run_dir)]
+    [10, 9]
     """
     folders = [path for path in run_dir.glob("checkpoint-*") if path.is_dir() and not unfinished(path)]
     numbered = [(path.name.partition("-")[2], path) for path in folders]
@@ -144,9 +144,30 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def how_to_resume(run_dir: Path) -> str:
-    """Return the end of a message about a run that has ended too soon: how to resume it."""
-    finished = checkpoints(run_dir)
-    return f"the same command continues from {finished[0][1].name}" if finished else "the same command starts over"
+    """Return the end of a message about a run that has ended too soon: how to resume it.
+
+    >>> import tempfile
+    >>> run_dir = Path(tempfile.mkdtemp())
+    >>> how_to_resume(run_dir)
+    'the same command starts over'
+    >>> (run_dir / "checkpoint-9").mkdir()
+    >>> _ = (run_dir / "checkpoint-9/state_0.pt").write_text("3")
+    >>> seal(run_dir / "checkpoint-9")
+    >>> how_to_resume(run_dir)
+    'the same command continues from checkpoint-9'
+
+    With ``save_only_model`` a checkpoint cannot be resumed:
+
+    >>> (run_dir / "checkpoint-9/state_0.pt").unlink()
+    >>> seal(run_dir / "checkpoint-9")
+    >>> how_to_resume(run_dir).partition("is damaged")[2]
+    ' (it contains only weights (save_only_model)); no complete one is left: name a new output_dir'
+    """
+    try:
+        newest, _ = newest_whole(run_dir)
+    except UserError as error:
+        return str(error)
+    return f"the same command continues from {newest.name}" if newest else "the same command starts over"
 
 
 def named(run_dir: Path, name: str | None) -> Path:

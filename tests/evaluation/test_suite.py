@@ -33,10 +33,11 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
         models, run / "evaluation", as_template("boxed"), request, {}, {}
     )
     models["trained"] = ("base", str(run / "checkpoint-7"))
-    of_checkpoint = from_run.read(str(run), checkpoint="checkpoint-7")
-    assert of_checkpoint == from_run.RunModels(
-        models, run / "evaluation-checkpoint-7", as_template("boxed"), request, {}, {}
-    )
+    (run / "best.json").write_text('{"path": "checkpoint-7"}')
+    for name in ("checkpoint-7", "best"):
+        assert from_run.read(str(run), checkpoint=name) == from_run.RunModels(
+            models, run / "evaluation-checkpoint-7", as_template("boxed"), request, {}, {}
+        )
     tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
     (run / "config.yaml").write_text(
         json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})

@@ -175,12 +175,16 @@ def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_
 
 def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path):
     (tmp_path / "evaluation/gsm8k").mkdir(parents=True)
+    of_checkpoint = tmp_path / "evaluation-checkpoint-7/trained.json"
+    of_checkpoint.parent.mkdir()
+    of_checkpoint.write_text("{}")
     names = ("trained.json", "trained.answers.jsonl", "base.json", "gsm8k/trained.json")
     for name in ("finished.json", "before.json", "after.json", *(f"evaluation/{name}" for name in names)):
         (tmp_path / name).write_text("{}")
     checkpoints.retire_results(tmp_path, base_too=False)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")) == [
         "before.json",
+        "evaluation-checkpoint-7/trained.json",
         "evaluation/base.json",
         "evaluation/gsm8k/old-trained.json",
         "evaluation/old-trained.answers.jsonl",
@@ -190,4 +194,5 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
     checkpoints.retire_results(tmp_path, base_too=True)
     assert (tmp_path / "evaluation/old-old-trained.json").exists()
     assert not [*tmp_path.rglob("b*.json")]
+    assert not of_checkpoint.exists()
     checkpoints.retire_results(tmp_path / "new", base_too=True)
