@@ -70,7 +70,13 @@ def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 Choice = Callable[[Tensor], Tensor]
 BASELINES: dict[str, Choice] = {"group_mean": group_mean, "leave_one_out": leave_one_out, "none": torch.zeros_like}
 # The names are those of TRL's `scale_rewards`.
-SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "mean": group_mean, "none": torch.ones_like}
+SCALES: dict[str, Choice] = {
+    "group": group_std,
+    "batch": batch_std,
+    "centered_batch": batch_std,  # of the rewards minus their baselines
+    "mean": group_mean,
+    "none": torch.ones_like,
+}
 
 
 def pass_at_k(rewards: Tensor, k: int) -> Tensor:
@@ -140,6 +146,9 @@ def advantages(
     ungraded completion (NaN) always has advantage 0. A deviation that is zero or undefined is not divided by: under
     ``baseline="none"`` the advantages of equal rewards are these rewards.
 
+    The scale ``centered_batch`` is the deviation of the rewards minus their baselines (REINFORCE++ with baseline, arXiv
+    2501.03262; DLER, arXiv 2510.15110). ``batch`` is TRL's, the deviation of the rewards.
+
     Raises `RewardError` for a reward below 0 under ``scale="mean"`` (MaxRL, arXiv 2602.02710), and for one that is not
     0 or 1 under ``baseline="pass_at_k"``.
 
@@ -150,6 +159,9 @@ def advantages(
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), scale="mean")
     tensor([[ 3., -1., -1., -1.],
             [ 0.,  0.,  0.,  0.]])
+    >>> advantages(torch.tensor([[2.0, 0.0], [9.0, 9.0]]), scale="centered_batch", eps=0.0)
+    tensor([[ 1.2247, -1.2247],
+            [ 0.0000,  0.0000]])
     >>> advantages(torch.tensor([[1.0, 1.0], [float("nan"), 1.0]]))
     tensor([[0., 0.],
             [0., 0.]])
@@ -173,7 +185,7 @@ def advantages(
         # TRL always divides by deviation + eps. A deviation of zero is skipped here, because an eps of 1e-6 would
         # multiply rounding errors by a million.
         if scale != "none":
-            deviation = SCALES[scale](exact)
+            deviation = SCALES[scale](values if scale == "centered_batch" else exact)
             values = torch.where(deviation > 0, values / (deviation + eps), values)
     # A missing reward has advantage 0, even if a function returns another number for it.
     return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)

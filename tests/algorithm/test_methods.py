@@ -32,7 +32,13 @@ def z_score(r):
 
 
 def over_batch(r):
+    """Lite PPO: the deviation of all rewards."""
     return (r - mean(r)) / r.std()
+
+
+def whitened(r):
+    """REINFORCE++ with baseline: the deviation of what the group's mean leaves of all rewards."""
+    return (r - mean(r)) / (r - mean(r)).std()
 
 
 def pass_at_4(r):
@@ -50,7 +56,8 @@ ADVANTAGES = {
     "no_baseline": lambda r: r,
     "maxrl": lambda r: (r - mean(r)) / mean(r),
     "pass_at_k": pass_at_4,
-    **dict.fromkeys(("reinforce_pp_baseline", "lite_ppo", "dler", "scalerl"), over_batch),
+    "lite_ppo": over_batch,
+    **dict.fromkeys(("reinforce_pp_baseline", "dler", "scalerl"), whitened),
     "on_policy_distillation": torch.zeros_like,
 }
 
