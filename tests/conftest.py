@@ -109,6 +109,13 @@ def smollm() -> str:
     return str(embedded_model())
 
 
+@pytest.fixture
+def bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes without its kernel for AVX512-BF16, which refuses the narrow layers of small models."""
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
     """The Python that has vLLM, and this package's needs next to it."""

@@ -152,7 +152,9 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
     # vLLM may be limited to a shorter context than the model's, to save memory.
-    limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
+    # A model with vision has it in the config of its text model.
+    config = {**setup.model_config, **setup.model_config.get("text_config", {})}
+    limits = {"max_position_embeddings of the model": config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]
     longest = s["max_completion_length"] or 0

@@ -3,7 +3,6 @@
 The checks use made-up completions in the template's format.
 """
 
-import asyncio
 import inspect
 import os
 import re
@@ -25,6 +24,7 @@ from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.rewards.guard import checked
+from grpo_math.run.user_functions import start
 from grpo_math.settings.batch import plan
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
@@ -238,7 +238,7 @@ def _pay(
     added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
     try:
         called = checked(function, added)(**columns)
-        return asyncio.run(called) if inspect.iscoroutine(called) else called
+        return start(called).result() if inspect.iscoroutine(called) else called
     except RewardError as error:
         remedy = ": training stops instead of assuming a reward of 0"  # of rewards/guard.py
         raise RewardError(str(error).replace(remedy, ": correct the function")) from None

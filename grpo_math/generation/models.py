@@ -87,7 +87,7 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 @contextmanager
-def loading(path: str, files: str) -> Iterator[None]:
+def loading(path: str, files: str, field: str = "model_name_or_path") -> Iterator[None]:
     """Turn any exception about a model's files into one line. transformers, tokenizers, safetensors and the Hub raise
     different exceptions."""
     try:
@@ -99,7 +99,7 @@ def loading(path: str, files: str) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
         remedy = _remedy(path, "give a model's folder, or a Hub id")
-        raise ConfigError("model_name_or_path", path, reason, remedy) from None
+        raise ConfigError(field, path, reason, remedy) from None
 
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:

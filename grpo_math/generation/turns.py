@@ -7,10 +7,9 @@ call raises, the error is its result. In addition to TRL's loop, calls are count
 The caller's ``generate`` generates. A tool sandboxes its calls.
 """
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.generation.chat import Message, Tool, prepare
 from grpo_math.generation.completion import Completion
 from grpo_math.grading.workers import default_size
+from grpo_math.run.user_functions import start
 
 UNLIMITED = 2**31
 
@@ -180,7 +180,9 @@ def _results(
     """
 
     def call_results(i: int) -> list[Message]:
-        return [_called(call, functions[i]) for call in last_calls(rows[i])]
+        # The async calls of a turn run at the same time.
+        started = [_start(call, functions[i]) for call in last_calls(rows[i])]
+        return [_result(name, future) for name, future in started]
 
     if all(tool.__module__.startswith("grpo_math.tools") for i in calling for tool in functions[i].values()):
         with ThreadPoolExecutor(default_size()) as threads:
@@ -188,16 +190,27 @@ def _results(
     return [call_results(i) for i in calling]
 
 
-def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
-    """Make a call. The message has a ``status`` if the call failed: failed, or timeout."""
-    name, status = "unknown", "done"
+def _start(call: Message, functions: Mapping[str, Tool]) -> tuple[str, Future[Any]]:
+    """Make a call, and return the tool's name and its result. An async tool may still be running."""
+    name, result = "unknown", Future[Any]()
     try:
         name = call["function"]["name"]
         if name not in functions:
             raise ValueError(f"Tool {name} not found.")
-        result = functions[name](**call["function"]["arguments"])
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
+        value = functions[name](**call["function"]["arguments"])
+        if inspect.iscoroutine(value):
+            return name, start(value)
+        result.set_result(value)
+    except Exception as error:
+        result.set_exception(error)
+    return name, result
+
+
+def _result(name: str, future: Future[Any]) -> Message:
+    """Return the message with the result of a call. It has a ``status`` if the call failed: failed, or timeout."""
+    status = "done"
+    try:
+        result = future.result()
         # The Python tool does not raise, and its answer has a status.
         status = getattr(result, "status", status)
     except UserError:

@@ -58,17 +58,18 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, boo
         "neftune_noise_alpha, whose noise depends on the length of a row": args.neftune_noise_alpha,
     }
     models = [_bare(model) for model in models]
-    reasons = [reason for reason, applies in hindrances.items() if applies]
-    reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
-    if reason := agree_on_first(next(iter(reasons), None)):
-        _warn_unpacked(models[0], reason)
+    unsupported = {model: attention.unsupported(model.config, model._supports_sdpa) for model in models}
+    found = [(models[0], reason) for reason, applies in hindrances.items() if applies]
+    found += [(model, reason) for model, reason in unsupported.items() if reason]
+    if warning := agree_on_first(next((_unpacked(*one) for one in found), None)):
+        logger.warning(warning)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         # transformers only warns if a model has its own attention classes.
         if model.config._attn_implementation != name:
-            _warn_unpacked(model, "its own attention, which transformers cannot replace")
+            logger.warning(_unpacked(model, "its own attention, which transformers cannot replace"))
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
@@ -79,13 +80,13 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _warn_unpacked(model: Any, reason: object) -> None:
-    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
+def _unpacked(model: Any, reason: str) -> str:
+    return f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked."
 
 
 def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
-    config, length = _bare(model).config.get_text_config(), 4 if exact else 32
+    config, length = scorer.bare(model).config.get_text_config(), 4 if exact else 32
     ids = _word_rows(tokenizer, length).to(scorer.accelerator.device) % config.vocab_size
     rows = (ids, torch.ones_like(ids))
     # `_original_forward` is the method that accelerate has wrapped in autocast.
@@ -161,6 +162,18 @@ def _median(values: Tensor) -> Tensor:
     return values.float().median(dim=1).values.max()
 
 
+def _check_calls(calls: Counter[str], config: Any) -> None:
+    """Raise `Unpackable` if a layer of a model ignored that its row is packed."""
+    # In a model without ``layer_types`` every layer has attention.
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
+    attending = sum(kind in attention.ATTENDING for kind in kinds)
+    stateful = sum(kind in attention.STATEFUL for kind in kinds)
+    if calls["attention"] != attending:
+        raise Unpackable(f"{attending} layers and {calls['attention']} calls of packed attention")
+    if calls["states"] != stateful:
+        raise Unpackable(f"{stateful} layers with a state, of which {calls['states']} continue a prompt's state")
+
+
 class PackedScorer:
     """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
 
@@ -172,29 +185,40 @@ class PackedScorer:
         self.budget = budget
         self.models = [_bare(model) for model in models]
         self.verified = False
-        config = self.models[0].config.get_text_config()
-        # In a model without ``layer_types`` every layer has attention.
-        kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
-        self.attending = sum(kind in attention.ATTENDING for kind in kinds)
-        self.stateful = sum(kind in attention.STATEFUL for kind in kinds)
 
-    def agree_to_pack(self, plain: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool) -> bool:
-        """Compare the scores of two short rows of words with those of ``plain``, TRL's method, once.
+    def bare(self, model: Any) -> Any:
+        """Return the transformers model of a model that peft or accelerate may have wrapped."""
+        return _bare(self.accelerator.unwrap_model(model))
 
-        Return False if they differ: the model cannot be packed, or computes its own positions. The models then have
+    def agree_to_pack(self, plain: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool) -> bool:
+        """Compare the scores of two short rows of words with those of ``plain``, TRL's method, once for each model.
+
+        Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
         their own attention again, and updates are not split. If it is so on one rank, no rank packs. All ranks call
         this, before an update is split for packing.
         """
         if self.verified:
             return True
         self.verified = True
-        training = model.training
+        for model in models:
+            if reason := self._agree_on_difference(plain, model, tokenizer, tf32):
+                self.budget.splits = False
+                for one in self.models:
+                    # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
+                    one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
+                logger.warning(_unpacked(self.bare(model), reason))
+                return False
+        return True
+
+    def _agree_on_difference(self, plain: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool) -> str | None:
+        """Return how the packed scores of a model differ from those of ``plain``, or None. All ranks call this."""
+        training, bare = model.training, self.bare(model)
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = (
-            model.dtype == torch.float32
+            bare.dtype == torch.float32
             and not tf32
             and not split_by(self.accelerator)
-            and "flash" not in _bare(model).config._attn_implementation
+            and "flash" not in bare.config._attn_implementation
         )
         # Dropout would make the two scores differ.
         model.eval()
@@ -203,13 +227,7 @@ class PackedScorer:
         with torch.no_grad(), closing(_differences(self, plain, model, tokenizer, exact)) as differences:
             reason = next(filter(None, map(agree_on_first, differences)), None)
         model.train(training)
-        if reason:
-            self.budget.splits = False
-            for one in self.models:
-                # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
-                one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
-            _warn_unpacked(self.models[0], reason)
-        return reason is None
+        return reason
 
     def __call__(
         self,
@@ -290,7 +308,7 @@ class PackedScorer:
                 scored_index=row.scored_index,
                 **more,
             )
-        self._count(calls)
+        _check_calls(calls, self.bare(model).config.get_text_config())
         # In every pass, because a long prompt may be the first to need another kernel.
         for kernel in sorted(attention.kernels_used - known_kernels):
             logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
@@ -299,14 +317,6 @@ class PackedScorer:
             unpack(outputs.entropy, row) if entropy else None,
             outputs.aux_loss if aux_loss else None,
         )
-
-    def _count(self, calls: Counter[str]) -> None:
-        """Raise `Unpackable` if a layer ignored that its row is packed."""
-        if calls["attention"] != self.attending:
-            raise Unpackable(f"{self.attending} layers and {calls['attention']} calls of packed attention")
-        if calls["states"] != self.stateful:
-            states = f"{self.stateful} layers with a state, of which {calls['states']}"
-            raise Unpackable(f"{states} continue a prompt's state")
 
     def _agree_on_batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None

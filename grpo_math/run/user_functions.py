@@ -1,12 +1,16 @@
 """Functions of the user, which a setting names as ``module:function``."""
 
+import asyncio
 import difflib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
@@ -72,6 +76,24 @@ def tried(field: str, name: str, sample: Any, *arguments: Any) -> Any:
     except (Exception, SystemExit) as error:
         remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(sample.shape)}"
         raise ConfigError(field, name, f"raised {said_by(error)} on a small example", remedy) from error
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """Run an async function of the user in a thread. A notebook's own loop may be running in this one.
+
+    >>> import asyncio
+    >>> start(asyncio.sleep(0, "slept")).result()
+    'slept'
+    """
+    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return one loop for all calls, because a client of a call cannot be used in another loop."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
 
 def said_by(error: BaseException) -> str:

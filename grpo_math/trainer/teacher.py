@@ -13,7 +13,7 @@ from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import check_reference, load_tokenizer, model_path
+from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -41,9 +41,12 @@ def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
             ),
         }
-    model = create_model_from_path(
-        model_path(str(settings.reference_model)), attn_implementation=policy.config._attn_implementation, **options
-    )
+    name = str(settings.reference_model)
+    # A family may not have the policy's attention.
+    with loading(name, "weights", "reference_model"):
+        model = create_model_from_path(
+            model_path(name), attn_implementation=policy.config._attn_implementation, **options
+        )
     model.requires_grad_(False)
     add_fused_lm_head(model, temperature=settings.temperature)
     return accelerator.prepare_model(model, evaluation_mode=True)

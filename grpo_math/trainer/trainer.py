@@ -766,7 +766,8 @@ class MathGRPOTrainer(GRPOTrainer):
         """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
         # Not in the constructor, because the model is not on its device yet.
         plain = super()._get_per_token_logps_and_entropies
-        if self.scorer and not self.scorer.agree_to_pack(plain, self.model, self._tokenizer, self.args.tf32):
+        models = [model for model in (self.model, self.ref_model) if model is not None]
+        if self.scorer and not self.scorer.agree_to_pack(plain, models, self._tokenizer, self.args.tf32):
             self.scorer = None
 
     # Evaluation

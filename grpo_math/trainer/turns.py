@@ -18,7 +18,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.turns import Conversation, Limits, engine_context, play
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, engine_context, play
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
@@ -104,8 +104,9 @@ class Turns:
 
     def _context(self) -> int:
         trainer = self.trainer
-        window = int(trainer.model.config.max_position_embeddings)
-        return (trainer.use_vllm and engine_context(trainer.vllm_generation, window)) or window
+        # Models with vision have it in the config of their text model, and a model with states may have none.
+        window = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+        return (trainer.use_vllm and engine_context(trainer.vllm_generation, window)) or window or UNLIMITED
 
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""

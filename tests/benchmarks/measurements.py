@@ -25,7 +25,7 @@ QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 MODELS = (
     *("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-3B", "meta-llama/Llama-3.1-8B"),
     *("Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B", "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B"),
-    *("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B"),
+    *("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B", "HuggingFaceTB/SmolLM2-1.7B"),
 )
 COMMON: list[tuple[dict[str, Any], Precision]] = [
     ({**LORA, "lora_dropout": 0.0}, HALF),

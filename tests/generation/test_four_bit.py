@@ -54,8 +54,7 @@ class Engine(nn.Module):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # qwen2: with biases
-def test_a_shared_base_computes_what_a_copy_in_4_bit_computes(family, tmp_path):
-    pytest.importorskip("bitsandbytes")
+def test_a_shared_base_computes_what_a_copy_in_4_bit_computes(family, tmp_path, bitsandbytes):
     small_model(family).save_pretrained(tmp_path)
 
     def make(path, **kwargs):

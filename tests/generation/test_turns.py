@@ -1,5 +1,6 @@
 """The chat of a model that calls tools, and the loop over its turns."""
 
+import asyncio
 from copy import deepcopy
 from unittest.mock import AsyncMock
 
@@ -191,6 +192,26 @@ def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, 
     assert (message["role"], message["content"], message.get("status")) == ("tool", content, status)
     assert message["name"] == call["function"].get("name", "unknown")
     assert rows[0].logps is None
+
+
+def test_async_calls_of_a_turn_run_together_in_one_loop_also_in_a_notebook(conversation):
+    both = asyncio.Barrier(2)  # belongs to the loop that uses it first
+
+    async def meet():
+        await asyncio.wait_for(both.wait(), 5)
+        return "met"
+
+    call = {"function": {"name": "meet", "arguments": {}}}
+    turn = {"role": "assistant", "tool_calls": [call, call]}
+    conversation.message = lambda ids, prompt: turn
+
+    async def notebook():
+        first, limits = Completion([1], messages=[turn]), Limits(2000, rounds=2)
+        return play(conversation, [[1]], [first], [{"meet": meet}], lambda *_: [Completion([2])], limits)
+
+    (row,) = asyncio.run(notebook())
+    results = [message["content"] for message in row.messages if message["role"] == "tool"]
+    assert results == ["met"] * 4
 
 
 def test_a_template_that_renders_a_turn_differently_before_its_result_is_refused(conversation):

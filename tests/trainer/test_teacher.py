@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from small_generation import small_model
 from small_trainers import logps_of, relative, save_small, weights
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from grpo_math.errors import ConfigError
@@ -20,8 +21,9 @@ DISTIL = {"beta": 1.0, "kl_estimator": "k1", "loss_type": "bnpo"}
 
 @pytest.fixture(scope="module")
 def teacher(small, tmp_path_factory):
-    """Another model than the one that is trained, with more rows in its embedding, as larger models have."""
-    model = AutoModelForCausalLM.from_pretrained(small)
+    """Another model than the one that is trained, with more layers and rows in its embedding, as larger models have."""
+    layers = AutoConfig.from_pretrained(small).num_hidden_layers + 1
+    model = AutoModelForCausalLM.from_pretrained(small, num_hidden_layers=layers)
     for parameter in model.parameters():
         parameter.data.mul_(0.7)
     size = model.config.vocab_size
@@ -103,12 +105,19 @@ def test_another_tokenizer_or_too_few_tokens_is_one_line_before_weights_load(sma
             ours(**DISTIL, reference_model=str(folder))
 
 
-def test_a_teacher_in_4_bit(teacher, ours):
-    pytest.importorskip("bitsandbytes")
+def test_a_teacher_in_4_bit(teacher, ours, bitsandbytes):
     trainer = ours(**DISTIL, reference_model=teacher, reference_in_4bit=True, max_steps=1, **CONSTANT)
     trainer.train()
     assert type(trainer.ref_model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
     assert float(trainer.state.log_history[0]["kl"]) > 0.01
+
+
+def test_a_teacher_without_the_policys_attention_is_refused_in_one_line(ours, small, tmp_path):
+    vocab_size = AutoConfig.from_pretrained(small).vocab_size
+    small_model("gpt_oss", vocab_size=vocab_size, pad_token_id=0).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="reference_model=.* has no weights that can be loaded .*attention"):
+        ours(**DISTIL, reference_model=str(tmp_path), **CONSTANT)
 
 
 def test_a_teacher_is_refused_where_each_process_has_a_part_of_the_weights():

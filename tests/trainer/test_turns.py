@@ -11,6 +11,7 @@ import pytest
 from small_tools import python
 from small_trainers import KINDS, letters, relative, weights
 from small_vllm import SmallVLLM
+from transformers import Gemma3Config
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
@@ -106,7 +107,8 @@ def test_ranks_wait_for_each_other_with_vllm_and_turns_end_with_the_shorter_cont
 ):
     engine = Mock(context=300, mode=settings.get("vllm_mode"))
     engine.llm.llm_engine.model_config.max_model_len = 200
-    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=400))
+    # A model with vision has the length in the config of its text model.
+    model = SimpleNamespace(config=Gemma3Config(text_config={"max_position_embeddings": 400}))
     accelerator = SimpleNamespace(state=None, num_processes=processes)
     turns = Turns(SimpleNamespace(model=model, vllm_generation=engine, accelerator=accelerator, **settings), None)
     assert (turns.waits, turns._context()) == (waits, context)
