@@ -4,32 +4,38 @@ With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every compl
 under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks instead of TRL.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from grpo_math.algorithm.rows import Rows, scored
+from grpo_math.generation.request import Request
 from grpo_math.run import metrics
 
 
 class Endings:
     """Decides whether a completion is truncated.
 
-    ``options``: the recipe's generation_kwargs. ``limit``: max_completion_length. ``ends``: the token ids that end or
-    pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a completion, else by
-    TRL.
+    ``request``: the recipe's, with its stop strings and stop tokens. ``limit``: max_completion_length. ``ends``: the
+    token ids that end or pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a
+    completion, else by TRL.
+
+    >>> from grpo_math.generation.request import request_from
+    >>> request = request_from({"generation_kwargs": {"eos_token_id": 7}})
+    >>> endings = Endings(request, limit=8, ends=[2], masks=False)
+    >>> endings.is_truncated([5, 7]), endings.is_truncated([5] * 8)
+    (False, True)
 
     vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
     limit is complete, with any last token.
     """
 
-    def __init__(self, options: Mapping[str, Any], limit: int, ends: Iterable[int], masks: bool) -> None:
-        tokens = options.get("stop_token_ids") or []
-        self.stops = bool(options.get("stop") or tokens)
+    def __init__(self, request: Request, limit: int, ends: Iterable[int], masks: bool) -> None:
+        self.stops = bool(request.stop or request.stop_token_ids)
         self.masks = self.stops and masks
         self._limit = limit
-        self._ends = {*ends, *tokens}
+        self._ends = {*ends, *request.stop_token_ids}
 
     def is_truncated(self, ids: Sequence[int]) -> bool:
         """Return True if the limit has ended a completion."""

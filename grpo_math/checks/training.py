@@ -23,10 +23,10 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
         for name in needing_whole(settings):
             why = "needs the whole model on each process, or vLLM"
             raise ConfigError(name, settings[name], why, "set use_vllm, or leave it out")
-    # transformers' generate ignores an unknown name, and TRL gives it no tokenizer to find a stop string with. vLLM has
-    # other names, so they are not checked here.
+    # transformers' generate ignores an unknown name, TRL gives it no tokenizer to find a stop string with, and TRL ends
+    # a completion at the model's own end tokens. vLLM has other names, so they are not checked here.
     for name in () if config.use_vllm else config.generation_kwargs or ():
-        if name == "stop_strings" or not hasattr(GenerationConfig(), name):
+        if name in ("stop_strings", "eos_token_id") or not hasattr(GenerationConfig(), name):
             reason = "is not a setting of transformers' generate in training"
             raise ConfigError("generation_kwargs", name, reason, "set use_vllm, or leave it out")
     # A schedule needs an optimizer, and no weight is loaded yet.

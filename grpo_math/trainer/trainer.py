@@ -42,6 +42,7 @@ from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
+from grpo_math.generation.request import request_from
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
@@ -168,7 +169,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if warning:
             logger.warning(warning)
         self.endings = Endings(
-            self.args.generation_kwargs or {},
+            request_from(vars(self.args)),
             self.max_completion_length,
             (*self.eos_token_ids, self._tokenizer.pad_token_id),
             self.mask_truncated_completions,

@@ -1,7 +1,8 @@
 """Measure the shipped models anew, after a change of planner/measure.py: `python tests/benchmarks/measurements.py`.
 
-Writes grpo_math/planner/measured.json: the shapes of the models of shapes.json, and the memory of `MODELS` under common
-settings, and what the shipped recipes ask for. Ten minutes on a core; the cache folder holds what is done.
+Writes grpo_math/planner/measured.json: the shapes of the models of shapes.json, the memory of `MODELS` under common
+settings, and what the shipped recipes and the stored plans of the tests ask for. Ten minutes on a core; the cache
+folder holds what is done.
 """
 
 import json
@@ -10,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from grpo_math.cli import main as command
 from grpo_math.errors import UserError
 from grpo_math.planner import model, plan
 from grpo_math.planner.memory import Precision, measurement_settings
@@ -78,6 +80,9 @@ def main() -> None:
             with suppress(UserError):
                 plan(read_recipe(recipe), gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(read_recipe(recipe)))
     layouts.tables()
+    # The plans that a test compares with stored ones.
+    for arguments in json.loads(Path("tests/cases/plans.json").read_text(encoding="utf-8")):
+        command(["plan", "--json", "--config", *arguments.split()])
     lines = [f"{json.dumps(key)}: {json.dumps(answer, separators=(',', ':'))}" for key, answer in sorted(kept.items())]
     Path("grpo_math/planner/measured.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -116,7 +116,7 @@ def test_a_teacher_without_the_policys_attention_is_refused_in_one_line(ours, sm
     vocab_size = AutoConfig.from_pretrained(small).vocab_size
     small_model("gpt_oss", vocab_size=vocab_size, pad_token_id=0).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="reference_model=.* has no weights that can be loaded .*attention"):
+    with pytest.raises(ConfigError, match=r"reference_model=.* has no weights that can be loaded .*attention"):
         ours(**DISTIL, reference_model=str(tmp_path), **CONSTANT)
 
 
