@@ -80,9 +80,11 @@ def run(args: argparse.Namespace) -> Answer | int:
 
 
 def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
-    """Return the layout of a server that has all GPUs."""
+    """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
+    engine: there are as many as fit if adapters are sent, else one."""
     tp = recipe.get("vllm_tensor_parallel_size", 1)
-    layout = Layout("server", 0, tp, tp, "")
+    engines = len(gpus) // tp if sends_adapter({**defaults(), **recipe}) else 1
+    layout = Layout("server", 0, max(1, engines) * tp, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
             layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))

@@ -106,18 +106,19 @@ def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the
 
 
 # As YAML lets one write it.
-SERVED = 'model_name_or_path: "someone/model"\nuse_peft: {}\nuse_vllm: yes\nvllm_mode: "server"\n'
+SERVED = 'model_name_or_path: "someone/model"\nuse_peft: yes\nuse_vllm: yes\nvllm_mode: "server"\n'
 
 
 @pytest.mark.slow
 def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(SERVED.format("yes"))
+    (tmp_path / "recipe.yaml").write_text(SERVED)
     (tmp_path / "commands/python").write_text(f'#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n{UNTIL_SERVED}')
-    job = {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c"}
-    output, port = submit("multi_node", job, "recipe.yaml", "x"), 20000 + 2 * int(cluster["SLURM_JOB_ID"])
+    job = {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c", "SLURM_CPUS_PER_TASK": "8"}
+    output, port = submit("multi_node", job, "recipe.yaml", "x"), 20000 + 3 * int(cluster["SLURM_JOB_ID"])
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
-    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in output)
+    step = "srun --nodes=1 --ntasks=1 --nodelist=c --cpus-per-task=8 grpo-math serve "
+    assert any(line.startswith(step) for line in output)
     (serve,) = (line for line in output if line.startswith("vllm "))
     assert serve.startswith(f"vllm serve someone/model --host 0.0.0.0 --port {port + 1} ")
     assert "--enable-lora" in serve
@@ -131,7 +132,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
 
 @pytest.mark.slow
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(SERVED.format("false"))
+    (tmp_path / "recipe.yaml").write_text(SERVED)
     for name, others in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
         (tmp_path / name).write_text(
             f'#!/usr/bin/env bash\necho "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n{others}'
@@ -140,6 +141,15 @@ def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_p
     output = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
     train, serve = sorted(line for line in output if line.startswith(("python", "vllm")))
     assert serve.startswith("vllm on 4,5: serve someone/model --host 127.0.0.1 ")
-    assert "--tensor-parallel-size 2" in serve
     assert train.startswith("python on 6,7: ")
     assert "--num_processes 2 " in train
+    assert "--vllm_group_port" not in train
+
+
+@pytest.mark.slow
+def test_a_job_that_sends_whole_weights_has_a_port_for_them(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED.replace("use_peft: yes", "use_peft: no"))
+    (tmp_path / "commands/python").write_text(f'#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n{UNTIL_SERVED}')
+    job = {**cluster, "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    (train,) = (line for line in submit("one_node", job, "recipe.yaml", "x") if line.startswith("python"))
+    assert f"--vllm_group_port {20000 + 3 * int(cluster['SLURM_JOB_ID']) + 2}" in train
