@@ -148,7 +148,7 @@ class Splitter:
         plan = plan_micro_batches(*row_layout(rows), budget)[0]
         if len(plan) < 2:
             return [micro_batch]
-        smaller = [self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum()) for index in plan]
+        smaller = [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
     def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
@@ -159,10 +159,7 @@ class Splitter:
         ]
         counts = [max(of_ranks) for of_ranks in zip(*gather_object([[len(plan) for plan in plans]]), strict=True)]
         return [
-            [
-                self._micro_batch(rows, index, len(rows["advantages"]), scored(rows).sum())
-                for index in plan + [[]] * (count - len(plan))
-            ]
+            [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan + [[]] * (count - len(plan))]
             for rows, plan, count in zip(of_trl, plans, counts, strict=True)
         ]
 
@@ -183,19 +180,16 @@ class Splitter:
         plan += [[]] * (max(map(len, plans)) - len(plan))
         # A rank that needs no rows still masks one.
         source = rows if positions else local
-        return over_steps(
-            [self._micro_batch(source, index, n_rows, scored(source).sum()) for index in plan], len(of_trl)
-        )
+        return over_steps([self._micro_batch(source, index, n_rows) for index in plan], len(of_trl))
 
-    def _micro_batch(self, rows: Rows, index: Sequence[int], n_rows: int, tokens: Tensor) -> MicroBatch:
-        """Return the selected rows with their weight in TRL's micro-batches, of ``n_rows`` and ``tokens``."""
+    def _micro_batch(self, rows: Rows, index: Sequence[int], n_rows: int) -> MicroBatch:
+        """Return the selected rows with their weight in TRL's micro-batch, which has ``n_rows``."""
         if not index:
             # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
             return MicroBatch(masked_row(rows), 0.0, 0)
         selected = select(rows, index)
-        return MicroBatch(
-            selected, micro_batch_weight(self.loss_type, scored(selected), n_rows, tokens), completions=len(index)
-        )
+        weight = micro_batch_weight(self.loss_type, scored(selected), n_rows, scored(rows).sum())
+        return MicroBatch(selected, weight, completions=len(index))
 
     def accumulate(
         self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
