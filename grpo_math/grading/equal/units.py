@@ -105,7 +105,7 @@ def measure(words: str) -> Unit | None:
     tokens = list(_TOKEN.finditer(words))
     if not tokens or _FILLER.fullmatch(_TOKEN.sub("", words)) is None:
         return None
-    for token in tokens:
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
         lower = (word or "").lower()
         if exponent or lower in ("squared", "cubed"):
@@ -120,7 +120,7 @@ def measure(words: str) -> Unit | None:
             unit = {"celsius" if word == "C" else "fahrenheit": 1}
         elif lower in _CHANGES or not (inside or _may_follow(word)) or word in _LETTERS:
             return None
-        elif (name := _named(word)) and not (lower == "in" and token is not tokens[-1]):  # "5 in" and "5 in total"
+        elif (name := _named(word)) and not (lower == "in" and following and following[3]):  # 5 in^2, but 5 in total
             unit[name] = unit.get(name, 0) + sign * power
             sign, power, last = 1, 1, name
         else:
