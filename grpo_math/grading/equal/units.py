@@ -111,7 +111,7 @@ def measure(words: str) -> Unit | None:
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
         lower = (word or "").lower()
-        after_rate = last and sign < 0 and lower in ("h", "d", "l")  # km/h
+        after_rate = last and sign < 0 and word in ("h", "d", "l")  # km/h
         if exponent or lower in ("squared", "cubed"):
             if not last:  # "5 squared" is 25
                 return None
