@@ -156,7 +156,7 @@ FORMS = [
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
         (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
         (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
-        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
+        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (

@@ -56,7 +56,8 @@ _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", 
 _CHANGES = (NUMBER_WORDS | _PARTS).union(
     """
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
-most power root infinity pi sqrt but except mille permille hundred gross
+most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
+quadrillion quadrillions lakh lakhs crore crores gross
 """.split()  # noqa: SIM905
 )
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
