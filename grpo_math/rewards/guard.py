@@ -152,7 +152,7 @@ def _raised(name: str, error: BaseException) -> RewardError:
 
 def _verified(name: str, values: Any, count: int) -> Rewards:
     """Return one finite number or None for each completion; raise `RewardError` for anything else."""
-    if isinstance(values, dict | set | str) or not hasattr(values, "__iter__"):
+    if isinstance(values, dict | set | str | bytes | bytearray) or not hasattr(values, "__iter__"):
         raise _returned(name, type(values).__name__, "return a list with one number a completion")
     items = list(values)
     if len(items) != count:
