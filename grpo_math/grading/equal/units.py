@@ -57,7 +57,8 @@ _CHANGES = (NUMBER_WORDS | _PARTS).union(
     """
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
 most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
-quadrillion quadrillions lakh lakhs crore crores gross
+quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandths millionth millionths repeating
+recurring factorials
 """.split()  # noqa: SIM905
 )
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
