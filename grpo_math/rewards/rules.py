@@ -258,8 +258,8 @@ def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewar
     return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
 
 
-_CHARACTERS = "\u3040-\u30ff\u3400-\u9fff"  # of languages without spaces between words
-_WORD = re.compile(rf"[{_CHARACTERS}]|[^\s{_CHARACTERS}]+")
+# Chinese and Japanese have no spaces between words.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
 
 
 def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -32,6 +33,8 @@ PACKAGES = ("numpy", "sympy", "mpmath")
 CHECK = 0.1  # seconds between two checks of a program's folder and threads
 FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
 BLOCK = 65536  # bytes that are read at once
+# Inode and path of a deleted file in /proc/PID/maps. It takes space while it is mapped into memory.
+DELETED = re.compile(r"^(?:\S+ +){4}(\d+) +(.*) \(deleted\)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -159,7 +162,8 @@ class Program:
                 # All threads share their memory. A thread that has ended has none.
                 memory = memory or Path(f"{tasks}/{thread}/maps").read_bytes().decode(errors="replace")
         sizes = {file.st_ino: file.st_size for file in files if file}
-        mapped = self._deleted_and_mapped(memory) - sizes.keys()
+        deleted = DELETED.findall(memory)
+        mapped = {int(inode) for inode, path in deleted if path.startswith(f"{self.folder}/")} - sizes.keys()
         limits = {
             f"{THREADS} threads": len(threads) > THREADS,
             f"{FILES} files in its folder": max(len(names), len(sizes)) > FILES,
@@ -169,16 +173,6 @@ class Program:
             ),
         }
         return next((f"the program was ended: more than {limit}" for limit, over in limits.items() if over), "")
-
-    def _deleted_and_mapped(self, maps: str) -> set[int]:
-        """Return the inodes of deleted files of the folder that are mapped into memory. They take space until then."""
-        # A path contains no "\n" here, but any other end of a line.
-        fields = [line.split(maxsplit=5) for line in maps.split("\n")]
-        return {
-            int(inode)
-            for *_, inode, path in (of_line for of_line in fields if len(of_line) == 6)
-            if path.startswith(f"{self.folder}/") and path.rstrip().endswith("(deleted)")
-        }
 
 
 def _stat(path: str) -> os.stat_result | None:
