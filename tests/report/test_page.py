@@ -151,7 +151,7 @@ OTHER["rows"][0]["id"] = HOSTILE
         ),
         pytest.param(
             {"before.json": results(RIGHT_BEFORE, grader=11)},
-            ["36.7% before and 74.2% after training are not compared: grader differs (before 11, after %d)" % GRADER],
+            [f"36.7% before and 74.2% after training are not compared: grader differs (before 11, after {GRADER})"],
             ["95% paired interval"],
             id="two graders",
         ),
