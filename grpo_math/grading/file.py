@@ -31,7 +31,7 @@ def grade_file(
     golds, predictions = (
         ["" if row[field] is None else str(row[field]) for row in rows] for field in ("gold", "prediction")
     )
-    formats = [row.get("format", answer_format) for row in rows]
+    formats = [row.get("format") or answer_format for row in rows]
     grades = grade_batch(golds, predictions, answer_format=formats, timeout=timeout, progress=progress, policy=policy)
     verdicts = {str(verdict): sum(g.verdict is verdict for g in grades) for verdict in Verdict}
     results = [{"verdict": str(g.verdict), "answer": g.answer, "seconds": round(g.seconds, 6)} for g in grades]

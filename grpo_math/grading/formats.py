@@ -39,17 +39,17 @@ def _in_tags(name: str, thought: str) -> AnswerFormat:
     )
 
 
-# Each `strict` matches exactly one answer that is not empty: two answers would be two tries. Each pattern is linear: no
-# nested quantifier can backtrack on a hostile completion. The marker of `boxed` matches only the start of a box: braces
-# nest, so where.py matches them.
+# Each `strict` matches exactly one answer that is not empty: two answers would be two tries. Each pattern is linear: a
+# hostile completion finds no nested quantifiers, and no two in a row that match the same spaces. The marker of `boxed`
+# matches only the start of a box: braces nest, so where.py matches them.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
 HASHES = re.compile(r"####[ \t]*([^\n]*)")
 # A sum or a product of plain numbers, possibly after "x =" or before a unit. It equals the answer, but a policy that
 # learns to repeat "What is 24 + 26?" as "#### 24 + 26" has calculated nothing.
 _NUMBER = r"[\\({\[$ \t]*-?\d[\d.,]*[\\)}\]$ \t]*"
 _SIGN = r"(?:[-+*×·]|\\times|\\cdot|(?=\())"
-_CALCULATION = rf"(?:[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-Za-z]{{2}}[^\n#\d=]*)?(?:\n|\Z)"
-_HASHED = rf"####(?![ \t]*{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"
+_CALCULATION = rf"(?:[ \t]*[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-Za-z]{{2}}[^\n#\d=]*)?(?:\n|\Z)"
+_HASHED = rf"####(?!{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
         "gsm8k",

@@ -85,15 +85,13 @@ def checked(
 
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:
-            more = columns_for(reward, {**columns, **added})
-            values = await reward(prompts=prompts, completions=completions, **more)
+            values = await reward(prompts=prompts, completions=completions, **columns_for(reward, {**columns, **added}))
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     def now(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:
-            more = columns_for(reward, {**columns, **added})
-            values = reward(prompts=prompts, completions=completions, **more)
+            values = reward(prompts=prompts, completions=completions, **columns_for(reward, {**columns, **added}))
             # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
@@ -152,7 +150,7 @@ def _raised(name: str, error: BaseException) -> RewardError:
 
 def _verified(name: str, values: Any, count: int) -> Rewards:
     """Return one finite number or None for each completion; raise `RewardError` for anything else."""
-    if isinstance(values, dict | set | str) or not hasattr(values, "__iter__"):
+    if isinstance(values, dict | set | str | bytes | bytearray) or not hasattr(values, "__iter__"):
         raise _returned(name, type(values).__name__, "return a list with one number a completion")
     items = list(values)
     if len(items) != count:

@@ -141,8 +141,13 @@ def _believed(ask: Callable[[str], float | None], parts: tuple[str, str, str]) -
 
 
 def _ask(client: Client, model: str, asked: str) -> float | None:
-    messages = [{"role": "user", "content": asked}]
-    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 32, "response_format": REPLY}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": asked}],
+        "temperature": 0,
+        "max_tokens": 32,
+        "response_format": REPLY,
+    }
     try:
         reply = client.ask("/chat/completions", body)["choices"][0]["message"]["content"]
     except (ServerError, KeyError, IndexError, TypeError):

@@ -5,11 +5,13 @@ Each takes TRL's columns as keyword lists and returns one number per completion,
 guard.py catches what a function raises.
 """
 
+import re
 from fractions import Fraction
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
+from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.where import gold_answer
@@ -84,9 +86,12 @@ def proximity(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
     for g, gold in zip(
         completion_grades("proximity", completions, columns), read_gold_answers("proximity", columns), strict=True
     ):
-        reward, p, q = is_right(g), value(g.answer or ""), value(gold_answer(gold))
+        reward, answer, gold = is_right(g), g.answer or "", gold_answer(gold)
+        p, q = value(answer), value(gold)
         if reward == 0.0 and p is not None and q is not None and p != q:
-            reward = 0.5 * _nearness(p, q)
+            # A percentage is its number as well: 49% is near 50 and near 0.5.
+            factor = Fraction(100) ** (("%" in clean(answer)) - ("%" in clean(gold)))
+            reward = 0.5 * max(_nearness(number, q) for number in {p, factor * p} - {q})
         rewards.append(reward)
     return rewards
 
@@ -117,6 +122,7 @@ def make_shaped(
 
     The last part is ``short * max(0, 1 - length / max_length)``.
     """
+    _require_lengths(max_length=max_length)
 
     def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
@@ -222,9 +228,14 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in completion_lengths(completions, columns)]
 
-    if cache is not None and cache <= 0:
-        raise ConfigError("cache", cache, "is not a length", "give the number of tokens before the limit, 1 or more")
+    _require_lengths(max_length=max_length, cache=cache)
     return overlong
+
+
+def _require_lengths(**lengths: int | None) -> None:
+    for name, length in lengths.items():
+        if length is not None and length < 1:
+            raise ConfigError(name, length, "is not a length", "give 1 or more")
 
 
 def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
@@ -247,21 +258,24 @@ def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewar
     return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
 
 
+# Chinese and Japanese have no spaces between words.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
+
+
 def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
     """Make a reward ``-penalty * (1 - distinct n-grams / n-grams)`` over the words of a completion.
 
-    A completion of at most n words gets 0.
+    A completion of at most n words gets 0. A Chinese or Japanese character is a word.
 
     >>> make_repetition(ngram=2)(["", ""], ["a b a b a", "a b c"])
     [-0.5, 0.0]
     """
-    if ngram < 1:
-        raise ConfigError("ngram", ngram, "is not a length", "give the number of words, 1 or more")
+    _require_lengths(ngram=ngram)
 
     def repetition(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         rewards: Rewards = []
         for completion in completions:
-            words = completion_text(completion).lower().split()
+            words = _WORD.findall(completion_text(completion).lower())
             grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
             rewards.append(penalty * (len(set(grams)) / len(grams) - 1) if len(words) > ngram else 0.0)
         return rewards

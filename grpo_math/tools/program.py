@@ -1,11 +1,12 @@
 """Run one program as a Python prompt does: print its output, then the value of its last line if that is an expression.
 
-If the program raises, the last line of the error is printed.
+If the program raises, the last line of the error is printed, and `sys.exit` prints its message.
 """
 
 import ast
 import random
 import sys
+import threading
 import traceback
 from types import ModuleType
 
@@ -35,8 +36,12 @@ def run(code: str) -> int:
         exec(compile(tree, "<program>", "exec"), module.__dict__)
         # "single" prints the value of an expression, as the prompt does.
         exec(compile(ast.Interactive(shown), "<program>", "single"), module.__dict__)
+        # Threads that are not daemons may still print, as in an interpreter.
+        threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as error:
         exit_code = 0 if error.code in (None, 0) else RAISED
+        if not isinstance(error.code, int | None):  # sys.exit("no solution")
+            out.write(f"{error.code}\n")
     except BaseException as error:
         exit_code = RAISED
         out.write("".join(traceback.format_exception_only(error)).strip().splitlines()[-1] + "\n")

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -23,6 +24,7 @@ import tempfile
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_math.tools import program, sandbox
@@ -31,6 +33,8 @@ PACKAGES = ("numpy", "sympy", "mpmath")
 CHECK = 0.1  # seconds between two checks of a program's folder and threads
 FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
 BLOCK = 65536  # bytes that are read at once
+# Inode and path of a deleted file in /proc/PID/maps. It takes space while it is mapped into memory.
+DELETED = re.compile(r"^(?:\S+ +){4}(\d+) +(.*) \(deleted\)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -144,34 +148,31 @@ class Program:
 
     def _exceeded(self) -> str:
         """Return the folder or thread limit that the program exceeds, or an empty string."""
-        process, threads, mapped = f"/proc/{self.pid}", 0, set[int]()
         # The sandbox rejects new folders and symbolic links, so these are all files.
-        files = [_stat(f"{self.folder}/{name}") for name in os.listdir(self.folder)]
-        with suppress(OSError):  # the program has ended
-            threads = len(os.listdir(f"{process}/task"))
-            opened = [_stat(f"{process}/fd/{number}") for number in os.listdir(f"{process}/fd")]
-            # A deleted file takes space until it is closed.
-            files += [file for file in opened if file and stat.S_ISREG(file.st_mode) and not file.st_nlink]
-            mapped = self._deleted_and_mapped(f"{process}/maps") - {file.st_ino for file in files if file}
+        names, memory = os.listdir(self.folder), ""
+        files = [_stat(f"{self.folder}/{name}") for name in names]
+        tasks = f"/proc/{self.pid}/task"
+        threads = os.listdir(tasks)
+        # A thread may have its own table of open files, and the main thread may have ended before the others.
+        for thread in threads:
+            with suppress(OSError):  # the thread has ended
+                opened = [_stat(f"{tasks}/{thread}/fd/{number}") for number in os.listdir(f"{tasks}/{thread}/fd")]
+                # A deleted file takes space until it is closed.
+                files += [file for file in opened if file and stat.S_ISREG(file.st_mode) and not file.st_nlink]
+                # All threads share their memory. A thread that has ended has none.
+                memory = memory or Path(f"{tasks}/{thread}/maps").read_bytes().decode(errors="replace")
+        sizes = {file.st_ino: file.st_size for file in files if file}
+        deleted = DELETED.findall(memory)
+        mapped = {int(inode) for inode, path in deleted if path.startswith(f"{self.folder}/")} - sizes.keys()
         limits = {
-            f"{THREADS} threads": threads > THREADS,
-            f"{FILES} files in its folder": len(files) > FILES,
+            f"{THREADS} threads": len(threads) > THREADS,
+            f"{FILES} files in its folder": max(len(names), len(sizes)) > FILES,
             # The size of a file that is only mapped is not known, so the size is the largest possible.
             f"{FOLDER_MB} MB in its folder": (
-                sum(file.st_size for file in files if file) + len(mapped) * (sandbox.FILE_MB << 20) > FOLDER_MB << 20
+                sum(sizes.values()) + len(mapped) * (sandbox.FILE_MB << 20) > FOLDER_MB << 20
             ),
         }
         return next((f"the program was ended: more than {limit}" for limit, over in limits.items() if over), "")
-
-    def _deleted_and_mapped(self, maps: str) -> set[int]:
-        """Return the inodes of deleted files of the folder that are mapped into memory. They take space until then."""
-        with open(maps, encoding="utf-8", errors="replace") as lines:
-            fields = [line.split(maxsplit=5) for line in lines]
-        return {
-            int(inode)
-            for *_, inode, path in (of_line for of_line in fields if len(of_line) == 6)
-            if path.startswith(f"{self.folder}/") and path.rstrip().endswith("(deleted)")
-        }
 
 
 def _stat(path: str) -> os.stat_result | None:

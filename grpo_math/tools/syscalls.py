@@ -2,8 +2,8 @@
 
 The filter rejects sockets, new processes, starting programs, signals to and control of other processes, namespaces and
 mounts, new folders and symbolic links, changes of a file's owner, mode and times, memory and disk space that no limit
-counts, and the calls that only administrators need. The numbers are those of Linux on x86-64 and ARM64; other machines
-have no filter.
+counts, calls that keep a closed file or delay another process, and the calls that only administrators need. The numbers
+are those of Linux on x86-64 and ARM64; other machines have no filter.
 
 sandbox.py installs the filter.
 """
@@ -36,6 +36,8 @@ sync 162 81 | syncfs 306 267 | truncate 76 45 | fallocate 285 47 | umask 95 166 
 memfd_create 319 279 | memfd_secret 447 447 | shmget 29 194 | shmat 30 196 | shmctl 31 195 |
 msgget 68 186 | msgsnd 69 189 | msgrcv 70 188 | msgctl 71 187 | semget 64 190 | semop 65 193 | semctl 66 191 |
 mq_open 240 180 | mq_unlink 241 181 | add_key 248 217 | keyctl 250 219 | request_key 249 218 |
+sendfile 40 71 | splice 275 76 | io_setup 206 0 |
+landlock_create_ruleset 444 444 | landlock_add_rule 445 445 | landlock_restrict_self 446 446 |
 bpf 321 280 | perf_event_open 298 241 | userfaultfd 323 282 |
 io_uring_setup 425 425 | io_uring_enter 426 426 | io_uring_register 427 427 |
 init_module 175 105 | finit_module 313 273 | delete_module 176 106 | kexec_load 246 104 | kexec_file_load 320 294 |
@@ -68,6 +70,10 @@ class Step(NamedTuple):
     no: int = 0
 
 
+def _not_among(*values: int) -> list[Step]:
+    return [Step(EQUAL, value, yes=len(values) - at) for at, value in enumerate(values)]
+
+
 # O_TRUNC | O_ACCMODE: Landlock before version 3 lets a file be emptied without a right to write.
 EMPTIES = 0o1000 | 0o3
 # Calls that are rejected depending on one argument. The condition falls through to the next instruction to reject the
@@ -79,17 +85,14 @@ CONDITIONS: list[tuple[tuple[int, int], int, list[Step], int]] = [
     ((56, 220), FIRST, [Step(ANY_BIT, 0x00010000, yes=1)], errno.EAGAIN),
     # prlimit of another process
     ((302, 261), FIRST, [Step(EQUAL, 0, yes=1)], errno.EPERM),
-    # prctl(PR_SET_PDEATHSIG)
-    ((157, 167), FIRST, [Step(EQUAL, 1, no=1)], errno.EPERM),
-    # fcntl with F_SETOWN, F_SETSIG, F_SETOWN_EX: which process a file's signals go to
-    *(((72, 25), SECOND, [Step(EQUAL, command, no=1)], errno.EPERM) for command in (8, 10, 15)),
+    # prctl with PR_SET_PDEATHSIG, and with PR_SET_DUMPABLE, which hides /proc/PID/fd from a supervisor without root
+    *(((157, 167), FIRST, [Step(EQUAL, option, no=1)], errno.EPERM) for option in (1, 4)),
+    # fcntl, except F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC,
+    # F_SETPIPE_SZ and F_GETPIPE_SZ. Others send signals, delay other processes that open a file (F_SETLEASE), or wait
+    # forever with a closed file (F_OFD_SETLKW).
+    ((72, 25), SECOND, _not_among(0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032), errno.EPERM),
     # ioctl, except FIONCLEX, FIOCLEX, FIONBIO and FIONREAD
-    (
-        (16, 29),
-        SECOND,
-        [Step(EQUAL, n, yes=4 - at) for at, n in enumerate((0x5450, 0x5451, 0x5421, 0x541B))],
-        errno.EPERM,
-    ),
+    ((16, 29), SECOND, _not_among(0x5450, 0x5451, 0x5421, 0x541B), errno.EPERM),
     # open and openat with O_TRUNC for reading, or with the access mode 3
     *(
         (numbers, argument, [Step(AND, EMPTIES), Step(EQUAL, flags, no=1)], errno.EPERM)

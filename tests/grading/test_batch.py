@@ -65,14 +65,15 @@ def test_results_of_a_file_keep_the_row_order_and_verdicts_are_counted_and_a_row
     rows += [
         {"gold": 7, "prediction": None},
         {"gold": "1", "prediction": "<answer>1</answer>\n#### 2", "format": "xml"},
+        {"gold": "2", "prediction": "#### 2\n<answer>1</answer>", "format": None},
     ]
     results = json.loads(json.dumps(grade_file(write(tmp_path, *rows), answer_format="gsm8k")))
     assert [(r["verdict"], r["answer"]) for r in results["results"]] == [
         *(("correct", "7"), ("wrong", "8"), ("no_answer", None), ("bad_gold", None), ("no_answer", None)),
-        ("correct", "1"),
+        *(("correct", "1"), ("correct", "2")),
     ]
-    counts = {"correct": 2, "wrong": 1, "no_answer": 2, "unparseable": 0, "uncheckable": 0, "bad_gold": 1, "crash": 0}
-    assert (results["rows"], results["verdicts"]) == (6, counts)
+    counts = {"correct": 3, "wrong": 1, "no_answer": 2, "unparseable": 0, "uncheckable": 0, "bad_gold": 1, "crash": 0}
+    assert (results["rows"], results["verdicts"]) == (7, counts)
     assert all(0 <= r["seconds"] < 10 for r in results["results"])
 
 

@@ -273,6 +273,7 @@ def test_no_single_letter_variable_is_a_unit(letter):
             " miles per hour",
         ),
         *(r"\text{ light years}", " light years", r"\ \Omega", r"\ M_\odot", r"^\circ\text{C}", r"\,^\circ\mathrm{C}"),
+        *(" in^2", r"\text{ in.}^3", r"\text{ lb/in}^2", " in² in total"),
         *("元", " 元", r"\text{ dozen}", " apples", " red apples", " in total", " m", " V", "°"),
     ],
 )

@@ -337,5 +337,9 @@ def test_no_pattern_goes_over_an_answer_again_and_again():
     """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes minutes."""
     texts = [opening + piece * (1900 // len(piece)) + closing for piece in PIECES for opening, closing in ENDINGS]
     texts += [opening + piece * (TAIL // len(piece)) for piece in [*PIECES, *LONG] for opening in ("", "answer is ")]
+    # A format is matched against the whole completion.
+    texts += [
+        opening + piece * 6 * TAIL for piece in " \t\n,.1a($#<" for opening in ("####", "#### x", "</think><answer>")
+    ]
     done = subprocess.run([sys.executable, "-c", PATTERNS], input=json.dumps(texts), text=True)
     assert done.returncode == 0

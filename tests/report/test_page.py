@@ -15,6 +15,7 @@ from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import UserError
 from grpo_math.evaluation.compare import comparison, terminal_table
+from grpo_math.grading import GRADER
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS, PLOTS
 from grpo_math.report.verdict import print_verdict
@@ -150,7 +151,7 @@ OTHER["rows"][0]["id"] = HOSTILE
         ),
         pytest.param(
             {"before.json": results(RIGHT_BEFORE, grader=11)},
-            ["accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 13)"],
+            [f"36.7% before and 74.2% after training are not compared: grader differs (before 11, after {GRADER})"],
             ["95% paired interval"],
             id="two graders",
         ),

@@ -133,6 +133,12 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
             [1.0, 0.45, 0.25, 0.0, 0.005, 0.0],
         ),
         ("proximity", ["#### -90", "#### 0", "#### 1/3"], {"answer": ["#### -100", "100", "2/3"]}, [0.45, 0.0, 0.25]),
+        (  # a percentage is its number as well
+            "proximity",
+            ["#### 50%", "#### 45%", "#### 0.45", "#### 45%", "#### 0.5%", "#### $50"],
+            {"answer": ["50", "50", "50%", "0.5", "50%", "50%"]},
+            [1.0, 0.45, 0.45, 0.45, 0.005, 0.005],
+        ),
         (  # a wrong answer gets at most half
             "proximity",
             ["#### 1.0000001", "#### 0.333333", "#### " + "9" * 300, "#### 0.000001"],
@@ -152,7 +158,7 @@ ON_FORMAT = gated(REWARDS["overlong"], on=REWARDS["format_strict"])
         (make_repetition(1, 2.0), ["so so"], {}, [-1.0]),
         (make_shaped(2, 0, 1, 190), ["#### 7", "#### 8"], {"completion_ids": [[0] * 95, [0] * 57]}, [2.5, 0.7]),
         (ON_FORMAT, ["#### 7", "7"], {"answer_format": "gsm8k", "completion_ids": [[0] * 2000] * 2}, [-1.0, 0.0]),
-        ("repetition", ["a b c", "a A a a", "a b c a b c d", ""], {}, [0.0, -0.5, -0.2, 0.0]),
+        ("repetition", ["a b c", "a A a a", "a b c a b c d", "", "好" * 6], {}, [0.0, -0.5, -0.2, 0.0, -0.75]),
         (  # right, in format and 50 of 100 tokens: 1 + 0.05 + 0.025 / 2; the length beyond the limit costs nothing
             "shaped",
             ["#### 7", "It is 8.", "#### 8", "#### 7"],
@@ -212,6 +218,8 @@ def test_each_reward_has_the_name_of_its_key_and_load_reward_takes_keys_and_func
         (lambda: load_reward("my_rewards.short"), "did you mean my_rewards:short"),
         (lambda: make_repetition(0), "ngram=0 is not a length"),
         (lambda: make_overlong(9, 0), "cache=0 is not a length"),
+        (lambda: make_overlong(0, 5), "max_length=0 is not a length"),
+        (lambda: make_shaped(max_length=-10), "max_length=-10 is not a length"),
         (lambda: make_tool_use(effect=-1), "effect=-1 is negative"),
         (lambda: make_tool_use(failed=-1), "failed=-1 is negative"),
         (lambda: call("accuracy", ["#### 7"]), "reward function accuracy needs the column answer or solution"),
@@ -272,6 +280,7 @@ def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the
         (None, "returned NoneType: return a list with one number a completion"),
         (0.5, "returned float"),
         ("ab", "returned str"),
+        (b"ab", "returned bytes"),
         (KeyError("two\nlines"), "raised KeyError"),
         (SystemExit(0), "raised SystemExit"),
         (ConfigError("seed", -1, "is negative", "give more"), None),

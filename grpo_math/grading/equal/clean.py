@@ -44,7 +44,7 @@ COMMANDS = {
     **dict.fromkeys(("neq", "not="), "\\ne "),
     **dict.fromkeys(("left", "right", "bigl", "bigr", "Bigl", "Bigr", "big", "Big", "bigg", "Bigg", "limits"), ""),
     **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "rm", "bf", "nonumber", "middle"), ""),
-    **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "hfill", "hspace"), " "),
+    **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "hfill"), " "),
     **dict.fromkeys(("textbf", "textit", "textrm", "texttt", "textsf", "mbox", "hbox", "textnormal", "emph"), "\\text"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
     **dict.fromkeys(("land", "wedge"), " and "),
@@ -116,7 +116,9 @@ FORMS = [
         (r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
         (r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
         (JOINS.pattern, r" \1 "),
-        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
+        (r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
+        (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
+        (r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
         (r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
         (
             r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:label|tag\*?)\s*\{[^{}]*\}|\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])",
@@ -154,7 +156,7 @@ FORMS = [
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
         (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
         (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
-        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)\b\s*", r" \1 \\text{"),
+        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
@@ -163,7 +165,7 @@ FORMS = [
         ),
         (r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
         (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
-        (r"\A\\text\s*\{\s*(Rs\.?|USD|EUR)\s*\}\s*", r"\1 "),
+        (r"\A\\text\s*\{\s*(Rs\.?|USD|EUR|[$€£¥₹])\s*\}\s*", r"\1 "),
         (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
         (r"\\left\s*\||\\right\s*\.|\|\s*\.(?=-?\d)", "|"),
         (
@@ -175,7 +177,7 @@ FORMS = [
         (r"(?:,\s*|\s+|\\text\s*\{\s*,?\s*)(?:for (?:all|every|any|each)\b|\\forall(?![A-Za-z])).{1,80}\Z", ""),
         (r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
         (r"\A\\text\s*\{\s*(?i:answer|final answer|total|sum|about|result)\s*:?\s*(?:\}\s*|(?=[^{}]*\}\Z))", r""),
-        (r"\A(?i:the )?(?i:final )?(?i:answer)\s*(?:is)?:\s*", ""),
+        (r"\A(?i:the )?(?i:final )?(?i:answer|total|sum|result)\s*(?:is)?:\s*", ""),
         # "The minimum value of x is 4": the value at the end of a sentence
         (
             r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"

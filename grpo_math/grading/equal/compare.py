@@ -42,7 +42,10 @@ LABEL = re.compile(
 )
 
 LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 5
-    r"(?!.*\b(?i:under|over|below|above|beyond|within)\b)"
+    r"(?!.*\b(?i:under|over|below|above|beyond|within|excluding|divided|multiplied|thrice|quadruple|quintuple"
+    r"|(?:square|cube|reciprocal|opposite|inverse|complement|conjugate|negation|multiple|factor|divisor|digit|power|root"
+    r"|dozen|log|logarithm|sine|cosine|tangent|successor|predecessor|derivative|integral|permutation|combination)s? of)"
+    r"\b)"
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
 )
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)

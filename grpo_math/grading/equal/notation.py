@@ -61,5 +61,5 @@ SUBSCRIPT = re.compile(
     r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
     r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"
 )
-SCALE = re.compile(rf" {{0,2}}({'|'.join(SCALES)}|hundred)\b")
+SCALE = re.compile(rf" {{0,2}}({'|'.join(SCALES)}|hundred)s?\b")
 MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")

@@ -56,7 +56,9 @@ _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", 
 _CHANGES = (NUMBER_WORDS | _PARTS).union(
     """
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
-most power root infinity pi sqrt but except mille permille hundred gross
+most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
+quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandths millionth millionths repeating
+recurring factorials
 """.split()  # noqa: SIM905
 )
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
@@ -66,9 +68,12 @@ _TOKEN = re.compile(
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
+# A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
+_RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
     r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-zμ一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
     r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
+    rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"
 )
 _VALUE_END = re.compile(r"(?:[\d)}\]%°!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
 MAX_CHARACTERS = 400
@@ -105,9 +110,10 @@ def measure(words: str) -> Unit | None:
     tokens = list(_TOKEN.finditer(words))
     if not tokens or _FILLER.fullmatch(_TOKEN.sub("", words)) is None:
         return None
-    for token in tokens:
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
         lower = (word or "").lower()
+        after_rate = last and sign < 0 and word in ("h", "d", "l")  # km/h
         if exponent or lower in ("squared", "cubed"):
             if not last:  # "5 squared" is 25
                 return None
@@ -118,9 +124,9 @@ def measure(words: str) -> Unit | None:
             power = _POWERS[lower]
         elif word in ("C", "F") and last == "degree":
             unit = {"celsius" if word == "C" else "fahrenheit": 1}
-        elif lower in _CHANGES or not (inside or _may_follow(word)) or word in _LETTERS:
+        elif lower in _CHANGES or word in _LETTERS or not (inside or after_rate or _may_follow(word)):
             return None
-        elif (name := _named(word)) and not (lower == "in" and token is not tokens[-1]):  # "5 in" and "5 in total"
+        elif (name := _named(word)) and not (lower == "in" and following and following[3]):  # 5 in^2, but 5 in total
             unit[name] = unit.get(name, 0) + sign * power
             sign, power, last = 1, 1, name
         else:
