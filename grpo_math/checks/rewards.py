@@ -45,22 +45,24 @@ JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
-    rows, overlap = setup.problems.rows, setup.problems.overlap
+    rows, during = setup.problems.rows, setup.problems.during
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:
         yield Finding("info", evaluated)
-    for held in setup.problems.during:
+    for held in during:
         yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
     # One of the two gold answers rewards a wrong answer.
     if apart := contradictions(rows, GOLDS):
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    if overlap and overlap["overlapping"]:
-        level = "warning" if overlap["equal"] else "info"
-        yield Finding(
-            level, contamination.overlap_line(overlap), "give an eval_split or eval_dataset of other problems"
-        )
+    overlaps = {"": setup.problems.overlap}
+    overlaps |= {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in during}
+    for name, overlap in overlaps.items():
+        if overlap and overlap["overlapping"]:
+            level = "warning" if overlap["equal"] else "info"
+            remedy = "give an eval_split, eval_dataset or heldout of other problems"
+            yield Finding(level, name + contamination.overlap_line(overlap), remedy)
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:

@@ -234,6 +234,5 @@ class RecipeProblems:
 
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
-        """The overlap of the evaluation problems with the training problems; None without evaluation problems."""
-        evaluated = self.heldout or [row for one in self.during for row in one.rows]
-        return contamination.overlap(evaluated, self.rows) if evaluated else None
+        """The overlap of the problems of before and after with the training problems; None without such problems."""
+        return contamination.overlap(self.heldout, self.rows) if self.heldout else None

@@ -125,8 +125,6 @@ def test_a_recipe_names_its_sets():
     assert (len(first.rows), first.samples, len(second.rows), second.samples, second.temperature) == (3, None, 41, 4, 1)
     assert not names(first.rows) & names(asked.heldout)
     assert asked.overlap["n"] == 8
-    asked = problems("--dataset", "generated:sums", "--eval_n", "0", "--heldout", *sets, *EVERY)
-    assert asked.overlap["n"] == 44
     assert problems("--heldout", *sets).during == []
 
 
