@@ -7,6 +7,7 @@ from collections import Counter
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
+from string import ascii_lowercase
 
 import datasets as hub_datasets
 import pyarrow
@@ -83,11 +84,20 @@ def test_a_file_may_use_any_of_the_key_names(tmp_path):
         ({"problem": "o?", "ground_truth": "['7']"}, "7"),
         ({"problem": "p?", "Answer": r'["\\frac{3}{4}"]'}, r"\frac{3}{4}"),
         ({"problem": "q?", "answer": "[3, 5]"}, "[3, 5]"),  # an interval
+        # As the grader finds the answer of a solution.
+        ({"problem": "r?", "answer": "12 * 6\n####\n72"}, "72"),
+        ({"problem": "s?", "answer": "12 * 6 <answer>72</answer>"}, "72"),
+        ({"problem": "t?", "answer": r"\fbox{72}"}, "72"),
+        # Commas between the ends of an interval and the parts of a point, not between thousands.
+        ({"problem": "u?", "answer": "#### [0,100]"}, "[0,100]"),
+        ({"problem": "v?", "answer": "#### (3,100)"}, "(3,100)"),
+        ({"problem": "w?", "answer": "#### 0.5,100"}, "0.5,100"),
+        ({"problem": "x?", "answer": "\frac{1}{2}"}, "\frac{1}{2}"),  # a form feed: the checks report it
     ]
     loaded = load_problems(write(tmp_path / "mine.jsonl", *(row for row, _ in rows)))
     assert values(loaded, "id", "problem", "answer") == [
         (f"mine/{i}", f"{letter}?", gold)
-        for i, (letter, (_, gold)) in enumerate(zip("abcdefghijklmnopq", rows, strict=True), 1)
+        for i, (letter, (_, gold)) in enumerate(zip(ascii_lowercase, rows, strict=False), 1)
     ]
 
 
