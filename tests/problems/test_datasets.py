@@ -216,10 +216,10 @@ def test_a_limit_draws_rows_by_the_seed_and_a_larger_one_contains_them_in_the_or
         *(
             (
                 {"dataset": "gsm8k", "columns": f"problem=a,{part}"},
-                f"columns='problem=a,{part}' does not name a field and its column in {part!r}: "
+                f"columns='problem=a,{part}' does not name a field and its one column in {part!r}: "
                 "write problem=query,answer=target; the fields are problem, answer, id, level, subject",
             )
-            for part in ("answer", "gold=b")
+            for part in ("answer", "gold=b", "problem=b")
         ),
     ],
 )
