@@ -30,6 +30,8 @@ from grpo_math.yaml_files import from_yaml, read_yaml
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
 NEEDED = ("max_completion_length", "num_generations")
+# The options of `grpo-math train` that are not settings.
+OPTIONS = ("config", "method", "gpus", "accelerate_config", "list", "copy", "help_all")
 # The words of transformers' HfArgumentParser.
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
@@ -135,8 +137,6 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
         raise UserError(f"{path}: env is not a mapping: write NAME: VALUE under it")
-    if "method" in recipe:
-        raise UserError(f"{path}: method is an option of the command line: add --method {recipe['method']} there")
     return {str(name): value for name, value in recipe.items()}
 
 
@@ -154,8 +154,10 @@ def check(name: str, value: Any) -> Any:
     for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
         if word in NOT_HERE:
             raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
+    if name in OPTIONS:
+        raise UserError(f"--{name} is an option, not a setting: give it to grpo-math train on the command line")
     if field is None:
-        near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
+        near = hint(name, (*fields(), *OPTIONS))
         raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
     if name in ("columns", "eval_columns"):
         value = as_text(value)

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_math import cli
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
 from grpo_math.settings.recipe import METHODS, check, read, read_recipe
@@ -197,6 +198,16 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
     assert message in str(problem)
 
 
+@pytest.mark.parametrize("option", sorted({*cli._options(cli.command_parser("train"))} - {"help"}))
+def test_an_option_of_train_in_a_recipe_or_of_another_program_is_named_so(option, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"{option}: 2")
+    argv = ["--config", str(tmp_path / "recipe.yaml")]
+    message = f"--{option} is an option, not a setting: give it to grpo-math train on the command line"
+    assert [str(problem) for problem in read(argv).problems] == [message]
+    if option not in ("config", "method"):
+        assert [str(problem) for problem in read([f"--{option}", "2"]).problems] == [message]
+
+
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"]])
 def test_a_recipe_that_is_not_named_is_refused(argv):
     with pytest.raises(UserError, match="--config"):
@@ -214,7 +225,6 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
         ("", "contains no fields"),
         ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("env: [A]\n", "env is not a mapping"),
-        ("method: rloo\n", "method is an option of the command line: add --method rloo there"),
     ],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_path):
