@@ -15,6 +15,7 @@ from typing import Any
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
+from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
@@ -51,6 +52,8 @@ def problems(setup: Setup) -> Iterator[Finding]:
         yield Finding("info", evaluated)
     for held in during:
         yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
+        with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
+            Sampling(*evaluation_protocol(held.data, None, held.samples, held.temperature)[1:])
     # One of the two gold answers rewards a wrong answer.
     if apart := contradictions(rows, GOLDS):
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})

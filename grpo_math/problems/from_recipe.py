@@ -47,10 +47,10 @@ class HeldOutSet(NamedTuple):
     temperature: float | None = None
 
 
-OF_SET: dict[str, Any] = {  # the keys of an entry of heldout, and the types of their values
-    **dict.fromkeys(("data", "split"), str),
+OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values
+    **dict.fromkeys(("data", "split"), (str,)),
     "columns": (str, dict),
-    **dict.fromkeys(("n", "samples"), int),
+    **dict.fromkeys(("n", "samples"), (int,)),
     "temperature": (int, float),
 }
 
@@ -187,7 +187,9 @@ class RecipeProblems:
             return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
         entries = s["heldout"] if evaluates(s) else []
         for entry in entries:
-            if "data" not in entry or not all(isinstance(entry[key], OF_SET.get(key, ())) for key in entry):
+            # Not isinstance: true is an int in Python.
+            typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
+            if "data" not in entry or not typed or entry.get("n", 1) < 1:
                 remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
                 raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
         names = [entry["data"] for entry in entries]

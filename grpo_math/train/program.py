@@ -26,9 +26,9 @@ from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
-from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
@@ -192,8 +192,6 @@ class TrainingRun:
         probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         warned = ask(setup, CHECKS)
-        # A setting that cannot be sampled is refused here.
-        _ = [self.sampling(one) for one in setup.problems.during]
         rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = path = model_path(model.model_name_or_path)

@@ -95,7 +95,14 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
             "eval_n=99 is more than the 41 problems of generated:pro",
         ),
         (["--heldout", '{"n": 3}', *EVERY], "is not a set to evaluate"),
-        (["--heldout", '{"data": "generated", "n": "many"}', *EVERY], "is not a set to evaluate"),
+        *(
+            (["--heldout", json.dumps({"data": "generated", **value}), *EVERY], "is not a set to evaluate")
+            for value in (
+                *({"n": n} for n in ("many", True, None, 1.5, 0, -5)),
+                *({"samples": 2.0}, {"samples": True}, {"temperature": "1"}, {"temperature": False}),
+                *({"columns": 3}, {"split": 1}, {"data": 7}),
+            )
+        ),
         (["--heldout", '{"data": "x", "size": 3}', *EVERY], "the keys are data, split, columns, n, samples, temp"),
         (["--heldout", '{"data": "generated:nothing"}', *EVERY], "level='nothing' is not known"),
         (["--heldout", '{"data": "generated", "split": "nowhere"}', *EVERY], "heldout='nowhere'"),
