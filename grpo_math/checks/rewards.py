@@ -172,7 +172,10 @@ def rewards(setup: Setup) -> Iterator[Finding]:
         yield Finding("error", f"a wrong answer is rewarded more than a correct one by {named}, {example}", remedy)
     elif sum(right) - sum(wrong) <= SURE:
         message = f"the rewards ({named}) do not reward correct answers more than wrong ones, {example}"
-        yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
+        remedy = f"rewards: [{', '.join(dict.fromkeys(['accuracy', *names]))}]"
+        if weights or "accuracy" in names:
+            remedy += ", with the largest of reward_weights for accuracy"
+        yield Finding("warning", message, remedy)
 
 
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
