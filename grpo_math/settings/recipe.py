@@ -71,18 +71,24 @@ def read(argv: Sequence[str]) -> Recipe:
     method = method_fields(named := typed.pop("method", None))
     # Here, because packages read some variables when they are imported, and checks read others.
     with reading(path or ""):  # Python refuses some names
-        os.environ.update({str(name): str(value) for name, value in written.pop("env", {}).items()})
+        for name, value in written.pop("env", {}).items():
+            os.environ[name] = str(value).lower() if isinstance(value, bool) else str(value)
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
-    script = any(name in {**written, **typed} for name in SCRIPTS)
+    marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
     # The command line wins, by the old name of a field or by the new one: both are translated first.
     stated = {**translated(written, notes), **translated(typed, notes)}
     given = {**method, **stated}
     for name, value in method.items():
         if given[name] != value:
             notes.append(f"{name}={given[name]!r} stays, and --method {named} has {value!r}: state the one you want")
+    settings = for_script(given) if marks or typed_marks else given
+    # The recipe of a script has its prompts in the data. On the command line alone, the name may be meant for dataset.
+    if typed_marks and not marks and "prompt_template" not in given:
+        template = settings["prompt_template"]
+        notes.append(f"--{typed_marks[0]} sets prompt_template to {template!r}, as in TRL: state the one you want")
     checked = {}
-    for name, value in (for_script(given) if script else given).items():
+    for name, value in settings.items():
         try:
             checked[name] = check(name, value)
         except UserError as problem:
@@ -135,8 +141,13 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     recipe = read_yaml(recipe_file(path))
     if not isinstance(recipe, dict):
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
-    if not isinstance(recipe.get("env", {}), dict):
+    env = recipe.get("env", {})
+    if not isinstance(env, dict):
         raise UserError(f"{path}: env is not a mapping: write NAME: VALUE under it")
+    for name, value in env.items():
+        # YAML reads a name or a value such as no as false.
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise UserError(f"{path}: env, {name}: the name or the value is not a text: put it in quotes")
     return {str(name): value for name, value in recipe.items()}
 
 

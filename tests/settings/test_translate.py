@@ -122,6 +122,24 @@ def test_two_names_of_one_setting_with_different_values_are_refused(old, field, 
     translate.translated({old: "1", field: "1"}, [])
 
 
+@pytest.mark.parametrize(
+    ("words", "written", "template", "note"),
+    [
+        (["--dataset_name", "gsm8k"], {}, "as_is", "--dataset_name sets prompt_template to 'as_is', as in TRL"),
+        (["--dataset_name", "math"], {"dataset": "gsm8k"}, "as_is", "--dataset_name sets prompt_template to 'as_is'"),
+        (["--dataset_prompt_column", "q"], {}, "{problem}", "--dataset_prompt_column sets prompt_template to '{prob"),
+        (["--dataset_name", "gsm8k", "--prompt_template", "boxed"], {}, "boxed", None),
+        (["--dataset_prompt_column", "q"], {"prompt_template": "boxed"}, "boxed", None),
+        (["--dataset_name", "math"], {"dataset_name": "gsm8k"}, "as_is", None),
+        (["--dataset", "math"], {"dataset": "gsm8k"}, None, None),
+    ],
+)
+def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, template, note, tmp_path):
+    results = read([*words, "--config", recipe(tmp_path, seed=1, **written)]).sound()
+    assert results.values["prompt_template"] == template
+    assert [line[: len(note or "")] for line in results.notes] == [note] * (note is not None)
+
+
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
     ours = {*fields(), *translate.SCRIPTS}
     assert {*translate.OURS.values(), *translate.MEANT.values()} <= ours
