@@ -296,7 +296,9 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
     """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
-    reason = "training uses this name itself" if column in which.MADE else ""
+    # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
+    is_made = column in which.MADE or column.startswith("grpo_math_")
+    reason = "training uses this name itself" if is_made else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:

@@ -21,6 +21,7 @@ from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
+from grpo_math.rewards.columns import GRADE
 from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
@@ -127,10 +128,11 @@ def test_a_row_keeps_its_id_level_subject_and_other_columns_and_all_rows_have_th
 
 
 def test_a_column_that_training_uses_or_that_has_several_types_is_left_out_with_a_warning(tmp_path, caplog):
-    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in (("completions", 1), ("images", "a")))
+    made = ("completions", "images", GRADE)
+    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in zip(made, (1, "a", "b"), strict=True))
     file = write(tmp_path / "mine.jsonl", *rows)
-    assert [list(row) for row in load_problems(file)] == [[*COMMON, "note"]] * 2
-    reasons = {"completions": "training uses this name itself", "images": "training uses this name itself"}
+    assert [list(row) for row in load_problems(file)] == [[*COMMON, "note"]] * 3
+    reasons = dict.fromkeys(made, "training uses this name itself")
     reasons["kind"] = "Could not convert 'a' with type str: tried to convert to int64"
     warnings = [f"the column {name!r} of {file} is left out, no reward gets it: {reasons[name]}" for name in reasons]
     assert sorted(caplog.messages) == sorted(warnings)
