@@ -41,7 +41,6 @@ LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, wi
 WRAPPED = re.compile(
     r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
 )
-JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
 def problems(setup: Setup) -> Iterator[Finding]:
@@ -59,9 +58,8 @@ def problems(setup: Setup) -> Iterator[Finding]:
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    overlaps = {"": setup.problems.overlap}
-    overlaps |= {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in during}
-    for name, overlap in overlaps.items():
+    sets = {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in during}
+    for name, overlap in {"": setup.problems.overlap, **sets}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"
             remedy = "give an eval_split, eval_dataset or heldout of other problems"
@@ -172,16 +170,14 @@ def rewards(setup: Setup) -> Iterator[Finding]:
         yield Finding("error", f"a wrong answer is rewarded more than a correct one by {named}, {example}", remedy)
     elif sum(right) - sum(wrong) <= SURE:
         message = f"the rewards ({named}) do not reward correct answers more than wrong ones, {example}"
-        remedy = f"rewards: [{', '.join(dict.fromkeys(['accuracy', *names]))}]"
-        if weights or "accuracy" in names:
-            remedy += ", with the largest of reward_weights for accuracy"
-        yield Finding("warning", message, remedy)
+        more = ", with the largest of reward_weights for accuracy" if weights or "accuracy" in names else ""
+        yield Finding("warning", message, f"rewards: [{', '.join(dict.fromkeys(['accuracy', *names]))}]{more}")
 
 
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
     names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
-    for variable in JUDGE if "llm_judge" in names else ():
+    for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL") if "llm_judge" in names else ():
         setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
     with naming({"reward_funcs": "rewards"}):
         return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))

@@ -297,8 +297,7 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
     import pyarrow
 
     # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
-    is_made = column in which.MADE or column.startswith("grpo_math_")
-    reason = "training uses this name itself" if is_made else ""
+    reason = "training uses this name itself" if column in which.MADE or column.startswith("grpo_math_") else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:

@@ -160,7 +160,7 @@ class RecipeProblems:
 
     @cached_property
     def heldout(self) -> list[Problem]:
-        """The problems to evaluate on before and after training."""
+        """The problems to evaluate on before and after training. Without any by default, ``no_eval`` is the reason."""
         s = self.settings
         n = EVAL_N if s["eval_n"] is None else s["eval_n"]
         if not n or self._divided[1]:
@@ -212,11 +212,6 @@ class RecipeProblems:
         return [row for row in rows if row["problem"] not in taken] or rows
 
     @property
-    def eval_n(self) -> int:
-        """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
-        return len(self.heldout)
-
-    @property
     def about_eval(self) -> str | None:
         """A line about the problems that are evaluated by default; None if the recipe names them."""
         s, lines = self.settings, []
@@ -225,12 +220,12 @@ class RecipeProblems:
                 f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
-        if s["eval_n"] is None and not self.eval_n:
+        if s["eval_n"] is None and not self.heldout:
             lines.append(f"no verdict on the run: {self.no_eval}; eval_dataset names other problems")
         elif s["eval_n"] is None:
             lines.append(
-                f"before and after training {self.eval_n} problems of {self.eval_dataset}, {s['eval_split']}, "
-                f"are evaluated: {2 * self.eval_n} additional completions (eval_n: 0 turns it off)"
+                f"before and after training {len(self.heldout)} problems of {self.eval_dataset}, {s['eval_split']}, "
+                f"are evaluated: {2 * len(self.heldout)} additional completions (eval_n: 0 turns it off)"
             )
         return "; ".join(lines) or None
 

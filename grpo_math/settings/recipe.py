@@ -71,8 +71,7 @@ def read(argv: Sequence[str]) -> Recipe:
     method = method_fields(named := typed.pop("method", None))
     # Here, because packages read some variables when they are imported, and checks read others.
     with reading(path or ""):  # Python refuses some names
-        for name, value in written.pop("env", {}).items():
-            os.environ[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        os.environ.update(written.pop("env", {}))
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
@@ -85,8 +84,10 @@ def read(argv: Sequence[str]) -> Recipe:
     settings = for_script(given) if marks or typed_marks else given
     # The recipe of a script has its prompts in the data. On the command line alone, the name may be meant for dataset.
     if typed_marks and not marks and "prompt_template" not in given:
-        template = settings["prompt_template"]
-        notes.append(f"--{typed_marks[0]} sets prompt_template to {template!r}, as in TRL: state the one you want")
+        notes.append(
+            f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
+            "state the one you want"
+        )
     checked = {}
     for name, value in settings.items():
         try:
@@ -148,6 +149,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         # YAML reads a name or a value such as no as false.
         if not isinstance(name, str) or not isinstance(value, str | int | float):
             raise UserError(f"{path}: env, {name}: the name or the value is not a text: put it in quotes")
+        env[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return {str(name): value for name, value in recipe.items()}
 
 

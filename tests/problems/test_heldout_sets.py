@@ -39,7 +39,7 @@ def names(rows):
 )
 def test_by_default_64_other_problems_than_before_and_after(words, before_and_after, during):
     asked = problems(*words)
-    assert len(asked.heldout) == asked.eval_n == before_and_after
+    assert len(asked.heldout) == before_and_after
     assert [len(one.rows) for one in asked.during] == [during] * (during is not None)
     for one in asked.during:
         assert (one.data, one.split, one.samples, one.temperature) == (words[1], "test", 1, 0.0)
