@@ -29,7 +29,6 @@ NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
-CLIP_MAX = "vllm_importance_sampling_clip_max"
 FADED = 0.8  # mean weight of the longest completions; short completions keep a weight of 1
 MAX_SAMPLER_DIFFERENCE = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
@@ -297,7 +296,10 @@ def long_completions_fade(run: RunSeries) -> Symptom | None:
 
         E[w; w <= c] = Phi((ln c - s^2 / 2) / s), and with truncation c P(w > c) = c Phi((-ln c - s^2 / 2) / s) more.
     """
-    mode, limit = run.get("vllm_importance_sampling_mode", "sequence_mask"), run.get(CLIP_MAX, 3.0)
+    mode, limit = (
+        run.get("vllm_importance_sampling_mode", "sequence_mask"),
+        run.get("vllm_importance_sampling_clip_max", 3.0),
+    )
     spread, length = run.series(metrics.LOGP_SUM_SPREAD).last(), run.series(metrics.LENGTH_MAX).level
     s = spread.mean * math.sqrt(length)
     if len(spread) < WINDOW or not mode.startswith("sequence") or s == 0:

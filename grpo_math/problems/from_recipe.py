@@ -29,8 +29,9 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        remedy = error.remedy.replace("--columns", option)
-        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, remedy) from None
+        raise ConfigError(
+            fields.get(error.field, error.field), error.value, error.reason, error.remedy.replace("--columns", option)
+        ) from None
     except DataError as error:
         raise DataError(
             error.file, error.line, error.field, error.reason, error.remedy.replace("--columns", option)

@@ -167,11 +167,10 @@ def check(name: str, value: Any) -> Any:
     for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
         if word in NOT_HERE:
             raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
-    if name in OPTIONS:
-        raise UserError(f"--{name} is an option, not a setting: give it to grpo-math train on the command line")
     if field is None:
-        near = hint(name, (*fields(), *OPTIONS))
-        raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
+        near = hint(name, (*fields(), *OPTIONS)) or "grpo-math train --help-all lists them"
+        remedy = "give it to grpo-math train on the command line" if name in OPTIONS else near
+        raise UserError(f"--{name} is not a setting: {remedy}")
     if name in ("columns", "eval_columns"):
         value = as_text(value)
     written, value = value, coerced(field, value)

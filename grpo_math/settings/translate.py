@@ -66,7 +66,8 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     'torch_dtype is now dtype: rename the field'
     """
     for old, field in OURS.items():
-        if old in recipe and recipe.get(field, recipe[old]) != recipe[old]:
+        # As texts: the command line has true, and a recipe True.
+        if {old, field} <= recipe.keys() and str(recipe[old]).lower() != str(recipe[field]).lower():
             raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
     fields: dict[str, Any] = {}
     for name, value in recipe.items():

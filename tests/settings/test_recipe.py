@@ -220,7 +220,7 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
 def test_an_option_of_train_in_a_recipe_or_of_another_program_is_named_so(option, tmp_path):
     (tmp_path / "recipe.yaml").write_text(f"{option}: 2")
     argv = ["--config", str(tmp_path / "recipe.yaml")]
-    message = f"--{option} is an option, not a setting: give it to grpo-math train on the command line"
+    message = f"--{option} is not a setting: give it to grpo-math train on the command line"
     assert [str(problem) for problem in read(argv).problems] == [message]
     if option not in ("config", "method"):
         assert [str(problem) for problem in read([f"--{option}", "2"]).problems] == [message]

@@ -119,7 +119,7 @@ def test_two_names_of_one_setting_with_different_values_are_refused(old, field, 
         with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
             read([f"--{one}", "0", f"--{other}", "1"])
     # As in recipes that run with older versions, too.
-    translate.translated({old: "1", field: "1"}, [])
+    translate.translated({old: "true", field: True}, [])
 
 
 @pytest.mark.parametrize(
