@@ -216,7 +216,7 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
     assert message in str(problem)
 
 
-@pytest.mark.parametrize("option", sorted({*cli._options(cli.command_parser("train"))} - {"help"}))
+@pytest.mark.parametrize("option", sorted({"config", *cli._options(cli.command_parser("train"))} - {"help"}))
 def test_an_option_of_train_in_a_recipe_or_of_another_program_is_named_so(option, tmp_path):
     (tmp_path / "recipe.yaml").write_text(f"{option}: 2")
     argv = ["--config", str(tmp_path / "recipe.yaml")]
