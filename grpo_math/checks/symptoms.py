@@ -201,18 +201,17 @@ def _grew(change: Change, factor: float) -> bool:
 
 def reward_without_heldout(run: RunSeries) -> Symptom | None:
     """The reward clearly rose by 2 `RISE` of its range, and held-out accuracy clearly by less than half as much."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     reward = run.change(metrics.REWARD) if run.comparable else None
-    if len(scores) < 2 or reward is None or reward.rise - SURE * reward.error <= 2 * RISE * run.span:
+    if len(run.evaluations) < 2 or reward is None or reward.rise - SURE * reward.error <= 2 * RISE * run.span:
         return None
-    before, after = (line[metrics.HELDOUT_ACCURACY] for line in (scores[0], scores[-1]))
+    (_, before, m), *_, (step, after, n) = run.evaluations
     share, p = reward.rise / run.span, (before + after) / 2
-    error = math.sqrt(p * (1 - p) * sum(1 / line[metrics.HELDOUT_N] for line in (scores[0], scores[-1])))
+    error = math.sqrt(p * (1 - p) * (1 / m + 1 / n))
     # A full accuracy cannot rise.
     if after > SATURATED or after - before + SURE * error >= share / 2:
         return None
     words = f"reward {reward.words}; held-out accuracy {percent(before)}, then {percent(after)}"
-    return Symptom(f"{words} at step {scores[-1][metrics.STEP]}", "rewards: [accuracy]")
+    return Symptom(f"{words} at step {step}", "rewards: [accuracy]")
 
 
 def truncation(run: RunSeries) -> Symptom | None:
@@ -312,16 +311,12 @@ def long_completions_fade(run: RunSeries) -> Symptom | None:
 
 def heldout_worse(run: RunSeries) -> Symptom | None:
     """The newest held-out accuracy is clearly below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
-    if len(scores) < 2 or scores[0][metrics.STEP] != 0:
+    if len(run.evaluations) < 2 or run.evaluations[0][0] != 0:
         return None
-    (base, m), (now, n) = (
-        (line[metrics.HELDOUT_ACCURACY], line[metrics.HELDOUT_N]) for line in (scores[0], scores[-1])
-    )
+    (_, base, m), *_, (step, now, n) = run.evaluations
     pooled = (base * m + now * n) / (m + n)
     if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
         return None
-    step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
     return Symptom(words, run.learning_rate(0.3))
 
