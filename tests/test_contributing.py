@@ -54,7 +54,7 @@ CHANGES = {
     ],
     "setting": [
         ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
-        ("train/program.py", '        if self.setup.problems.eval_n:\n            _say("2 of 3: training")',
+        ("train/program.py", '        if self.setup.problems.heldout:\n            _say("2 of 3: training")',
          "        print(self.arguments.greeting)\n"),
     ],
     "command": [

@@ -16,7 +16,6 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, first_line, require_choice
 from grpo_math.generation.models import check_reference, config_file, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
-from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
 from grpo_math.run.streams import Answer
@@ -33,42 +32,27 @@ def model(setup: Setup) -> None:
 
 
 def adapter(setup: Setup) -> None:
-    """The adapter's modules exist."""
+    """The adapter's modules exist.
+
+    PEFT raises only if no name matches: a misspelt name among others would leave its maps untrained.
+    """
     s = setup.settings
     if not s["use_peft"]:
         return
-    linears = list(dict.fromkeys(path.rpartition(".")[2] for path in setup.shape.paths))
-    modules = s["lora_target_modules"] or []
+    paths, modules = setup.shape.paths, s["lora_target_modules"] or []
+    linears = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
     one_name = "is one name, which TRL takes as an expression for a module's whole path"
     alone = len(modules) == 1 and modules[0] in linears
     setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
-    check_targets(setup.shape.paths, wanted_modules(s), linears, setup.shape.layers)
-    for name in s["lora_modules_to_save"] or []:
-        require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
-
-
-def check_targets(
-    paths: Sequence[str], modules: Sequence[str] | str | None, linears: Sequence[str], layers: int = 128
-) -> None:
-    r"""Raise `ConfigError` for one of ``lora_target_modules`` that matches none of these ``paths`` of linear maps.
-
-    A path has 0 in place of each number, and each number may be any below ``layers``. PEFT raises only if no name
-    matches: a misspelt name among others would leave its maps untrained.
-
-    >>> check_targets(["layers.0.q_proj"], r".*layers\.1[0-9]\.q_proj", ["q_proj"], layers=16)
-    >>> check_targets(["layers.0.q_proj"], ["q_proj", "key"], ["q_proj"])
-    Traceback (most recent call last):
-    grpo_math.errors.ConfigError: lora_target_modules='key' matches no linear map of a layer: use all-linear, or q_proj
-    """
-    if modules == "all-linear":
-        return
-    names = [modules] if isinstance(modules, str) else modules or []
-    for name in names:
-        # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path.
-        expression = name if isinstance(modules, str) else rf"(.*\.)?{re.escape(name)}"
-        if not any(re.fullmatch(expression, module) for path in paths for module in _numbered(path, layers)):
+    for name in modules if modules != ["all-linear"] else ():
+        # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path. TRL
+        # makes a list of one name a text. A path of the shape has 0 in place of each number.
+        expression = name if len(modules) == 1 else rf"(.*\.)?{re.escape(name)}"
+        if not any(re.fullmatch(expression, one) for path in paths for one in _numbered(path, setup.shape.layers)):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
+    for name in s["lora_modules_to_save"] or []:
+        require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
 
 
 def _numbered(path: str, layers: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
+from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
@@ -40,27 +41,29 @@ LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, wi
 WRAPPED = re.compile(
     r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
 )
-JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
 def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
-    rows, overlap = setup.problems.rows, setup.problems.overlap
+    rows, during = setup.problems.rows, setup.problems.during
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
     if evaluated := setup.problems.about_eval:
         yield Finding("info", evaluated)
-    for held in setup.problems.during:
+    for held in during:
         yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
+        with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
+            Sampling(*evaluation_protocol(held.data, None, held.samples, held.temperature)[1:])
     # One of the two gold answers rewards a wrong answer.
     if apart := contradictions(rows, GOLDS):
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    if overlap and overlap["overlapping"]:
-        level = "warning" if overlap["equal"] else "info"
-        yield Finding(
-            level, contamination.overlap_line(overlap), "give an eval_split or eval_dataset of other problems"
-        )
+    sets = {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in during}
+    for name, overlap in {"": setup.problems.overlap, **sets}.items():
+        if overlap and overlap["overlapping"]:
+            level = "warning" if overlap["equal"] else "info"
+            remedy = "give an eval_split, eval_dataset or heldout of other problems"
+            yield Finding(level, name + contamination.overlap_line(overlap), remedy)
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
@@ -167,13 +170,14 @@ def rewards(setup: Setup) -> Iterator[Finding]:
         yield Finding("error", f"a wrong answer is rewarded more than a correct one by {named}, {example}", remedy)
     elif sum(right) - sum(wrong) <= SURE:
         message = f"the rewards ({named}) do not reward correct answers more than wrong ones, {example}"
-        yield Finding("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
+        more = ", with the largest of reward_weights for accuracy" if weights or "accuracy" in names else ""
+        yield Finding("warning", message, f"rewards: [{', '.join(dict.fromkeys(['accuracy', *names]))}]{more}")
 
 
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
     names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
-    for variable in JUDGE if "llm_judge" in names else ():
+    for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL") if "llm_judge" in names else ():
         setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
     with naming({"reward_funcs": "rewards"}):
         return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))

@@ -122,6 +122,15 @@ class RunSeries:
         return not self.get("resample_groups", 0)
 
     @cached_property
+    def evaluations(self) -> list[tuple[int, float, float]]:
+        """The step, the accuracy and the number of problems of each held-out evaluation."""
+        return [
+            (line[metrics.STEP], line[metrics.HELDOUT_ACCURACY], line[metrics.HELDOUT_N])
+            for line in self.lines
+            if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)
+        ]
+
+    @cached_property
     def not_rising(self) -> Change | None:
         """The reward's change, if it is clearly too small, rewards are not full, and held-out accuracy does not rise.
 

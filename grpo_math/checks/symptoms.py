@@ -29,7 +29,6 @@ NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
-CLIP_MAX = "vllm_importance_sampling_clip_max"
 FADED = 0.8  # mean weight of the longest completions; short completions keep a weight of 1
 MAX_SAMPLER_DIFFERENCE = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
@@ -202,18 +201,17 @@ def _grew(change: Change, factor: float) -> bool:
 
 def reward_without_heldout(run: RunSeries) -> Symptom | None:
     """The reward clearly rose by 2 `RISE` of its range, and held-out accuracy clearly by less than half as much."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
     reward = run.change(metrics.REWARD) if run.comparable else None
-    if len(scores) < 2 or reward is None or reward.rise - SURE * reward.error <= 2 * RISE * run.span:
+    if len(run.evaluations) < 2 or reward is None or reward.rise - SURE * reward.error <= 2 * RISE * run.span:
         return None
-    before, after = (line[metrics.HELDOUT_ACCURACY] for line in (scores[0], scores[-1]))
+    (_, before, m), *_, (step, after, n) = run.evaluations
     share, p = reward.rise / run.span, (before + after) / 2
-    error = math.sqrt(p * (1 - p) * sum(1 / line[metrics.HELDOUT_N] for line in (scores[0], scores[-1])))
+    error = math.sqrt(p * (1 - p) * (1 / m + 1 / n))
     # A full accuracy cannot rise.
     if after > SATURATED or after - before + SURE * error >= share / 2:
         return None
     words = f"reward {reward.words}; held-out accuracy {percent(before)}, then {percent(after)}"
-    return Symptom(f"{words} at step {scores[-1][metrics.STEP]}", "rewards: [accuracy]")
+    return Symptom(f"{words} at step {step}", "rewards: [accuracy]")
 
 
 def truncation(run: RunSeries) -> Symptom | None:
@@ -297,7 +295,10 @@ def long_completions_fade(run: RunSeries) -> Symptom | None:
 
         E[w; w <= c] = Phi((ln c - s^2 / 2) / s), and with truncation c P(w > c) = c Phi((-ln c - s^2 / 2) / s) more.
     """
-    mode, limit = run.get("vllm_importance_sampling_mode", "sequence_mask"), run.get(CLIP_MAX, 3.0)
+    mode, limit = (
+        run.get("vllm_importance_sampling_mode", "sequence_mask"),
+        run.get("vllm_importance_sampling_clip_max", 3.0),
+    )
     spread, length = run.series(metrics.LOGP_SUM_SPREAD).last(), run.series(metrics.LENGTH_MAX).level
     s = spread.mean * math.sqrt(length)
     if len(spread) < WINDOW or not mode.startswith("sequence") or s == 0:
@@ -310,16 +311,12 @@ def long_completions_fade(run: RunSeries) -> Symptom | None:
 
 def heldout_worse(run: RunSeries) -> Symptom | None:
     """The newest held-out accuracy is clearly below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N)]
-    if len(scores) < 2 or scores[0][metrics.STEP] != 0:
+    if len(run.evaluations) < 2 or run.evaluations[0][0] != 0:
         return None
-    (base, m), (now, n) = (
-        (line[metrics.HELDOUT_ACCURACY], line[metrics.HELDOUT_N]) for line in (scores[0], scores[-1])
-    )
+    (_, base, m), *_, (step, now, n) = run.evaluations
     pooled = (base * m + now * n) / (m + n)
     if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
         return None
-    step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
     return Symptom(words, run.learning_rate(0.3))
 

@@ -18,10 +18,11 @@ import torch
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
-from grpo_math.evaluation.backends import Backend, Model, Sampling, quantisation_fields, with_server
+from grpo_math.evaluation.backends import Backend, Model, quantisation_fields, with_server
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
 from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.backends import Model, Sampling, loaded
+from grpo_math.evaluation.backends import Model, loaded
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.fingerprint import Row, engine_name, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids

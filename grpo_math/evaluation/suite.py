@@ -4,12 +4,34 @@ results.py evaluates one set at a time.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.prompts import Template
 from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_name
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling settings: ``samples`` completions of each problem at ``temperature``, where 0 is greedy."""
+
+    samples: int = 1
+    temperature: float = 0.0
+    max_new_tokens: int = 512
+    batch_size: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError("temperature", self.temperature, "is out of range", "0 is greedy, above 0 samples")
+        if self.samples > 1 and self.temperature == 0:
+            reason = "cannot be drawn at temperature 0"
+            raise ConfigError("samples", self.samples, reason, "give 1, or a temperature above 0")
 
 
 def sets(data: str | None, suite: str | None) -> list[str]:

@@ -11,14 +11,13 @@ from grpo_math.errors import require_choice
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """A format of completions. ``marker`` finds answers (group 1); ``strict`` matches a whole completion.
+    """A format of completions. ``strict`` matches a whole completion; where.py finds the answer.
 
     ``tags`` are the pieces that partial credit counts, in the required order. ``example`` is a whole completion in the
     format, with ANSWER in place of the answer.
     """
 
     name: str
-    marker: re.Pattern[str]
     strict: re.Pattern[str]
     tags: tuple[str, ...]
     example: str
@@ -28,7 +27,6 @@ def _in_tags(name: str, thought: str) -> AnswerFormat:
     """Return the format of a thought and an answer, each in tags."""
     return AnswerFormat(
         name,
-        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
         strict=re.compile(
             rf"\s*<{thought}>(?:(?!</?{thought}>|</?answer>).)*</{thought}>\s*"
             r"<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
@@ -40,10 +38,8 @@ def _in_tags(name: str, thought: str) -> AnswerFormat:
 
 
 # Each `strict` matches exactly one answer that is not empty: two answers would be two tries. Each pattern is linear: a
-# hostile completion finds no nested quantifiers, and no two in a row that match the same spaces. The marker of `boxed`
-# matches only the start of a box: braces nest, so where.py matches them.
+# hostile completion finds no nested quantifiers, and no two in a row that match the same spaces.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
-HASHES = re.compile(r"####[ \t]*([^\n]*)")
 # A sum or a product of plain numbers, possibly after "x =" or before a unit. It equals the answer, but a policy that
 # learns to repeat "What is 24 + 26?" as "#### 24 + 26" has calculated nothing.
 _NUMBER = r"[\\({\[$ \t]*-?\d[\d.,]*[\\)}\]$ \t]*"
@@ -52,18 +48,11 @@ _CALCULATION = rf"(?:[ \t]*[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-
 _HASHED = rf"####(?!{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
-        "gsm8k",
-        marker=HASHES,
-        strict=re.compile("[^#]*" + _HASHED, re.DOTALL),
-        tags=("####",),
-        example="It follows.\n#### ANSWER",
+        "gsm8k", strict=re.compile("[^#]*" + _HASHED, re.DOTALL), tags=("####",), example="It follows.\n#### ANSWER"
     ),
-    "direct": AnswerFormat(
-        "direct", marker=HASHES, strict=re.compile(r"\s*" + _HASHED), tags=("####",), example="#### ANSWER"
-    ),
+    "direct": AnswerFormat("direct", strict=re.compile(r"\s*" + _HASHED), tags=("####",), example="#### ANSWER"),
     "boxed": AnswerFormat(
         "boxed",
-        marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
         # A box inside the thinking is not an answer. (?=(..))\1 matches without backtracking. The possessive form is
         # wrong in Python 3.11 before 3.11.5.
         strict=re.compile(
@@ -77,7 +66,6 @@ FORMATS: dict[str, AnswerFormat] = {
     # The prompt ends with <think>.
     "r1_zero": AnswerFormat(
         "r1_zero",
-        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
         strict=re.compile(
             r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
             re.DOTALL,
@@ -90,7 +78,6 @@ FORMATS: dict[str, AnswerFormat] = {
     # The answer comes after the tool results and must be a number. The task itself, "#### 12 * 34", does not count.
     "python": AnswerFormat(
         "python",
-        marker=HASHES,
         strict=re.compile(r"[^#]*####[ \t]*-?\d[\d,]*(?:\.\d+)?(?:\n\s*)?", re.DOTALL),
         tags=("####",),
         example="#### ANSWER",

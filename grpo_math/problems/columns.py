@@ -42,15 +42,15 @@ def chosen(stated: str | Mapping[str, str] | None, of_source: Mapping[str, str] 
     >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
     (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
-    columns = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
+    named: dict[str, tuple[str, ...]] = {}
     text = as_text(stated)
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
-        if not column or field not in ACCEPTED:
+        if not column or field not in ACCEPTED or field in named:
             remedy = f"write problem=query,answer=target; the fields are {', '.join(ACCEPTED)}"
-            raise ConfigError("columns", text, f"does not name a field and its column in {part!r}", remedy)
-        columns[field] = (column,)
-    return {**ACCEPTED, **columns}
+            raise ConfigError("columns", text, f"does not name a field and its one column in {part!r}", remedy)
+        named[field] = (column,)
+    return {**ACCEPTED, **{field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}, **named}
 
 
 def as_text(stated: str | Mapping[str, str] | None) -> str | None:

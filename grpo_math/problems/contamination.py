@@ -74,8 +74,11 @@ def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, A
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
-    results = overlap(problems, load_problems(name, split, skip_bad_rows=True))
-    return {"training_data": name, "training_split": split, **results}
+    return {
+        "training_data": name,
+        "training_split": split,
+        **overlap(problems, load_problems(name, split, skip_bad_rows=True)),
+    }
 
 
 def overlap_line(result: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ the prompt asks for. All rows of a data set have the same keys.
 | path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
 | generated, generated:sums,products | problems made by generated.py |
 
-The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
-(without thousands separators), or the whole column. columns.py finds the columns.
+The gold answer comes from the answer column, where the grader finds it (`gold_answer`): in a box, after ``####``
+or in an answer tag, else the whole column. columns.py finds the columns.
 
 The environment variable GRPO_MATH_DATA names the data folder. It contains the files of gsm8k, math and math500
 (`Source.files`), and a folder with the set's name for each other set. The test split of math never contains a problem
@@ -296,7 +296,8 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
     """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
-    reason = "training uses this name itself" if column in which.MADE else ""
+    # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
+    reason = "training uses this name itself" if column in which.MADE or column.startswith("grpo_math_") else ""
     try:
         pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError) as error:

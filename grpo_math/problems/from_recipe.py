@@ -29,8 +29,9 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        remedy = error.remedy.replace("--columns", option)
-        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, remedy) from None
+        raise ConfigError(
+            fields.get(error.field, error.field), error.value, error.reason, error.remedy.replace("--columns", option)
+        ) from None
     except DataError as error:
         raise DataError(
             error.file, error.line, error.field, error.reason, error.remedy.replace("--columns", option)
@@ -47,10 +48,10 @@ class HeldOutSet(NamedTuple):
     temperature: float | None = None
 
 
-OF_SET: dict[str, Any] = {  # the keys of an entry of heldout, and the types of their values
-    **dict.fromkeys(("data", "split"), str),
+OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values
+    **dict.fromkeys(("data", "split"), (str,)),
     "columns": (str, dict),
-    **dict.fromkeys(("n", "samples"), int),
+    **dict.fromkeys(("n", "samples"), (int,)),
     "temperature": (int, float),
 }
 
@@ -160,7 +161,7 @@ class RecipeProblems:
 
     @cached_property
     def heldout(self) -> list[Problem]:
-        """The problems to evaluate on before and after training."""
+        """The problems to evaluate on before and after training. Without any by default, ``no_eval`` is the reason."""
         s = self.settings
         n = EVAL_N if s["eval_n"] is None else s["eval_n"]
         if not n or self._divided[1]:
@@ -187,7 +188,9 @@ class RecipeProblems:
             return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
         entries = s["heldout"] if evaluates(s) else []
         for entry in entries:
-            if "data" not in entry or not all(isinstance(entry[key], OF_SET.get(key, ())) for key in entry):
+            # Not isinstance: true is an int in Python.
+            typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
+            if "data" not in entry or not typed or entry.get("n", 1) < 1:
                 remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
                 raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
         names = [entry["data"] for entry in entries]
@@ -210,11 +213,6 @@ class RecipeProblems:
         return [row for row in rows if row["problem"] not in taken] or rows
 
     @property
-    def eval_n(self) -> int:
-        """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
-        return len(self.heldout)
-
-    @property
     def about_eval(self) -> str | None:
         """A line about the problems that are evaluated by default; None if the recipe names them."""
         s, lines = self.settings, []
@@ -223,17 +221,16 @@ class RecipeProblems:
                 f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
-        if s["eval_n"] is None and not self.eval_n:
+        if s["eval_n"] is None and not self.heldout:
             lines.append(f"no verdict on the run: {self.no_eval}; eval_dataset names other problems")
         elif s["eval_n"] is None:
             lines.append(
-                f"before and after training {self.eval_n} problems of {self.eval_dataset}, {s['eval_split']}, "
-                f"are evaluated: {2 * self.eval_n} additional completions (eval_n: 0 turns it off)"
+                f"before and after training {len(self.heldout)} problems of {self.eval_dataset}, {s['eval_split']}, "
+                f"are evaluated: {2 * len(self.heldout)} additional completions (eval_n: 0 turns it off)"
             )
         return "; ".join(lines) or None
 
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
-        """The overlap of the evaluation problems with the training problems; None without evaluation problems."""
-        evaluated = self.heldout or [row for one in self.during for row in one.rows]
-        return contamination.overlap(evaluated, self.rows) if evaluated else None
+        """The overlap of the problems of before and after with the training problems; None without such problems."""
+        return contamination.overlap(self.heldout, self.rows) if self.heldout else None

@@ -15,16 +15,15 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
-from grpo_math.grading.equal.compare import value
-from grpo_math.grading.formats import FORMATS
-from grpo_math.grading.where import gold_answer, without_list
+from grpo_math.grading.equal.compare import THOUSANDS, value
+from grpo_math.grading.equal.text import repaired
+from grpo_math.grading.where import gold_answer
 from grpo_math.problems import columns
 from grpo_math.problems.sources import OWN, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 PARTS = ("level", "subject", "tolerance")
 NO_GOLD = ("", "proof", "notfound", "null", "nan")  # what data sets write if a problem has no answer
@@ -101,23 +100,20 @@ def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, 
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
-    text = without_list(str(answer))
-    _check(bool(text.strip()), key, "is empty")
-    gold = _gold(text, problem, source)
-    if key.endswith("solution") and gold == text.strip() and ("\n" in text or len(text) > LONGEST_GOLD):
-        # Prose that does not end in an answer.
-        gold = ""
+    # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
+    text = str(answer).rstrip().lstrip(" \n")
+    _check(bool(text), key, "is empty")
+    of_problem = (gold for start, gold in source.golds.items() if problem.startswith(start))
+    gold = next(of_problem, None) or gold_answer(text)
+    if gold == repaired(text).strip():
+        # Without a mark. Damaged text stays, so that the checks report it; prose does not end in an answer.
+        is_prose = key.endswith("solution") and ("\n" in text or len(text) > LONGEST_GOLD)
+        gold = "" if is_prose else text
+    elif "####" in text and THOUSANDS.fullmatch(gold):
+        # A run is resumed with the same gold answers as it began with.
+        gold = gold.replace(",", "")
     _check(gold.lower() not in NO_GOLD, key, "contains no gold answer")
     return gold
-
-
-def _gold(answer: str, problem: str, source: Source) -> str:
-    """Return the gold answer in a text: the last box, the number after the last ``####``, or the text itself."""
-    if FORMATS["boxed"].marker.search(answer):
-        stated = (gold for start, gold in source.golds.items() if problem.startswith(start))
-        return next(stated, None) or gold_answer(answer)
-    numbers = FORMATS["gsm8k"].marker.findall(answer)
-    return THOUSANDS.sub("", numbers[-1].strip()) if numbers else answer.strip()
 
 
 def _parts(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> Row:

@@ -123,7 +123,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         )
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
-    from grpo_math.evaluation.backends import Backend, Model, Sampling
+    from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
@@ -134,7 +134,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
         with Model(model, adapter, backend, request=run.request) as opened:
             for name, (rows, samples, temperature, overlap) in problems.items():
-                sampling = Sampling(samples, temperature, longest, args.batch_size, args.seed)
+                sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                 # The files of a run have the same names for each set, so that each set needs its own folder.
                 in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
                 output = Output(run.folder.joinpath(*in_run), {"data": name, "split": args.split}, overlap)

@@ -36,7 +36,6 @@ TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
 THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
 THEIRS |= TABLES["limits"]
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
-OWN_FUNCTION = "module:function"  # the choice that accepts any user function
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 
 
@@ -60,7 +59,8 @@ class Field(NamedTuple):
         grpo_math.errors.ConfigError: temperature='0' is out of range: give a number above 0
         """
         if isinstance(value, str):
-            if self.choices and not (OWN_FUNCTION in self.choices and is_user_function(value)):
+            # The choice module:function accepts any user function.
+            if self.choices and not ("module:function" in self.choices and is_user_function(value)):
                 require_choice(self.name, value, self.choices)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             # Not math.isfinite, which raises an exception for an integer of hundreds of digits.

@@ -30,6 +30,8 @@ from grpo_math.yaml_files import from_yaml, read_yaml
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
 NEEDED = ("max_completion_length", "num_generations")
+# The options of `grpo-math train` that are not settings.
+OPTIONS = ("config", "method", "gpus", "accelerate_config", "list", "copy", "help_all")
 # The words of transformers' HfArgumentParser.
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
@@ -69,18 +71,25 @@ def read(argv: Sequence[str]) -> Recipe:
     method = method_fields(named := typed.pop("method", None))
     # Here, because packages read some variables when they are imported, and checks read others.
     with reading(path or ""):  # Python refuses some names
-        os.environ.update({str(name): str(value) for name, value in written.pop("env", {}).items()})
+        os.environ.update(written.pop("env", {}))
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
-    script = any(name in {**written, **typed} for name in SCRIPTS)
+    marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
     # The command line wins, by the old name of a field or by the new one: both are translated first.
     stated = {**translated(written, notes), **translated(typed, notes)}
     given = {**method, **stated}
     for name, value in method.items():
         if given[name] != value:
             notes.append(f"{name}={given[name]!r} stays, and --method {named} has {value!r}: state the one you want")
+    settings = for_script(given) if marks or typed_marks else given
+    # The recipe of a script has its prompts in the data. On the command line alone, the name may be meant for dataset.
+    if typed_marks and not marks and "prompt_template" not in given:
+        notes.append(
+            f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
+            "state the one you want"
+        )
     checked = {}
-    for name, value in (for_script(given) if script else given).items():
+    for name, value in settings.items():
         try:
             checked[name] = check(name, value)
         except UserError as problem:
@@ -133,10 +142,14 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     recipe = read_yaml(recipe_file(path))
     if not isinstance(recipe, dict):
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
-    if not isinstance(recipe.get("env", {}), dict):
+    env = recipe.get("env", {})
+    if not isinstance(env, dict):
         raise UserError(f"{path}: env is not a mapping: write NAME: VALUE under it")
-    if "method" in recipe:
-        raise UserError(f"{path}: method is an option of the command line: add --method {recipe['method']} there")
+    for name, value in env.items():
+        # YAML reads a name or a value such as no as false.
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise UserError(f"{path}: env, {name}: the name or the value is not a text: put it in quotes")
+        env[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return {str(name): value for name, value in recipe.items()}
 
 
@@ -155,8 +168,9 @@ def check(name: str, value: Any) -> Any:
         if word in NOT_HERE:
             raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
     if field is None:
-        near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
-        raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
+        near = hint(name, (*fields(), *OPTIONS)) or "grpo-math train --help-all lists them"
+        remedy = "give it to grpo-math train on the command line" if name in OPTIONS else near
+        raise UserError(f"--{name} is not a setting: {remedy}")
     if name in ("columns", "eval_columns"):
         value = as_text(value)
     written, value = value, coerced(field, value)

@@ -21,6 +21,7 @@ from grpo_math.run.redact import is_address, without_secrets
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
+from grpo_math.settings.vllm import LOCAL
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
@@ -301,6 +302,21 @@ VLLM = [
         "vllm_mode={vllm_mode!r} has no server",
     ),
     unused(
+        "vllm_server_host",
+        lambda s: _on_server(s) and s["vllm_server_base_url"] and s["vllm_server_host"] not in LOCAL,
+        "vllm_server_base_url names the server",
+        "leave one of the two out",
+    ),
+    unused(
+        "vllm_server_port",
+        # The launcher adds the address of a server that it has started at the stated port.
+        lambda s: (
+            _on_server(s) and s["vllm_server_base_url"] and f":{s['vllm_server_port']}" not in s["vllm_server_base_url"]
+        ),
+        "vllm_server_base_url names the port",
+        "leave one of the two out",
+    ),
+    unused(
         "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_model_impl",
         _on_server,
         "vllm_mode is server",
@@ -467,6 +483,11 @@ PROGRAM = [
         "give the steps between two evaluations",
     ),
     unused(
+        "eval_steps",
+        lambda s: s["heldout_every"] or s["eval_strategy"] != "steps",
+        "heldout_every={heldout_every} and eval_strategy={eval_strategy} set when to evaluate",
+    ),
+    unused(
         "heldout metric_for_best_model", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE
     ),
     Rule(
@@ -510,7 +531,9 @@ PROGRAM = [
         "nothing is evaluated",
         "set eval_n, or heldout_every",
     ),
-    unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
+    unused("eval_columns", _off("eval_dataset"), "eval_dataset is not set", "set eval_dataset, or columns"),
+    unused("max_tool_calling_iterations", _off("tools"), "tools is not set", "set tools: [python]"),
+    unused("python", lambda s: "python" not in s["tools"], "python is not among tools", "set tools: [python]"),
     # Rewards
     Rule(
         "rewards",

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_math.errors import UserError
 from grpo_math.problems.columns import as_text
 from grpo_math.problems.prompts import AS_IS, PROBLEM
 from grpo_math.reading import is_table
@@ -19,7 +20,8 @@ from grpo_math.yaml_files import read_yaml
 NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
 SAME, RENAMED, REWARDS, NOT_HERE = NAMES["same"], NAMES["renamed"], NAMES["rewards"], NAMES["not_here"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
-MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | SAME | RENAMED
+OURS = SAME | RENAMED
+MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
 # Values that switch a field off, as text: the command line has only texts.
 OFF = ("none", "null", "false", "no", "off", "", "[]")
 # A recipe with one of these is for a script.
@@ -55,12 +57,18 @@ def _distance(one: str, other: str) -> int:
 def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return a recipe with our field names, and add a line to ``notes`` for each renamed field or field without effect.
 
+    Raises `UserError` for two names of one field with different values.
+
     >>> notes = []
     >>> translated({"torch_dtype": "bfloat16", "max_prompt_length": 512, "reward_funcs": "my.rewards.short"}, notes)
     {'dtype': 'bfloat16', 'rewards': ['my.rewards:short']}
     >>> notes[0]
     'torch_dtype is now dtype: rename the field'
     """
+    for old, field in OURS.items():
+        # As texts: the command line has true, and a recipe True.
+        if {old, field} <= recipe.keys() and str(recipe[old]).lower() != str(recipe[field]).lower():
+            raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
     fields: dict[str, Any] = {}
     for name, value in recipe.items():
         if name in RENAMED:
@@ -74,7 +82,7 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             names = map(str, value if isinstance(value, list) else [value])
             # TRL writes package.module.function
             value = [REWARDS.get(one) or (one if ":" in one else ":".join(one.rsplit(".", 1))) for one in names]
-        fields[SAME.get(name) or RENAMED.get(name, name)] = value
+        fields[OURS.get(name, name)] = value
     return fields
 
 
@@ -84,10 +92,9 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     TRL trains on the column ``prompt`` unchanged; open-r1 adds a system prompt.
     """
     ours = dict(fields)
-    config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
-    several = ours.pop("dataset_configs", None) or []
+    configs, column = ours.pop("dataset_config", None) or [], ours.pop("dataset_prompt_column", None)
     # Older recipes have a list. Several names are joined; no set has that name, and the error shows it.
-    config = config or ",".join(map(str, several if isinstance(several, list) else [several]))
+    config = ",".join(map(str, configs if isinstance(configs, list) else [configs]))
     # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"

@@ -26,9 +26,9 @@ from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
-from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
@@ -192,8 +192,6 @@ class TrainingRun:
         probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         warned = ask(setup, CHECKS)
-        # A setting that cannot be sampled is refused here.
-        _ = [self.sampling(one) for one in setup.problems.during]
         rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
@@ -263,7 +261,7 @@ class TrainingRun:
     def evaluate(self, name: str) -> None:
         """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
         file = self.run_dir / f"{name}.json"
-        if not self.setup.problems.eval_n:
+        if not self.setup.problems.heldout:
             return
         # The weights of a checkpoint are no longer those before training.
         if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
@@ -278,7 +276,7 @@ class TrainingRun:
     def train(self, stop: Stop) -> None:
         """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
-        if self.setup.problems.eval_n:
+        if self.setup.problems.heldout:
             _say("2 of 3: training")
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
@@ -317,7 +315,7 @@ class TrainingRun:
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
         line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
         chose = {row["problem"] for one in problems.during for row in one.rows}
-        if problems.eval_n and not chose & {row["problem"] for row in problems.heldout}:
+        if problems.heldout and not chose & {row["problem"] for row in problems.heldout}:
             self.trainer._load_best_model()
             line = heldout.best_and_last(self.score_whole(), self.last_results, best)
         if self.is_main:
@@ -328,8 +326,8 @@ class TrainingRun:
     def score_whole(self) -> dict[str, Any]:
         """Return the results of the model as it is now on the problems of before.json and after.json."""
         problems = self.setup.problems
-        rows = problems.heldout[: problems.eval_n]
-        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
+        split = self.arguments.eval_split
+        whole = HeldOutSet(problems.eval_dataset, split, problems.heldout, samples=1, temperature=0.0)
         return self.score(whole, Output(contamination=problems.overlap))
 
     def sampling(self, one: HeldOutSet) -> Sampling:

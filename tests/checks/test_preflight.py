@@ -76,6 +76,8 @@ def of_golds(level: str, bad: int) -> str:
 
 
 WORDS = rows_of(*((" ".join(["x"] * n), "1") for n in range(20, 0, -1)))
+SUMS = rows_of(*((f"Add {n} and 1,000.", str(n + 1000)) for n in range(100)))
+SUMS_FILE = ["--dataset", "mine.jsonl", "--heldout_every", "1"]
 LENGTHS = "info: prompt tokens of 20 problems: median 14, 95% 23, longest 23"
 OVER = (
     "error: {} of 20 prompts and max_completion_length={} come to more than {} (the longest prompt has 23 tokens). "
@@ -348,6 +350,38 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [
                 "info: 512 problems to train on",
                 "info: 64 problems of generated:sums, test, are evaluated during training",
+            ],
+        ),
+        (
+            [*SUMS_FILE, "--eval_n", "4", "--heldout", "{data: mine.jsonl}"],
+            {"files": SUMS},
+            [
+                "info: 90 problems to train on",
+                "info: 10 of the 100 problems of mine.jsonl are held out of training by a hash, to evaluate on",
+                "info: 96 problems of mine.jsonl, test, are evaluated during training",
+                "warning: mine.jsonl, test: contamination: 90 of 96 problems (93.8%) overlap with the 90 training "
+                "problems: 90 equal, 0 by 13 words in a row. Remedy: give an eval_split, eval_dataset or heldout of",
+            ],
+        ),
+        (
+            [
+                *(*SUMS_FILE, "--dataset_split", "train[20:]", "--eval_split", "train[:20]", "--eval_n", "4"),
+                *("--heldout", "{data: mine.jsonl, split: 'train[:20]'}", "{data: generated, split: train, n: 5}"),
+            ],
+            {"files": SUMS},
+            [
+                "info: 80 problems to train on",
+                "info: 16 problems of mine.jsonl, train[:20], are evaluated during training",
+                "info: 5 problems of generated, train, are evaluated during training",
+            ],
+        ),
+        (
+            ["--eval_n", "4", "--heldout_every", "1", "--heldout", "{data: generated:sums, split: train, n: 5}"],
+            {},
+            [
+                "info: 512 problems to train on",
+                "info: 5 problems of generated:sums, train, are evaluated during training",
+                "warning: generated:sums, train: contamination: 5 of 5 problems (100.0%) overlap with the 512 training",
             ],
         ),
     ],

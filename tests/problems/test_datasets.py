@@ -7,6 +7,7 @@ from collections import Counter
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
+from string import ascii_lowercase
 
 import datasets as hub_datasets
 import pyarrow
@@ -20,6 +21,7 @@ from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
+from grpo_math.rewards.columns import GRADE
 from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
@@ -83,11 +85,20 @@ def test_a_file_may_use_any_of_the_key_names(tmp_path):
         ({"problem": "o?", "ground_truth": "['7']"}, "7"),
         ({"problem": "p?", "Answer": r'["\\frac{3}{4}"]'}, r"\frac{3}{4}"),
         ({"problem": "q?", "answer": "[3, 5]"}, "[3, 5]"),  # an interval
+        # As the grader finds the answer of a solution.
+        ({"problem": "r?", "answer": "12 * 6\n####\n72"}, "72"),
+        ({"problem": "s?", "answer": "12 * 6 <answer>72</answer>"}, "72"),
+        ({"problem": "t?", "answer": r"\fbox{72}"}, "72"),
+        # Commas between the ends of an interval and the parts of a point, not between thousands.
+        ({"problem": "u?", "answer": "#### [0,100]"}, "[0,100]"),
+        ({"problem": "v?", "answer": "#### (3,100)"}, "(3,100)"),
+        ({"problem": "w?", "answer": "#### 0.5,100"}, "0.5,100"),
+        ({"problem": "x?", "answer": "\frac{1}{2}"}, "\frac{1}{2}"),  # a form feed: the checks report it
     ]
     loaded = load_problems(write(tmp_path / "mine.jsonl", *(row for row, _ in rows)))
     assert values(loaded, "id", "problem", "answer") == [
         (f"mine/{i}", f"{letter}?", gold)
-        for i, (letter, (_, gold)) in enumerate(zip("abcdefghijklmnopq", rows, strict=True), 1)
+        for i, (letter, (_, gold)) in enumerate(zip(ascii_lowercase, rows, strict=False), 1)
     ]
 
 
@@ -117,10 +128,11 @@ def test_a_row_keeps_its_id_level_subject_and_other_columns_and_all_rows_have_th
 
 
 def test_a_column_that_training_uses_or_that_has_several_types_is_left_out_with_a_warning(tmp_path, caplog):
-    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in (("completions", 1), ("images", "a")))
+    made = ("completions", "images", GRADE)
+    rows = ({**GOOD, name: "x", "note": "mine", "kind": kind} for name, kind in zip(made, (1, "a", "b"), strict=True))
     file = write(tmp_path / "mine.jsonl", *rows)
-    assert [list(row) for row in load_problems(file)] == [[*COMMON, "note"]] * 2
-    reasons = {"completions": "training uses this name itself", "images": "training uses this name itself"}
+    assert [list(row) for row in load_problems(file)] == [[*COMMON, "note"]] * 3
+    reasons = dict.fromkeys(made, "training uses this name itself")
     reasons["kind"] = "Could not convert 'a' with type str: tried to convert to int64"
     warnings = [f"the column {name!r} of {file} is left out, no reward gets it: {reasons[name]}" for name in reasons]
     assert sorted(caplog.messages) == sorted(warnings)
@@ -206,10 +218,10 @@ def test_a_limit_draws_rows_by_the_seed_and_a_larger_one_contains_them_in_the_or
         *(
             (
                 {"dataset": "gsm8k", "columns": f"problem=a,{part}"},
-                f"columns='problem=a,{part}' does not name a field and its column in {part!r}: "
+                f"columns='problem=a,{part}' does not name a field and its one column in {part!r}: "
                 "write problem=query,answer=target; the fields are problem, answer, id, level, subject",
             )
-            for part in ("answer", "gold=b")
+            for part in ("answer", "gold=b", "problem=b")
         ),
     ],
 )

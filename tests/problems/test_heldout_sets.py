@@ -39,7 +39,7 @@ def names(rows):
 )
 def test_by_default_64_other_problems_than_before_and_after(words, before_and_after, during):
     asked = problems(*words)
-    assert len(asked.heldout) == asked.eval_n == before_and_after
+    assert len(asked.heldout) == before_and_after
     assert [len(one.rows) for one in asked.during] == [during] * (during is not None)
     for one in asked.during:
         assert (one.data, one.split, one.samples, one.temperature) == (words[1], "test", 1, 0.0)
@@ -95,7 +95,14 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
             "eval_n=99 is more than the 41 problems of generated:pro",
         ),
         (["--heldout", '{"n": 3}', *EVERY], "is not a set to evaluate"),
-        (["--heldout", '{"data": "generated", "n": "many"}', *EVERY], "is not a set to evaluate"),
+        *(
+            (["--heldout", json.dumps({"data": "generated", **value}), *EVERY], "is not a set to evaluate")
+            for value in (
+                *({"n": n} for n in ("many", True, None, 1.5, 0, -5)),
+                *({"samples": 2.0}, {"samples": True}, {"temperature": "1"}, {"temperature": False}),
+                *({"columns": 3}, {"split": 1}, {"data": 7}),
+            )
+        ),
         (["--heldout", '{"data": "x", "size": 3}', *EVERY], "the keys are data, split, columns, n, samples, temp"),
         (["--heldout", '{"data": "generated:nothing"}', *EVERY], "level='nothing' is not known"),
         (["--heldout", '{"data": "generated", "split": "nowhere"}', *EVERY], "heldout='nowhere'"),
@@ -125,8 +132,6 @@ def test_a_recipe_names_its_sets():
     assert (len(first.rows), first.samples, len(second.rows), second.samples, second.temperature) == (3, None, 41, 4, 1)
     assert not names(first.rows) & names(asked.heldout)
     assert asked.overlap["n"] == 8
-    asked = problems("--dataset", "generated:sums", "--eval_n", "0", "--heldout", *sets, *EVERY)
-    assert asked.overlap["n"] == 44
     assert problems("--heldout", *sets).during == []
 
 

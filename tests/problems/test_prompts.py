@@ -7,6 +7,7 @@ import pytest
 from grpo_math import load_problems
 from grpo_math.errors import ConfigError
 from grpo_math.grading.formats import FORMATS, in_format
+from grpo_math.grading.where import find
 from grpo_math.problems.prompts import TEMPLATES, as_template, refuse_without_call
 
 PROBLEM = "What is {5} + 6? %s {0} <answer>"
@@ -154,7 +155,7 @@ def test_a_chat_has_a_worked_example_in_the_format_that_it_teaches_or_none(templ
     assert messages[-1]["content"] == PROBLEM
     if len(messages) > 2:
         assert in_format(messages[-2]["content"], template)
-        assert FORMATS[template].marker.findall(messages[-2]["content"]) == ["7"]
+        assert find(messages[-2]["content"], template).text == "7"
     if template == "python":
         (call,) = messages[2]["tool_calls"]
         assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}

@@ -1,6 +1,7 @@
 """A recipe is read without torch as training reads it: names, defaults, kinds, choices, ranges."""
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_math import cli
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
 from grpo_math.settings.recipe import METHODS, check, read, read_recipe
@@ -118,6 +120,23 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert read(words).sound().explicit_values() == values
 
 
+def test_variables_are_written_as_a_shell_would_have_them(tmp_path, monkeypatch):
+    variables = {
+        "A": ("true", "true"),
+        "B": ("no", "false"),
+        "C": ('""', ""),
+        "D": ("1", "1"),
+        "E": ("yes, sir", "yes, sir"),
+    }
+    for name in variables:
+        monkeypatch.setenv(name, "before")
+    (tmp_path / "recipe.yaml").write_text(
+        "env:\n" + "".join(f"  {name}: {text}\n" for name, (text, _) in variables.items())
+    )
+    read(["--config", str(tmp_path / "recipe.yaml")])
+    assert {name: os.environ[name] for name in variables} == {name: value for name, (_, value) in variables.items()}
+
+
 # Ctrl-C at the first import of a package that reads variables.
 INTERRUPTED = """
 import os, runpy, signal, sys
@@ -197,6 +216,16 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
     assert message in str(problem)
 
 
+@pytest.mark.parametrize("option", sorted({"config", *cli._options(cli.command_parser("train"))} - {"help"}))
+def test_an_option_of_train_in_a_recipe_or_of_another_program_is_named_so(option, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"{option}: 2")
+    argv = ["--config", str(tmp_path / "recipe.yaml")]
+    message = f"--{option} is not a setting: give it to grpo-math train on the command line"
+    assert [str(problem) for problem in read(argv).problems] == [message]
+    if option not in ("config", "method"):
+        assert [str(problem) for problem in read([f"--{option}", "2"]).problems] == [message]
+
+
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"]])
 def test_a_recipe_that_is_not_named_is_refused(argv):
     with pytest.raises(UserError, match="--config"):
@@ -214,7 +243,10 @@ def test_a_recipe_that_is_not_named_is_refused(argv):
         ("", "contains no fields"),
         ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("env: [A]\n", "env is not a mapping"),
-        ("method: rloo\n", "method is an option of the command line: add --method rloo there"),
+        *(
+            (f"env: {{{text}}}\n", "the name or the value is not a text: put it in quotes")
+            for text in ("CUDA_VISIBLE_DEVICES: ", "A: [1]", "A: {B: 1}", "on: 1", "A: 2026-11-29")
+        ),
     ],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_path):

@@ -192,9 +192,23 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"reference_refresh_steps": 5, "beta": 0.1, "fsdp": "full_shard"}, False),
         ({**ON_SERVER, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"}, True),
         ({**ON_SERVER, "loss_type": "vespo", "vllm_importance_sampling_mode": "sequence_mask"}, False),
+        ({**ON_SERVER, "vllm_server_base_url": "http://h:1", "vllm_server_host": "g"}, False),
+        ({**ON_SERVER, "vllm_server_base_url": "http://h:1", "vllm_server_port": 2}, False),
+        # As the launcher adds the address of the server that it has started for these two.
+        (
+            {**ON_SERVER, "vllm_server_base_url": "http://127.0.0.1:2"}
+            | {"vllm_server_host": "localhost", "vllm_server_port": 2},
+            True,
+        ),
         ({"dataset": "rows.jsonl", "dataset_split": "train[:9]"}, True),
         ({"dataset": "rows.jsonl", "dataset_split": "test"}, False),
+        ({"heldout_every": 5, "eval_steps": 7}, False),
+        ({"eval_strategy": "epoch", "eval_steps": 7}, False),
+        ({"eval_columns": "problem=x"}, False),
+        ({"eval_columns": "problem=x", "eval_dataset": "rows.jsonl"}, True),
         ({"tools": ["a:b"], "max_tool_calling_iterations": 3}, True),
+        ({"tools": ["a:b"], "python": {"cpu_seconds": 3}}, False),
+        ({"tools": ["a:b", "python"], "python": {"cpu_seconds": 3}}, True),
         ({"max_steps": 8, "logging_steps": 8}, True),
         ({"max_steps": 8, "logging_steps": 9}, False),
         ({"max_steps": 8, "warmup_steps": 7}, True),

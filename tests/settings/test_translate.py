@@ -9,6 +9,7 @@ import yaml
 from small_runs import history
 
 from grpo_math import cli
+from grpo_math.errors import UserError
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
@@ -99,7 +100,7 @@ def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
     assert sorted(note.partition(" ")[0].partition("=")[0] for note in notes) == sorted([*fields, "num_processes"])
     assert sum(" has no effect: of open-r1, not here: " in note for note in notes) == len(fields)
     # A number in YAML, as a configuration may be named by its year.
-    assert translate.for_script({"dataset": "a/b", "dataset_configs": 2024})["dataset"] == "a/b:2024"
+    assert translate.for_script({"dataset": "a/b", "dataset_config": 2024})["dataset"] == "a/b:2024"
     given = ["--dataset_name", "openai/gsm8k", "--dataset_configs", "main"]
     assert read(given).sound().values["dataset"] == "openai/gsm8k:main"
 
@@ -110,8 +111,39 @@ def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name
     assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 
+@pytest.mark.parametrize(("old", "field"), translate.OURS.items())
+def test_two_names_of_one_setting_with_different_values_are_refused(old, field, tmp_path):
+    for one, other in ((old, field), (field, old)):
+        with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
+            read(["--config", recipe(tmp_path, **{one: "0", other: "1"})])
+        with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
+            read([f"--{one}", "0", f"--{other}", "1"])
+    # As in recipes that run with older versions, too.
+    translate.translated({old: "true", field: True}, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "written", "template", "note"),
+    [
+        (["--dataset_name", "gsm8k"], {}, "as_is", "--dataset_name sets prompt_template to 'as_is', as in TRL"),
+        (["--dataset_name", "math"], {"dataset": "gsm8k"}, "as_is", "--dataset_name sets prompt_template to 'as_is'"),
+        (["--dataset_prompt_column", "q"], {}, "{problem}", "--dataset_prompt_column sets prompt_template to '{prob"),
+        (["--dataset_name", "gsm8k", "--prompt_template", "boxed"], {}, "boxed", None),
+        (["--dataset_prompt_column", "q"], {"prompt_template": "boxed"}, "boxed", None),
+        (["--dataset_name", "math"], {"dataset_name": "gsm8k"}, "as_is", None),
+        (["--dataset", "math"], {"dataset": "gsm8k"}, None, None),
+    ],
+)
+def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, template, note, tmp_path):
+    results = read([*words, "--config", recipe(tmp_path, seed=1, **written)]).sound()
+    assert results.values["prompt_template"] == template
+    assert [line[: len(note or "")] for line in results.notes] == [note] * (note is not None)
+
+
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
-    assert {*translate.SAME.values(), *translate.RENAMED.values(), *translate.MEANT.values()} <= fields().keys()
+    ours = {*fields(), *translate.SCRIPTS}
+    assert {*translate.OURS.values(), *translate.MEANT.values()} <= ours
+    assert len({*translate.OURS.values()}) == len(translate.OURS), "each field has one old name"
     assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
 
