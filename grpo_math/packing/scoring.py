@@ -5,6 +5,7 @@ Input and output are padded (`pack.py`). In between, each prompt is computed onc
 `micro_batches.TokenBudget` has the token budget, which the update uses too.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
@@ -21,7 +22,7 @@ from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import plan_micro_batches
-from grpo_math.run.ranks import agree_on_first
+from grpo_math.run.ranks import agree_on_all, agree_on_first
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 
@@ -103,7 +104,7 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
-        if last := getattr(config, "max_position_embeddings", None):
+        if last := scorer.longest or getattr(config, "max_position_embeddings", None):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
             near = scorer(plain, *short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
@@ -184,11 +185,17 @@ class PackedScorer:
         self.accelerator = accelerator
         self.budget = budget
         self.models = [_bare(model) for model in models]
+        # The padded width from which rows are scored as TRL does, or None.
+        self.longest = min(filter(None, (attention.longest_width(model.config) for model in self.models)), default=None)
         self.verified = False
 
     def bare(self, model: Any) -> Any:
         """Return the transformers model of a model that peft or accelerate may have wrapped."""
         return _bare(self.accelerator.unwrap_model(model))
+
+    def agree_on_width(self, width: int) -> bool:
+        """Return True if TRL's padded rows are narrow enough to be packed, on all ranks."""
+        return self.longest is None or agree_on_all(width < self.longest)
 
     def agree_to_pack(self, plain: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool) -> bool:
         """Compare the scores of two short rows of words with those of ``plain``, TRL's method, once for each model.
@@ -249,13 +256,17 @@ class PackedScorer:
         score: Callable[..., Scores] = partial(
             self._score, plain, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
         )
+        one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
+        if not (width < (self.longest or math.inf) if one_batch else self.agree_on_width(width)):
+            logger.warning_once(
+                f"pack_updates: rows of {self.longest} or more tokens have {attention.LONGEST_ROW}; they are scored "
+                "unpacked."
+            )
+            rows = (input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
+            return plain(model, *rows, **kwargs)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
         # mean over all of them.
-        batches = (
-            []
-            if torch.is_grad_enabled() or compute_aux_loss
-            else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
-        )
+        batches = [] if one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)

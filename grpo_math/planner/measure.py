@@ -243,6 +243,7 @@ def shape(config: Any) -> Json:
     used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
     idle = sum(p[used:].numel() for p in parameters if p.dim() == 3)
     total = sum(p.numel() for p in parameters)
+    longest = attention.longest_width(whole.config)
     return {
         "layers": sum(times),
         "hidden": text.hidden_size,
@@ -258,6 +259,7 @@ def shape(config: Any) -> Json:
         "cache": [(2 * few - many) // 2, (many - few) // 64 // 2],
         "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
         "tiled": sum(map(tiled_mlp.serves, decoder_layers(model)[1])) == len(times),
+        **({"packed": longest} if longest else {}),
     }
 
 

@@ -57,6 +57,7 @@ class Shape:
     cache: tuple[int, int]  # elements in the KV cache of a sequence: constant, and per token without sliding windows
     linear: bool  # memory is linear in the tokens: no layer has a state or attention that no torch kernel computes
     tiled: bool  # trainer/tiled_mlp.py supports its layers
+    packed: int | None = None  # the length from which its rows are not packed, if there is one
 
 
 def model_shape(source: str, config: Settings, measures: bool = True) -> Shape:

@@ -49,6 +49,10 @@ class Counted:
             if settings[name] and zero.stage == 3:
                 raise NotPlanned(name, True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
         self.sequence = machine.prompt + settings["max_completion_length"]
+        if shape.packed and self.sequence >= shape.packed:
+            reason = f"after {machine.prompt} tokens of prompt is not packed, which is not known to the plan"
+            length = settings["max_completion_length"]
+            raise NotPlanned("max_completion_length", length, reason, f"use less than {shape.packed - machine.prompt}")
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
         self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
         self.batch = batch.plan(settings, given, self.layout.policy)

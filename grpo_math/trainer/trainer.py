@@ -572,10 +572,12 @@ class MathGRPOTrainer(GRPOTrainer):
         # In each rollout, because a script may replace a method after the constructor.
         if not is_new or self._keeps_trls_rows():
             return inputs
-        splitter = self.splitter if self.scorer else replace(self.splitter, whole=True)
+        of_trl, steps = self._buffered_inputs, list[TrainingStep]()
+        width = of_trl[0]["prompt_ids"].size(1) + of_trl[0]["completion_ids"].size(1)
+        packs = self.scorer is not None and self.scorer.agree_on_width(width)
+        splitter = self.splitter if packs else replace(self.splitter, whole=True)
         # This many training steps always belong to one optimizer step. Rows change places within these only.
         window = math.gcd(steps_per_rollout, self.args.gradient_accumulation_steps)
-        of_trl, steps = self._buffered_inputs, list[TrainingStep]()
         for start in range(0, steps_per_rollout, window):
             steps += splitter.gather_steps(of_trl[start : start + window], self.budget.tokens)
         self._buffered_inputs = steps

@@ -1,8 +1,9 @@
-"""A model that computes a position differently in a longer pass is not packed, however it does that."""
+"""A model that computes a position differently in a longer pass is packed for short rows, or not at all."""
 
 import pytest
 import torch
 from small_families import tiny_model
+from small_trainers import KINDS, SMALL, STEPS, relative, weights
 from torch import nn
 
 LLAMA = {"rope_theta": 10000.0, "factor": 4.0}
@@ -21,13 +22,42 @@ def packs(trainer):
     return trainer.scorer is not None
 
 
+def model_of(kind, limit):
+    """A model whose RoPE has other frequencies in passes of more than ``limit`` tokens, if the kind allows that."""
+    settings = {"max_position_embeddings": limit if kind == "dynamic" else 128}
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **TYPES[kind]}
+    if "original_max_position_embeddings" in parameters:
+        parameters["original_max_position_embeddings"] = limit
+    return tiny_model("llama", rope_parameters=parameters, **settings)
+
+
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_rope_that_reads_the_length_of_a_pass_is_not_packed(kind, ours, caplog):
-    model = tiny_model("llama", rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **TYPES[kind]})
+def test_trying_a_rope_leaves_its_frequencies(kind, ours):
+    model = model_of(kind, 24)
     inv_freq = model.model.rotary_emb.inv_freq.clone()
-    assert packs(ours(model=model)) == (kind not in ("dynamic", "longrope"))
-    assert ("positions that depend on the longest row" in caplog.text) == (kind in ("dynamic", "longrope"))
+    trainer = ours(model=model)
+    assert packs(trainer)
+    assert trainer.scorer.longest == (24 if kind in ("dynamic", "longrope") else None)
     assert torch.equal(model.model.rotary_emb.inv_freq, inv_freq)
+
+
+# Each rollout is wider than the first limit, some are wider than the second, and none is wider than the third.
+@pytest.mark.parametrize("limit", [12, 20, 64])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rope_that_reads_the_length_of_a_pass_is_packed_only_if_all_rows_are_short(kind, limit, ours, tmp_path):
+    folder, trained, packed = str(tmp_path / "model"), {}, []
+    model_of(kind, limit).save_pretrained(folder)
+    for name in ("ours", "trl"):
+        trainer = ours(model=folder, folder=name, **KINDS[name], **STEPS, **SMALL, beta=0.1)
+        hook = trainer.model.register_forward_pre_hook(
+            lambda model, args, kwargs: packed.append("packed_groups" in kwargs and torch.is_grad_enabled()),
+            with_kwargs=True,
+        )
+        trainer.train()
+        hook.remove()
+        trained[name] = weights(trainer.model)
+    assert relative(trained["ours"], trained["trl"]) < 1e-6
+    assert any(packed) == (limit > 12)
 
 
 class OwnRope(nn.Module):

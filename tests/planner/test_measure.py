@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grpo_math.packing import attention, varlen
-from grpo_math.planner import measure, model
+from grpo_math.planner import measure, model, plan
 from grpo_math.planner.memory import Precision, at, measurement_settings
-from grpo_math.planner.settings import resolve
+from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.planner.work import Work
 
 SMALL = {
@@ -65,6 +65,22 @@ def test_what_cannot_be_measured_is_answered_by_the_reason(measuring):
     errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
     assert "model_type" in errors[0]
     assert "layers of type 'chunked_attention'" in errors[1]
+
+
+def test_a_rope_that_reads_the_length_of_a_pass_is_planned_for_the_lengths_that_are_packed(
+    measuring, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    monkeypatch.setattr(model, "_ask", lambda source, config, how: measuring((config, how))[0])
+    rope = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    lengths = {"max_position_embeddings": 8192, "original_max_position_embeddings": 1024}
+    config = {"model_type": "phi3", **SMALL, **lengths, "vocab_size": 32064, "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = {"model_name_or_path": str(tmp_path), **LORA, "dtype": "bfloat16"}
+    machine = {"gpus": 1, "gpu_gb": 24, "cpu_gb": 64}
+    assert plan({**recipe, "max_completion_length": 511}, **machine)["fits"]
+    with pytest.raises(NotPlanned, match=r"max_completion_length=512 .* is not packed, .*: use less than 512"):
+        plan({**recipe, "max_completion_length": 512}, **machine)
 
 
 def test_a_token_goes_through_two_of_four_experts(measuring):
