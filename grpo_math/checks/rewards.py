@@ -58,7 +58,14 @@ def problems(setup: Setup) -> Iterator[Finding]:
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    sets = {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in during}
+    # The problems of before and after, which the default set has, are compared already.
+    compared = {row["problem"] for row in setup.problems.heldout}
+    others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
+    together = [row for held in others for row in held.rows]
+    # One pass over the training problems for all sets: only an overlap is looked for in each of them.
+    if not together or not contamination.overlap(together, rows)["overlapping"]:
+        others = []
+    sets = {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in others}
     for name, overlap in {"": setup.problems.overlap, **sets}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"

@@ -97,6 +97,8 @@ def loading(path: str, files: str, field: str = "model_name_or_path") -> Iterato
     except Exception as error:
         # Only the cause names a field of config.json with a wrong value.
         cause = error.__cause__ or error
+        if type(cause).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise
         reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
         remedy = _remedy(path, "give a model's folder, or a Hub id")
         raise ConfigError(field, path, reason, remedy) from None

@@ -201,7 +201,7 @@ def _start(call: Message, functions: Mapping[str, Tool]) -> tuple[str, Future[An
         if inspect.iscoroutine(value):
             return name, start(value)
         result.set_result(value)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         result.set_exception(error)
     return name, result
 
@@ -215,7 +215,7 @@ def _result(name: str, future: Future[Any]) -> Message:
         status = getattr(result, "status", status)
     except UserError:
         raise  # caused by the machine, so not a result for the model
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         status = "timeout" if isinstance(error, TimeoutError) else "failed"
         result = {"error": str(error)}
     content = str(result).encode("utf-8", "replace").decode()  # without halves of characters

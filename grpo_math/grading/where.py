@@ -136,7 +136,7 @@ def without_list(gold: str) -> str:
     if _LIST.fullmatch(gold.strip()):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             answers = ast.literal_eval(gold.strip())
-            return ", ".join(map(str, answers))
+            return ", ".join(gold_answer(str(one)) for one in answers)
     return gold
 
 

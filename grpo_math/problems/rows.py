@@ -96,12 +96,13 @@ def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, 
     key, answer = _needed(fields, "answer", accepted)
     # A list (OlympiadBench) has several answers of a problem. A completion must give all of them.
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
-        answer = ", ".join(map(str, answer))
+        answer = ", ".join(gold_answer(str(one)) for one in answer)
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
     # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
-    text = str(answer).rstrip().lstrip(" \n")
+    text = str(answer)
+    text = text.strip() if repaired(text) == text else text.rstrip().lstrip(" \n")
     _check(bool(text), key, "is empty")
     of_problem = (gold for start, gold in source.golds.items() if problem.startswith(start))
     gold = next(of_problem, None) or gold_answer(text)

@@ -3,6 +3,7 @@
 The trainer decides how a run ends, on every rank alike.
 """
 
+import asyncio
 import contextlib
 import functools
 import inspect
@@ -17,7 +18,7 @@ from typing import Any
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import RESERVED, Completions, Prompts, Reward, Rewards
 from grpo_math.run.signals import Stopped
-from grpo_math.run.user_functions import said_by
+from grpo_math.run.user_functions import said_by, start
 
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
@@ -85,7 +86,9 @@ def checked(
 
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:
-            values = await reward(prompts=prompts, completions=completions, **columns_for(reward, {**columns, **added}))
+            more = columns_for(reward, {**columns, **added})
+            # Not in TRL's loop: the checks before the run and the tools use the same clients.
+            values = await asyncio.wrap_future(start(reward(prompts=prompts, completions=completions, **more)))
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 

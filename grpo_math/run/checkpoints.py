@@ -33,7 +33,7 @@ def retire_results(run_dir: Path, base_too: bool) -> None:
     for name in (FINISHED, *sides):
         (run_dir / name).unlink(missing_ok=True)
     # With their answers, because `grpo-math evaluate --run` would refuse to continue those of other weights.
-    # The evaluations of checkpoints (evaluation-checkpoint-N) are of earlier weights only in a new run.
+    # A run that resumes has the checkpoints of evaluation-checkpoint-N, or renames both.
     folders = "evaluation*" if base_too else "evaluation"
     for side in sides.values():
         for path in [*run_dir.glob(f"{folders}/**/{side}.*")]:
@@ -208,12 +208,13 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def rename_later_checkpoints(run_dir: Path, step: int) -> None:
-    """Rename checkpoints after this step to old-checkpoint-N: the run will write these steps again."""
+    """Rename checkpoints after this step, with their evaluations, to old-...: the run will write these steps again."""
     for number, folder in checkpoints(run_dir):
-        if number > step:
-            old = folder.with_name(f"old-{folder.name}")
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)
+        for path in (folder, run_dir / f"evaluation-{folder.name}"):
+            if number > step and path.exists():
+                old = path.with_name(f"old-{path.name}")
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:

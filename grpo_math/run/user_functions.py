@@ -85,7 +85,17 @@ def start(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
     >>> start(asyncio.sleep(0, "slept")).result()
     'slept'
     """
-    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
+    result = Future[Any]()
+
+    async def run() -> None:
+        try:
+            result.set_result(await coroutine)
+        # A SystemExit would end the loop, and everything that waits for it would wait forever.
+        except BaseException as error:
+            result.set_exception(error)
+
+    asyncio.run_coroutine_threadsafe(run(), _event_loop())
+    return result
 
 
 @cache
@@ -94,6 +104,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     Thread(target=loop.run_forever, daemon=True).start()
     return loop
+
+
+# A forked process does not have the thread.
+os.register_at_fork(after_in_child=_event_loop.cache_clear)
 
 
 def said_by(error: BaseException) -> str:

@@ -8,6 +8,7 @@ recipe.py checks the values after the translation.
 
 import difflib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,8 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     >>> notes[0]
     'torch_dtype is now dtype: rename the field'
     """
-    for old, field in OURS.items():
-        # As texts: the command line has true, and a recipe True.
-        if {old, field} <= recipe.keys() and str(recipe[old]).lower() != str(recipe[field]).lower():
-            raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
     fields: dict[str, Any] = {}
-    for name, value in recipe.items():
+    for name, value in _without_second_names(recipe).items():
         if name in RENAMED:
             notes.append(f"{name} is now {RENAMED[name]}: rename the field")
         elif name in NO_EFFECT:
@@ -86,6 +83,32 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     return fields
 
 
+def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with one name of each field. Raises `UserError` if two names have different values.
+
+    >>> _without_second_names({"warmup_ratio": 0.1, "warmup_steps": 0, "rewards": ["a"], "reward_funcs": "a"})
+    {'warmup_ratio': 0.1, 'rewards': ['a']}
+    """
+    single = dict(recipe)
+    for old, field in OURS.items():
+        if {old, field} <= single.keys():
+            values = {name: _plain(single[name]) for name in (old, field)}
+            # The recipes of older versions switch off one of two settings that are one now.
+            stated = [name for name, value in values.items() if value not in (*OFF, "0.0")]
+            if len(stated) == 2 and values[old] != values[field]:
+                raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
+            del single[field if stated == [old] else old]
+    return single
+
+
+def _plain(value: Any) -> str:
+    """Return a value as text, the same for true and True, 1e-6 and 0.000001, a list of one and its content."""
+    text = str(value[0] if isinstance(value, list) and len(value) == 1 else value).lower()
+    with suppress(ValueError):
+        return str(float(text))
+    return text
+
+
 def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return translated fields with a script's configuration, problem column and prompt in our fields.
 
@@ -99,6 +122,8 @@ def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"
     if column:
-        ours["columns"] = ",".join(filter(None, (as_text(ours.get("columns")), f"problem={column}")))
+        stated = (as_text(ours.get("columns")) or "").split(",")
+        others = [part for part in stated if part and not part.strip().startswith("problem=")]
+        ours["columns"] = ",".join([*others, f"problem={column}"])
     ours.setdefault("prompt_template", PROBLEM if column or ours.get("system_prompt") else AS_IS)
     return ours

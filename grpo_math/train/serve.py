@@ -81,10 +81,10 @@ def run(args: argparse.Namespace) -> Answer | int:
 
 def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
-    engine: there are as many as fit if adapters are sent, else one."""
-    tp = recipe.get("vllm_tensor_parallel_size", 1)
-    engines = len(gpus) // tp if sends_adapter({**defaults(), **recipe}) else 1
-    layout = Layout("server", 0, max(1, engines) * tp, tp, "")
+    engine: by default each GPU has one if adapters are sent, else all GPUs have one together."""
+    adapter, count = sends_adapter({**defaults(), **recipe}), max(1, len(gpus))
+    tp = recipe.get("vllm_tensor_parallel_size", 1 if adapter else count)
+    layout = Layout("server", 0, max(tp, count // tp * tp) if adapter else tp, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
             layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))

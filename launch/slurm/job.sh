@@ -8,7 +8,7 @@ run_dir=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
 # shellcheck disable=SC2034
 run=(--output_dir "$run_dir") # the same command resumes from the saved checkpoint
 # shellcheck disable=SC2034
-port=$((20000 + 3 * (SLURM_JOB_ID % 5000))) # and the next two, for its vLLM server and the transfer of weights
+port=$((20000 + 3 * (SLURM_JOB_ID % 4000))) # and the next two, for its vLLM server and the transfer of weights
 # shellcheck disable=SC2034
 sent=$(grpo-math serve --check --config "$@")
 [ "$sent" != weights ] || run+=(--vllm_group_port "$((port + 2))")

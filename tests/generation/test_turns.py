@@ -175,6 +175,7 @@ def test_the_rounds_of_calls_are_bounded(conversation):
         ({"function": {"name": "python", "arguments": {"code": "6 * 7"}}}, "42", None),
         ({"function": {"name": "later", "arguments": {"code": "1"}}}, "1 later", None),
         ({"function": {"name": "killed", "arguments": {}}}, "half", "timeout"),
+        ({"function": {"name": "quits", "arguments": {}}}, "{'error': '2'}", "failed"),
         ({"function": {"name": "ls", "arguments": {}}}, "{'error': 'Tool ls not found.'}", "failed"),
         ({"function": {"name": "python", "arguments": {"code": "slow"}}}, "{'error': '10 seconds'}", "timeout"),
         ({"function": {"arguments": {}}}, "{'error': \"'name'\"}", "failed"),
@@ -185,6 +186,7 @@ def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, 
         "python": python,
         "later": AsyncMock(return_value="1 later"),
         "killed": lambda: Answer("half", "timeout"),
+        "quits": AsyncMock(side_effect=SystemExit(2)),
     }
     first = Completion([1], messages=[{"role": "assistant", "tool_calls": [call]}])
     rows = play(conversation, [[1]], [first], [functions], lambda prompts, widest: [Completion([2])], Limits(200))

@@ -47,6 +47,21 @@ def called(guarded, completions, **columns):
     return asyncio.run(rewards) if inspect.isawaitable(rewards) else rewards
 
 
+def test_an_async_reward_has_one_loop_for_all_its_calls():
+    alone = asyncio.Semaphore(1)  # belongs to the loop in which somebody waits for it first
+
+    async def one(completion):
+        async with alone:
+            await asyncio.sleep(0)
+            return float(completion)
+
+    async def mine(completions, **columns):
+        return await asyncio.gather(*map(one, completions))
+
+    for _ in range(2):
+        assert called(guard.checked(mine), ["1", "2"]) == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("completion", "role", "text"),
     [

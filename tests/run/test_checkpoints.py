@@ -84,8 +84,13 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     (ten / "state_0.pt").write_text("")
     assert checkpoints.newest_whole(tmp_path) == (two, [f"{ten} is damaged (state_0.pt is not what was written)"])
     assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
+    for step in (2, 10):
+        (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
     checkpoints.rename_later_checkpoints(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "old-checkpoint-10"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoint-1", "checkpoint-2", "evaluation-checkpoint-2"),
+        *("old-checkpoint-10", "old-evaluation-checkpoint-10"),
+    ]
     (one / "state_0.pt").unlink()
     written(two, {"model": ""})
     with pytest.raises(UserError) as error:

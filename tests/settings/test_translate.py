@@ -115,11 +115,30 @@ def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name
 def test_two_names_of_one_setting_with_different_values_are_refused(old, field, tmp_path):
     for one, other in ((old, field), (field, old)):
         with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
-            read(["--config", recipe(tmp_path, **{one: "0", other: "1"})])
+            read(["--config", recipe(tmp_path, **{one: "2", other: "1"})])
         with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
-            read([f"--{one}", "0", f"--{other}", "1"])
+            read([f"--{one}", "2", f"--{other}", "1"])
     # As in recipes that run with older versions, too.
     translate.translated({old: "true", field: True}, [])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields"),
+    [
+        ({"warmup_ratio": 0.1, "warmup_steps": 0}, {"warmup_steps": 0.1}),
+        ({"torch_dtype": "bfloat16", "dtype": None}, {"dtype": "bfloat16"}),
+        ({"evaluation_strategy": "no", "eval_strategy": False}, {"eval_strategy": False}),
+        ({"reward_funcs": "accuracy", "rewards": ["accuracy"]}, {"rewards": ["accuracy"]}),
+    ],
+)
+def test_two_names_of_one_setting_that_say_the_same_or_of_which_one_is_off_are_one(recipe, fields):
+    assert translate.translated(recipe, []) == fields
+    assert translate.translated(dict(reversed(recipe.items())), []) == fields
+
+
+def test_the_column_of_a_script_comes_in_place_of_the_recipes():
+    fields = translate.for_script({"columns": "problem=q,answer=a", "dataset_prompt_column": "prompt"})
+    assert fields["columns"] == "answer=a,problem=prompt"
 
 
 @pytest.mark.parametrize(

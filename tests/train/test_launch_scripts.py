@@ -66,7 +66,7 @@ def cluster(tmp_path):
         CALLS=str(tmp_path / "calls"),
         SLURM_SUBMIT_DIR=str(tmp_path),
         # Random: two tests at the same time are unlikely to get a port of this job.
-        SLURM_JOB_ID=str(secrets.randbelow(5000)),
+        SLURM_JOB_ID=str(secrets.randbelow(4000)),
         SLURM_JOB_NAME="test",
         SLURM_JOB_NODELIST="127.0.0.1,localhost",
         SLURM_NNODES="2",

@@ -270,10 +270,10 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
         assert serve.group_port(RECIPE) == serve.group_port({**FULL, "vllm_group_port": 1}) == []
 
 
-@pytest.mark.parametrize(("recipe", "servers"), [(RECIPE, 4), ({**RECIPE, **FULL}, 1)])
-def test_a_server_of_a_model_that_cannot_be_planned_has_an_engine_on_each_gpu_if_adapters_are_sent(recipe, servers):
+@pytest.mark.parametrize(("recipe", "engines"), [(RECIPE, 4), ({**RECIPE, **FULL}, 1)])
+def test_a_server_of_a_model_that_cannot_be_planned_has_an_engine_on_each_gpu_if_adapters_are_sent(recipe, engines):
     layout = serve._layout({**recipe, "attn_implementation": "eager"}, [Gpu(number, 24.0, "") for number in range(4)])
-    assert (layout.server, layout.data_parallel) == (servers, servers)
+    assert (layout.server, layout.data_parallel) == (4, engines)
 
 
 # Without a server

@@ -117,8 +117,8 @@ FORMS = [
         (r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
         (JOINS.pattern, r" \1 "),
         (r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
-        (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
         (r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
+        (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
         (r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
         (
             r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:label|tag\*?)\s*\{[^{}]*\}|\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])",

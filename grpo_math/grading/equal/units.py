@@ -106,14 +106,14 @@ def measure(words: str) -> Unit | None:
     words = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", words)
     words = re.sub(r"\\mu\s*", "μ", words).replace("\\Omega", "Ω")
     unit: Unit = {}
-    sign, power, last = 1, 1, ""
+    sign, power, last, written = 1, 1, "", ""
     tokens = list(_TOKEN.finditer(words))
     if not tokens or _FILLER.fullmatch(_TOKEN.sub("", words)) is None:
         return None
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
         lower = (word or "").lower()
-        after_rate = last and sign < 0 and word in ("h", "d", "l")  # km/h
+        after_rate = sign < 0 and len(written) > 1 and word in ("h", "d", "l")  # km/h, but m/h may be two variables
         if exponent or lower in ("squared", "cubed"):
             if not last:  # "5 squared" is 25
                 return None
@@ -126,12 +126,17 @@ def measure(words: str) -> Unit | None:
             unit = {"celsius" if word == "C" else "fahrenheit": 1}
         elif lower in _CHANGES or word in _LETTERS or not (inside or after_rate or _may_follow(word)):
             return None
-        elif (name := _named(word)) and not (lower == "in" and following and following[3]):  # 5 in^2, but 5 in total
+        elif (name := _named(word)) and not (lower == "in" and following and _is_noun(following[3])):
             unit[name] = unit.get(name, 0) + sign * power
-            sign, power, last = 1, 1, name
+            sign, power, last, written = 1, 1, name, word
         else:
             sign, last = 1, ""
     return unit
+
+
+def _is_noun(word: str | None) -> bool:
+    """Return True for a word that "in" may precede, as in "5 in total": not in "5 in squared" and "5 in per hour"."""
+    return word is not None and word.lower() not in ("squared", "cubed", "per")
 
 
 def agree(gold: Unit | None, answer: Unit | None) -> bool:
