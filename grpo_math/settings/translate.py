@@ -67,10 +67,9 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     'torch_dtype is now dtype: rename the field'
     """
     fields: dict[str, Any] = {}
+    notes += [f"{name} is now {RENAMED[name]}: rename the field" for name in recipe if name in RENAMED]
     for name, value in _without_second_names(recipe).items():
-        if name in RENAMED:
-            notes.append(f"{name} is now {RENAMED[name]}: rename the field")
-        elif name in NO_EFFECT:
+        if name in NO_EFFECT:
             # A field that is switched off loses nothing, so it needs no line.
             if str(value).lower() not in OFF:
                 notes.append(f"{name}={value} has no effect: {NO_EFFECT[name]}")
