@@ -39,9 +39,7 @@ def hold(run_dir: Path) -> None:
     try:
         while not _locked(file, fcntl.LOCK_EX):
             # A report that calls `owner` holds the lock for a moment, and is not a run.
-            if other := owner(run_dir):
-                remedy = "wait until it has ended, or name another folder"
-                raise ConfigError("output_dir", str(run_dir), f"is in use: {other} trains there", remedy)
+            refuse_used(run_dir)
     except OSError as error:
         warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
         print(f"warning: {warning}", file=sys.stderr)
@@ -59,6 +57,13 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def refuse_used(run_dir: Path) -> None:
+    """Raise `ConfigError` if the run of another process is under way there."""
+    if other := owner(run_dir):
+        remedy = "wait until it has ended, or name another folder"
+        raise ConfigError("output_dir", str(run_dir), f"is in use: {other} trains there", remedy)
 
 
 def owner(run_dir: Path) -> str | None:

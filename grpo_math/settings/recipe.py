@@ -225,8 +225,8 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def coerced(field: Field, value: Any) -> Any:
     """Convert a value of the recipe to its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
 
-    >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy")
-    (5e-06, ['accuracy'])
+    >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy, shaped")
+    (5e-06, ['accuracy', 'shaped'])
     """
     kinds = field.kinds
     if value is None:
@@ -241,6 +241,8 @@ def coerced(field: Field, value: Any) -> Any:
             text = ", ".join(items)
             with suppress(ValueError):
                 items = from_yaml(text if text.startswith("[") else f"[{text}]")
+        if field.name == "rewards" and all(isinstance(one, str) for one in items):
+            items = [name.strip() for one in items for name in one.split(",")]
         return [coerced(item, one) for one in items]
     accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
     for kind in accepted:

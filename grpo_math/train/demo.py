@@ -5,6 +5,7 @@ import itertools
 import sys
 from pathlib import Path
 
+from grpo_math.run import lock
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.settings.recipe import read
 from grpo_math.train import launcher
@@ -25,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
     read(words).sound()  # before the earlier run is renamed
     run_dir = Path(args.output_dir)
     if (run_dir / FINISHED).exists():
+        # Its report may still be written.
+        lock.refuse_used(run_dir)
         names = (f"{run_dir.name}.{number}" for number in itertools.count(1))
         earlier = next(run_dir.with_name(name) for name in names if not run_dir.with_name(name).exists())
         run_dir.rename(earlier)

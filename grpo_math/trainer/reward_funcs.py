@@ -29,8 +29,8 @@ def resolved(reward_funcs: Any) -> Any:
 def check_gold_answers(rewards: Any, data: Any) -> str | None:
     """Return a warning about rows without a gold answer, or None.
 
-    Raises `ConfigError` if a reward needs gold answers and the data has none, and for a column with the name of an
-    argument that training passes to rewards: training would replace that column.
+    Raises `ConfigError` if a reward needs gold answers and the data has none, for problems without prompts, and for a
+    column with the name of an argument that training passes to rewards: training would replace that column.
 
     ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
 
@@ -39,10 +39,18 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: reward_funcs='accuracy' needs gold answers, and ... has only the columns prompt: ...
+    >>> check_gold_answers("accuracy", Dataset.from_list([{"problem": "1 + 1?", "answer": "2"}]))
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: dataset='train_dataset' has the columns problem, answer, and no prompt: give each ...
     """
     # None as data: a rollout_func or an environment makes the rows.
     if (names := column_names(data)) is None:
         return None
+    # Rows of a data file. TRL would raise a KeyError in the first step.
+    if "problem" in names and "prompt" not in names:
+        reason = f"has the columns {', '.join(names)}, and no prompt"
+        raise ConfigError("dataset", "train_dataset", reason, "give each row a prompt, as load_problems does")
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
     counted = columns and hasattr(data, "__len__")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.problems.prompts import AS_IS, TEMPLATES
@@ -55,6 +56,10 @@ class RunFiles(History):
                 file=sys.stderr,
             )
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
+            # `ask` and `evaluate --run` would take it for the adapter of the new run.
+            if (self.run_dir / "adapter").exists():
+                shutil.rmtree(self.run_dir / "old-adapter", ignore_errors=True)
+                (self.run_dir / "adapter").rename(self.run_dir / "old-adapter")
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
@@ -75,7 +80,8 @@ class RunFiles(History):
                 self.trainer.save_model(str(target))
         if state.is_world_process_zero:
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
-            print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
+            # `print` would write into the line of the progress bar.
+            tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
 
 def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from launching import variables
 from torch.distributed import HashStore, distributed_c10d
 
+from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import lock, machine, ranks
 from grpo_math.run.user_functions import tried
@@ -132,6 +133,10 @@ def test_another_process_is_refused_until_the_first_is_killed(other, tmp_path, c
     assert lock.owner(run_dir) == owner
     with pytest.raises(ConfigError, match=f"output_dir='.*' is in use: {owner} trains there: wait until"):
         lock.hold(run_dir)
+    # The run has ended, and its report is still written.
+    (run_dir / "finished.json").write_text("{}")
+    assert main(["demo", "--output_dir", str(run_dir)]) == 2
+    assert f"is in use: {owner} trains there" in capsys.readouterr().err
     other.kill()
     other.wait()
     lock.hold(run_dir)

@@ -152,6 +152,11 @@ def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_pl
         ("raise SystemExit('no')", {}, "no", "failed"),
         ("raise SystemExit(1)", {}, "(no output)", "failed"),
         ("import threading\nthreading.Timer(0.3, print, [7]).start()\n6", {}, "6\n7", "done"),
+        (
+            "import threading, time\nthreads = [threading.Thread(target=time.sleep, args=(0.1,)) for _ in range(32)]\n"
+            "for one in threads:\n    one.start()\nlen(threads)",
+            *({}, "32", "done"),
+        ),
         ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\nP(3)", {}, "P(x=3)", "done"),
         ("'é', '∑'", {}, "('é', '∑')", "done"),
         ("import sys\nprint('w', file=sys.stderr)\n1", {}, "1", "done"),

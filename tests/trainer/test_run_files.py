@@ -48,7 +48,8 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
 def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     log_completions, ours, small, tmp_path, capsys, monkeypatch
 ):
-    (tmp_path / "completions").mkdir()
+    for folder in ("completions", "adapter"):
+        (tmp_path / folder).mkdir()
     for name in ("before.json", "after.json", "finished.json", "completions/completions_00009.parquet"):
         (tmp_path / name).write_text("{}")
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
@@ -60,7 +61,8 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     assert ("completions" in sent) == log_completions, "trackers get the table if it is asked for"
     assert f"new run  {tmp_path}: replaces the log" in capsys.readouterr().err
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"config.yaml", "history.jsonl", "training_history.json", "finished.json", "completions"}
+    files = {"config.yaml", "history.jsonl", "training_history.json", "finished.json"}
+    assert left == {*files, "completions", "old-adapter"}, "an adapter of the earlier run is not the new run's"
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
     expected = {
