@@ -257,7 +257,9 @@ class PackedScorer:
             self._score, plain, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
         )
         one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
-        if not (width < (self.longest or math.inf) if one_batch else self.agree_on_width(width)):
+        # Ranks that agree on their batches below have to take the same way.
+        is_narrow = width < (self.longest or math.inf) if one_batch else self.agree_on_width(width)
+        if not is_narrow:
             logger.warning_once(
                 f"pack_updates: rows of {self.longest} or more tokens have {attention.LONGEST_ROW}; they are scored "
                 "unpacked."
