@@ -64,7 +64,7 @@ def poison(trainer, step):
 # Reasons not to pack that the last rank alone may find.
 UNPACKED = {
     "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
-    "layer": (scoring.PackedScorer, "_count", Mock(side_effect=Unpackable("a layer that is not packed on this rank"))),
+    "layer": (scoring, "_check_calls", Mock(side_effect=Unpackable("a layer that is not packed on this rank"))),
     "log-probs": (scoring, "MAX_DIFF", -1.0),
 }
 
