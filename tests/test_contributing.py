@@ -18,8 +18,8 @@ CHANGES = {
     "advantage": [
         ("algorithm/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
          "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
-        ("algorithm/advantages.py", '"batch": batch_std, "mean"', '"largest": largest, '),
-        ("settings/fields.yaml", 'group, batch, mean, "none"]', "largest, "),
+        ("algorithm/advantages.py", '    "mean": group_mean,', '    "largest": largest,\n'),
+        ("settings/fields.yaml", 'group, batch, centered_batch, mean, "none"]', "largest, "),
     ],
     "surrogate": [
         ("algorithm/losses.py", "SurrogateFunction = Callable",

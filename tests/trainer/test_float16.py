@@ -103,8 +103,7 @@ def test_rows_with_large_activations_have_the_log_probs_and_entropies_of_float32
 
 
 @pytest.mark.slow
-def test_the_adapter_of_a_4_bit_base_is_trained_in_float32(ours, tiny, monkeypatch):
-    pytest.importorskip("bitsandbytes")
+def test_the_adapter_of_a_4_bit_base_is_trained_in_float32(ours, tiny, monkeypatch, bitsandbytes):
     quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16)
     model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.float16)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")

@@ -75,9 +75,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
 
 
 @pytest.mark.slow
-def test_a_resumed_run_trains_the_adapter_of_a_4_bit_base_in_the_same_precision(ours, tiny, tmp_path):
-    pytest.importorskip("bitsandbytes")
-
+def test_a_resumed_run_trains_the_adapter_of_a_4_bit_base_in_the_same_precision(ours, tiny, tmp_path, bitsandbytes):
     def trainer():
         quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
         model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.bfloat16)

@@ -80,8 +80,7 @@ def test_gradients_in_tiles_are_trls(family, targets, ours):
         assert relative(gradient_of(trainer, shape), plain) < 1e-5
 
 
-def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours):
-    pytest.importorskip("bitsandbytes")
+def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours, bitsandbytes):
     quantised = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
