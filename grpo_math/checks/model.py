@@ -16,6 +16,7 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, first_line, require_choice
 from grpo_math.generation.models import check_reference, config_file, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
+from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
 from grpo_math.run.streams import Answer
@@ -44,10 +45,11 @@ def adapter(setup: Setup) -> None:
     one_name = "is one name, which TRL takes as an expression for a module's whole path"
     alone = len(modules) == 1 and modules[0] in linears
     setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
-    for name in modules if modules != ["all-linear"] else ():
-        # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path. TRL
-        # makes a list of one name a text. A path of the shape has 0 in place of each number.
-        expression = name if len(modules) == 1 else rf"(.*\.)?{re.escape(name)}"
+    wanted = wanted_modules(s)
+    for name in modules if wanted != "all-linear" else ():
+        # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path. A path
+        # of the shape has 0 in place of each number.
+        expression = name if name == wanted else rf"(.*\.)?{re.escape(name)}"
         if not any(re.fullmatch(expression, one) for path in paths for one in _numbered(path, setup.shape.layers)):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)

@@ -61,12 +61,8 @@ def problems(setup: Setup) -> Iterator[Finding]:
     # The problems of before and after, which the default set has, are compared already.
     compared = {row["problem"] for row in setup.problems.heldout}
     others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
-    together = [row for held in others for row in held.rows]
-    # One pass over the training problems for all sets: only an overlap is looked for in each of them.
-    if not together or not contamination.overlap(together, rows)["overlapping"]:
-        others = []
-    sets = {f"{held.data}, {held.split}: ": contamination.overlap(held.rows, rows) for held in others}
-    for name, overlap in {"": setup.problems.overlap, **sets}.items():
+    sets = {f"{held.data}, {held.split}: ": held.rows for held in others}
+    for name, overlap in {"": setup.problems.overlap, **contamination.overlaps(sets, rows)}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"
             remedy = "give an eval_split, eval_dataset or heldout of other problems"

@@ -295,10 +295,8 @@ def long_completions_fade(run: RunSeries) -> Symptom | None:
 
         E[w; w <= c] = Phi((ln c - s^2 / 2) / s), and with truncation c P(w > c) = c Phi((-ln c - s^2 / 2) / s) more.
     """
-    mode, limit = (
-        run.get("vllm_importance_sampling_mode", "sequence_mask"),
-        run.get("vllm_importance_sampling_clip_max", 3.0),
-    )
+    mode = run.get("vllm_importance_sampling_mode", "sequence_mask")
+    limit = run.get("vllm_importance_sampling_clip_max", 3.0)
     spread, length = run.series(metrics.LOGP_SUM_SPREAD).last(), run.series(metrics.LENGTH_MAX).level
     s = spread.mean * math.sqrt(length)
     if len(spread) < WINDOW or not mode.startswith("sequence") or s == 0:

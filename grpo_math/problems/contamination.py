@@ -45,28 +45,41 @@ def overlap(
     >>> result["overlapping"], result["equal"], result["share"]
     (1, 1, 0.5)
     """
+    return overlaps({"": problems}, training, ngram)[""]
+
+
+def overlaps(
+    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
+) -> dict[str, dict[str, Any]]:
+    """Return the `overlap` of each set with the training problems, which are read once for all sets."""
+    if not sets:
+        return {}
     # The index is over the problems of the evaluation, because a training set may be a thousand times larger.
-    by_text: dict[str, list[int]] = {}
-    by_gram: dict[tuple[str, ...], list[int]] = {}
-    for i, row in enumerate(problems):
-        by_text.setdefault(whole(row["problem"]), []).append(i)
-        for gram in ngrams(row["problem"], ngram):
-            by_gram.setdefault(gram, []).append(i)
-    equal: set[int] = set()
-    shared: set[int] = set()
+    by_text: dict[str, list[tuple[str, int]]] = {}
+    by_gram: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    for name, problems in sets.items():
+        for i, row in enumerate(problems):
+            by_text.setdefault(whole(row["problem"]), []).append((name, i))
+            for gram in ngrams(row["problem"], ngram):
+                by_gram.setdefault(gram, []).append((name, i))
+    equal: set[tuple[str, int]] = set()
+    shared: set[tuple[str, int]] = set()
     for row in training:
         equal.update(by_text.get(whole(row["problem"]), ()))
         for gram in ngrams(row["problem"], ngram):
             shared.update(by_gram.get(gram, ()))
-    overlapping = len(equal | shared)
-    return {
-        "ngram": ngram,
-        "n": len(problems),
-        "training_problems": len(training),
-        "overlapping": overlapping,
-        "share": overlapping / len(problems),
-        "equal": len(equal),
-    }
+    results = {}
+    for name, problems in sets.items():
+        overlapping = sum(of_set == name for of_set, _ in equal | shared)
+        results[name] = {
+            "ngram": ngram,
+            "n": len(problems),
+            "training_problems": len(training),
+            "overlapping": overlapping,
+            "share": overlapping / len(problems),
+            "equal": sum(of_set == name for of_set, _ in equal),
+        }
+    return results
 
 
 def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, Any]:
@@ -74,11 +87,8 @@ def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, A
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
-    return {
-        "training_data": name,
-        "training_split": split,
-        **overlap(problems, load_problems(name, split, skip_bad_rows=True)),
-    }
+    results = overlap(problems, load_problems(name, split, skip_bad_rows=True))
+    return {"training_data": name, "training_split": split, **results}
 
 
 def overlap_line(result: Mapping[str, Any]) -> str:

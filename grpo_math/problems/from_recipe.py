@@ -29,9 +29,8 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(
-            fields.get(error.field, error.field), error.value, error.reason, error.remedy.replace("--columns", option)
-        ) from None
+        remedy = error.remedy.replace("--columns", option)
+        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, remedy) from None
     except DataError as error:
         raise DataError(
             error.file, error.line, error.field, error.reason, error.remedy.replace("--columns", option)

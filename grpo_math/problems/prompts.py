@@ -34,6 +34,12 @@ def _worked(answer: str, *messages: dict[str, Any]) -> tuple[dict[str, Any], ...
     return {"role": "user", "content": "What is 3 + 4?"}, *messages, {"role": "assistant", "content": answer}
 
 
+def _python_call(code: str) -> dict[str, Any]:
+    """Return the message in which the assistant calls the tool python."""
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": code}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
 # Functions of the problem, so that rows share no messages: a change to one would change all.
 TEMPLATES: dict[str, Callable[[str], Prompt]] = {
     # A worked example whose last line is #### N, the format of GSM8K's own solutions
@@ -63,17 +69,7 @@ TEMPLATES: dict[str, Callable[[str], Prompt]] = {
     "python": lambda problem: _chat(
         "Calculate with Python, then give the number after ####.",
         problem,
-        *_worked(
-            "#### 7",
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [
-                    {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
-                ],
-            },
-            {"role": "tool", "name": "python", "content": "7"},
-        ),
+        *_worked("#### 7", _python_call("print(3 + 4)"), {"role": "tool", "name": "python", "content": "7"}),
     ),
 }
 

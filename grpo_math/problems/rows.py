@@ -102,11 +102,12 @@ def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, 
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
     # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
     text = str(answer)
-    text = text.strip() if repaired(text) == text else text.rstrip().lstrip(" \n")
+    mended = repaired(text)
+    text = text.strip() if mended == text else text.rstrip().lstrip(" \n")
     _check(bool(text), key, "is empty")
     of_problem = (gold for start, gold in source.golds.items() if problem.startswith(start))
     gold = next(of_problem, None) or gold_answer(text)
-    if gold == repaired(text).strip():
+    if gold == mended.strip():
         # Without a mark. Damaged text stays, so that the checks report it; prose does not end in an answer.
         is_prose = key.endswith("solution") and ("\n" in text or len(text) > LONGEST_GOLD)
         gold = "" if is_prose else text

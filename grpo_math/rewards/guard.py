@@ -94,7 +94,8 @@ def checked(
 
     def now(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:
-            values = reward(prompts=prompts, completions=completions, **columns_for(reward, {**columns, **added}))
+            more = columns_for(reward, {**columns, **added})
+            values = reward(prompts=prompts, completions=completions, **more)
             # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards

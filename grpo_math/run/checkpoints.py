@@ -210,11 +210,17 @@ def checkpoint_step(folder: Path) -> int:
 def rename_later_checkpoints(run_dir: Path, step: int) -> None:
     """Rename checkpoints after this step, with their evaluations, to old-...: the run will write these steps again."""
     for number, folder in checkpoints(run_dir):
-        for path in (folder, run_dir / f"evaluation-{folder.name}"):
-            if number > step and path.exists():
-                old = path.with_name(f"old-{path.name}")
-                shutil.rmtree(old, ignore_errors=True)
-                path.rename(old)
+        if number > step:
+            put_aside(folder)
+            put_aside(run_dir / f"evaluation-{folder.name}")
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a folder, if there is one, to old-NAME, in place of an earlier one of that name."""
+    if folder.exists():
+        old = folder.with_name(f"old-{folder.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:

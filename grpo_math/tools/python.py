@@ -32,9 +32,14 @@ PAUSES = (0.0, 0.2, 1.0, 5.0)
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 # The server gets no other variable of the trainer's environment. Hashes are the same in all programs, so that a run
 # can be repeated.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-# By default each thread reserves 64 MB, and the limit of memory would end a program with eight.
-ENVIRONMENT["MALLOC_ARENA_MAX"] = "2"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    # By default each thread reserves 64 MB, and the limit of memory would end a program with eight.
+    "MALLOC_ARENA_MAX": "2",
+}
 
 
 class ToolError(UserError, RuntimeError):

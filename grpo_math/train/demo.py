@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     read(words).sound()  # before the earlier run is renamed
     run_dir = Path(args.output_dir)
     if (run_dir / FINISHED).exists():
-        # Its report may still be written.
+        # The earlier run may still be writing its report.
         lock.refuse_used(run_dir)
         names = (f"{run_dir.name}.{number}" for number in itertools.count(1))
         earlier = next(run_dir.with_name(name) for name in names if not run_dir.with_name(name).exists())

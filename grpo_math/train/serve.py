@@ -15,7 +15,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
 from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
-from grpo_math.planner.devices import Layout
+from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import free_port, port_is_free
@@ -82,9 +82,10 @@ def run(args: argparse.Namespace) -> Answer | int:
 def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
     engine: by default each GPU has one if adapters are sent, else all GPUs have one together."""
-    adapter, count = sends_adapter({**defaults(), **recipe}), max(1, len(gpus))
-    tp = recipe.get("vllm_tensor_parallel_size", 1 if adapter else count)
-    layout = Layout("server", 0, max(tp, count // tp * tp) if adapter else tp, tp, "")
+    settings = {**defaults(), **recipe}
+    tp = recipe.get("vllm_tensor_parallel_size", 1 if sends_adapter(settings) else max(1, len(gpus)))
+    server, tp = server_ranks(settings, max(tp, len(gpus)), tp, [tp])
+    layout = Layout("server", 0, server, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
             layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))

@@ -57,9 +57,7 @@ class RunFiles(History):
             )
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
             # `ask` and `evaluate --run` would take it for the adapter of the new run.
-            if (self.run_dir / "adapter").exists():
-                shutil.rmtree(self.run_dir / "old-adapter", ignore_errors=True)
-                (self.run_dir / "adapter").rename(self.run_dir / "old-adapter")
+            checkpoints.put_aside(self.run_dir / "adapter")
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
