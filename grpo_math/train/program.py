@@ -330,19 +330,16 @@ class TrainingRun:
         whole = HeldOutSet(problems.eval_dataset, split, problems.heldout, samples=1, temperature=0.0)
         return self.score(whole, Output(contamination=problems.overlap))
 
-    def sampling(self, one: HeldOutSet) -> Sampling:
-        _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
-        return Sampling(samples, temperature, request_from(self.setup.settings).max_new_tokens)
-
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
-        output = replace(output, extra={"data": one.data, "split": one.split})
+        _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
+        request = request_from(self.setup.settings)
         return over_ranks(
             self.trainer,
             one.rows,
-            self.sampling(one),
-            output,
-            request_from(self.setup.settings),
+            Sampling(samples, temperature, request.max_new_tokens),
+            replace(output, extra={"data": one.data, "split": one.split}),
+            request,
             tools=self.tools,
             grade_timeout=self.config.grade_timeout,
         )
