@@ -3,7 +3,6 @@
 A run may still be under way: the last line of its history may be incomplete, and some files do not exist yet.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
-from grpo_math.reading import is_folder, near, reading
+from grpo_math.reading import is_folder, near, read_table, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
@@ -134,15 +133,6 @@ def completion_files(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("completions/*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
-def tables(files: Iterable[Path]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each file of completions."""
-    for path in files:
-        from pyarrow.parquet import read_table
-
-        with reading(path):
-            yield read_table(path).to_pylist()
-
-
 def _read_completions(run: RunDir) -> None:
     """Read TRL's logged completions, evenly thinned by step if there are many files."""
     files = completion_files(run.directory)
@@ -151,7 +141,8 @@ def _read_completions(run: RunDir) -> None:
         run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")
     texts: list[Any] = []
     # From the newest back, so that the last step is shown.
-    for rows in tables(files[::-1][::stride][::-1]):
+    for path in files[::-1][::stride][::-1]:
+        rows = [row for _, row in read_table(path)]
         # TRL logs a batch again at each step that trains on it.
         earlier, texts = texts, [(row["prompt"], row["completion"]) for row in rows]
         if texts != earlier:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.reading import near
-from grpo_math.report.run_dir import completion_files, tables
+from grpo_math.reading import near, read_table
+from grpo_math.report.run_dir import completion_files
 from grpo_math.run.streams import Answer
 
 
@@ -24,8 +24,8 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError("to", args.to, "exists", "name a new file")
     selected = (
         {name: row[name] for name in ("prompt", "completion")}
-        for rows in tables(completion_files(Path(args.run_dir)))
-        for row in rows
+        for path in completion_files(Path(args.run_dir))
+        for _, row in read_table(path)
         if not args.right or row.get("verdict") == Verdict.CORRECT
     )
     # A dict is a set that keeps the order.
