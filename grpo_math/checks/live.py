@@ -19,8 +19,6 @@ from grpo_math.run import metrics
 from grpo_math.run.history import read_lines
 from grpo_math.run.log import History
 
-MOST = 2000  # lines that one diagnosis parses
-
 
 class Diagnosis(TrainerCallback):
     """Print a line when a finding appears for the first time.
@@ -54,9 +52,7 @@ class Diagnosis(TrainerCallback):
         # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
         base = base if base.get("grader") == GRADER else {}
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        findings = diagnose(
-            [*evaluation_line(0, base), *read_lines(self.history.path, MOST)], self.settings, checkpoints
-        )
+        findings = diagnose([*evaluation_line(0, base), *read_lines(self.history.path)], self.settings, checkpoints)
         new = [finding for finding in findings if finding.check not in self.reported]
         for finding in new:
             self.reported.add(finding.check)

@@ -5,7 +5,6 @@ line of another attempt is left.
 """
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,9 @@ Line = dict[str, Any]
 LARGEST = 1e100  # a larger number is not a measurement, and its square may overflow
 
 
-def read_lines(path: Path, most: int = sys.maxsize) -> list[Line]:
-    """Return the newest lines of a file that are complete: a full disk or a kill may have cut the last line."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    return [json.loads(line) for line in lines[-most:]]
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of a file that are complete: a full disk or a kill may have cut the last line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
 
 
 def number(value: Any) -> float | None:

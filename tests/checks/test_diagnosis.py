@@ -622,6 +622,17 @@ def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_fin
     assert [logs for *_, logs in told] == [{f"findings/{check}": line} for _, line, check in output]
 
 
+def test_a_long_run_is_compared_with_its_first_lines(tmp_path, capsys):
+    history = History(tmp_path)
+    # All that is learned is learned in the first 100 steps.
+    level = then(0.1, 0.6, 100)
+    lines = [{metrics.STEP: step, metrics.LOSS: 0.0, metrics.REWARD: level(step)} for step in range(1, 2201)]
+    history.path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    state = SimpleNamespace(global_step=2200, max_steps=2200, is_world_process_zero=True)
+    Diagnosis(history, CONFIG, tell=None).on_train_end("args", state, "control")
+    assert capsys.readouterr().err == ""
+
+
 def test_distillation_has_no_finding_about_rewards_or_a_kl_that_starts_above_zero():
     lines = steady(kl=6.0, reward=0.0, accuracy=0.3, degenerate=1.0)
     with_rewards, without = (
