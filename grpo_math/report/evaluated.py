@@ -71,7 +71,9 @@ def run(args: Namespace) -> Answer | int:
             before, after = map(compare.read_results, args.compare)
             comparison = compare.comparison(before, after)
             return Answer(comparison, compare.terminal_table(comparison))
-    args.model, args.adapter = with_base(args.model, args.adapter)
+    model, adapter = with_base(args.model, args.adapter)
+    args.model = model
+    args.adapter = adapter
     for name in ("model", "adapter") if args.run else ("checkpoint",):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")
