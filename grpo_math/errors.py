@@ -49,7 +49,10 @@ class ConfigError(UserError, ValueError):
     """
 
     def __init__(self, field: str, value: object, reason: str, remedy: str) -> None:
-        self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
+        self.field = field
+        self.value = value
+        self.reason = reason
+        self.remedy = remedy
         super().__init__(f"{field}={cut(value)} {reason}: {remedy}")
 
 
@@ -61,7 +64,11 @@ class DataError(UserError, ValueError):
     """
 
     def __init__(self, file: object, line: int, field: str, reason: str, remedy: str) -> None:
-        self.file, self.line, self.field, self.reason, self.remedy = file, line, field, reason, remedy
+        self.file = file
+        self.line = line
+        self.field = field
+        self.reason = reason
+        self.remedy = remedy
         super().__init__(f"{file}:{line}: {field} {reason}: {remedy}")
 
 

@@ -27,8 +27,11 @@ class Diagnosis(TrainerCallback):
     """
 
     def __init__(self, history: History, settings: dict[str, Any], tell: Callable[..., Any]) -> None:
-        self.history, self.settings, self.tell = history, settings, tell
-        self.last_step, self.reported = 0, set[str]()
+        self.history = history
+        self.settings = settings
+        self.tell = tell
+        self.last_step = 0
+        self.reported = set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         # Always at the last step: the trackers take no line after it.

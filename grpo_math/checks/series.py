@@ -86,7 +86,8 @@ class RunSeries:
     def __init__(
         self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str]
     ) -> None:
-        self.config, self.lines = config, settled(history)
+        self.config = config
+        self.lines = settled(history)
         self.saved = sorted(int(step) for name in checkpoints if (step := name.rpartition("-")[2]).isdigit())
 
     def get(self, name: str, default: Any) -> Any:

@@ -31,7 +31,8 @@ class LoadedModels:
     ) -> None:
         models, template_of_run, request = _read(target)
         named = template_of_run if template is None else template
-        self.template, self.prompt_of = str(named), None if named == PLAIN else as_template(named).prompt
+        self.template = str(named)
+        self.prompt_of = None if named == PLAIN else as_template(named).prompt
         self.max_new_tokens = request.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.request = replace(request, template=self.template, max_new_tokens=self.max_new_tokens)
         if only is not None and only not in models:

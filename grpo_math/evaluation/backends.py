@@ -71,11 +71,14 @@ class Model:
     ) -> None:
         self.named = isinstance(model, str)
         self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
-        self.adapter, self.backend, self.request = adapter, backend, request
+        self.adapter = adapter
+        self.backend = backend
+        self.request = request
         self._stack = ExitStack()
         # These replace the cached properties below, so that nothing is loaded.
         if not self.named:
-            self.weights, self.tokenizer = model, tokenizer
+            self.weights = model
+            self.tokenizer = tokenizer
         if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 

@@ -160,7 +160,8 @@ class Engine(Model):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
-        self.backend, self.generation = Backend("vllm"), trainer.vllm_generation
+        self.backend = Backend("vllm")
+        self.generation = trainer.vllm_generation
         # As in training: the engine may have a shorter context than the model.
         self.context = engine_context(self.generation, super().context)
 

@@ -53,8 +53,11 @@ class Canary:
         send: Callable[[float], None],
         context: int,
     ) -> None:
-        self.model, self.accelerator = model, accelerator
-        self.ask, self.send, self.context = ask, send, context
+        self.model = model
+        self.accelerator = accelerator
+        self.ask = ask
+        self.send = send
+        self.context = context
         self.prompt: list[int] = []
         # 1: at the first sync. 2: with a changed adapter, so no check is left.
         self.agreed = 0

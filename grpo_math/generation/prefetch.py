@@ -27,7 +27,10 @@ class PrefetchedRollout(Future[list[Completion]]):
 
     def __init__(self, prompts: list[list[int]], step: int, folder: Path = Path()) -> None:
         super().__init__()
-        self.prompts, self.step, self.folder, self.seconds = prompts, step, folder, 0.0
+        self.prompts = prompts
+        self.step = step
+        self.folder = folder
+        self.seconds = 0.0
 
     def start(self, sample: Callable[[], list[Completion]]) -> "PrefetchedRollout":
         """Call ``sample`` in a thread. `result` raises what ``sample`` raises."""

@@ -160,10 +160,12 @@ class AdapterGeneration(VLLMGeneration):
         # TRL's constructor ends with `_init_vllm`, which reads these attributes.
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
-        self.syncs, self.sent = 0, 0  # ``sent`` counts folders
+        self.syncs = 0
+        self.sent = 0  # ``sent`` counts folders
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
         # Rollouts requested so far. The seed of a batch follows from both numbers.
-        self.seed, self.rollouts = args.seed, 0
+        self.seed = args.seed
+        self.rollouts = 0
         self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
 

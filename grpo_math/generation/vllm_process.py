@@ -27,7 +27,10 @@ class ServerProcess:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], url: str, log: Path | None = None
     ) -> None:
-        self.command, self.environment, self.url, self.log = command, environment, url, log
+        self.command = command
+        self.environment = environment
+        self.url = url
+        self.log = log
         self._open()
 
     def _open(self) -> None:

@@ -99,7 +99,8 @@ class Pool:
     """At most ``size`` workers, shared by the threads of this process."""
 
     def __init__(self, size: int, memory: int = MEMORY_BYTES) -> None:
-        self.size, self.memory = size, memory
+        self.size = size
+        self.memory = memory
         self.workers: set[_Worker] = set()
         self._idle: deque[_Worker] = deque()  # deque methods need no lock
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="grading")

@@ -31,7 +31,8 @@ class Live(TorchDispatchMode):
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         stored = (*model.parameters(), *model.buffers(), *gradients, *inputs)
         self.known = {tensor.untyped_storage()._cdata for tensor in stored}
-        self.now, self.stretches = 0, [[0]]
+        self.now = 0
+        self.stretches = [[0]]
 
     def mark(self, *args: Any) -> None:
         self.stretches.append([self.now])

@@ -40,7 +40,9 @@ class Counted:
     """
 
     def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
-        self.machine, self.settings, self.given = machine, settings, given
+        self.machine = machine
+        self.settings = settings
+        self.given = given
         self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)

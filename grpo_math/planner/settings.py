@@ -64,7 +64,8 @@ class Zero:
 
     def __init__(self, config: Settings | None, hidden: int) -> None:
         zero = (config or {}).get("zero_optimization") or {}
-        self.active, self.stage = config is not None, int(zero.get("stage", 0))
+        self.active = config is not None
+        self.stage = int(zero.get("stage", 0))
         if self.active and self.stage not in (1, 2, 3):
             reason = "in DeepSpeed's settings is not known to the plan"
             raise NotPlanned("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")

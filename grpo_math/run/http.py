@@ -72,7 +72,9 @@ class Client:
         # Imported here: the import takes 0.1 seconds, and most commands send nothing.
         import httpx
 
-        self.url, self.retries, self._key_variable = url.rstrip("/"), retries, key_variable
+        self.url = url.rstrip("/")
+        self.retries = retries
+        self._key_variable = key_variable
         self._key = read_key(key_variable, key)
         # InvalidURL is not a RequestError.
         self._failures = (httpx.RequestError, httpx.InvalidURL)

@@ -140,7 +140,8 @@ class Watchdog(TrainerCallback):
     """
 
     def __init__(self, minutes: float) -> None:
-        self.minutes, self.timer = minutes, Timer(0, bool)  # a timer that is never started
+        self.minutes = minutes
+        self.timer = Timer(0, bool)  # a timer that is never started
 
     def restart(self, *_: Any, **kwargs: Any) -> None:
         self.timer.cancel()

@@ -89,7 +89,8 @@ class Program:
     """The process of a program, as its supervisor sees it."""
 
     def __init__(self, code: str, limits: dict[str, Any], paths: list[str], folder: str) -> None:
-        self.limits, self.folder = limits, folder
+        self.limits = limits
+        self.folder = folder
         # `written` stays open here too: otherwise `wait` returns at once after the program has closed its output.
         self.out, self.written = os.pipe()
         # The program's process closes this pipe when it is in the sandbox. Only then does it read the program, so a

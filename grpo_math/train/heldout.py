@@ -48,7 +48,8 @@ class StopAt(TrainerCallback):
     """End the run when ``metric`` is at least ``level`` at two evaluations in a row, also if the run was resumed."""
 
     def __init__(self, metric: str, level: float) -> None:
-        self.metric, self.level = metric, level
+        self.metric = metric
+        self.level = level
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # From the log, which a checkpoint contains. By step: two lines of a step are one evaluation.

@@ -166,8 +166,11 @@ class TrainingRun:
     trainer: MathGRPOTrainer
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
-        self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
-        self.run_dir, self.target = run_dir, run_dir / ("adapter" if settings.model.use_peft else "model")
+        self.settings = settings
+        self.arguments = settings.arguments
+        self.config = settings.config
+        self.run_dir = run_dir
+        self.target = run_dir / ("adapter" if settings.model.use_peft else "model")
         values = settings.values
         if values["eval_n"] is None and not can_sample(self.config):
             values = {**values, "eval_n": 0}
@@ -178,10 +181,12 @@ class TrainingRun:
         }
         self.setup = Setup(values, settings.given, self.config.world_size, launch, started=True)
         # report/hub.py pushes once, at the end. transformers would push each checkpoint.
-        self.pushes, self.config.push_to_hub = self.config.push_to_hub, False
+        self.pushes = self.config.push_to_hub
+        self.config.push_to_hub = False
         # transformers would write the token into checkpoints, with its other arguments.
         if self.config.hub_token:
-            os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
+            os.environ["HF_TOKEN"] = self.config.hub_token
+            self.config.hub_token = None
 
     def prepare(self) -> bool:
         """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""

@@ -18,7 +18,8 @@ class Guard:
 
     def __init__(self, app: Any) -> None:
         # Bytes, because `compare_digest` raises a TypeError for text that is not ASCII, which a client may send.
-        self.app, self.expected = app, f"Bearer {os.environ['VLLM_API_KEY'].strip()}".encode()
+        self.app = app
+        self.expected = f"Bearer {os.environ['VLLM_API_KEY'].strip()}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         header = dict(scope.get("headers", ())).get(b"authorization", b"")

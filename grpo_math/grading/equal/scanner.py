@@ -43,7 +43,10 @@ class Scanner:
     """A text, a position in it, and the limits of one pass."""
 
     def __init__(self, text: str, thousands: bool) -> None:
-        self.text, self.at, self.depth, self.thousands = text, 0, 0, thousands
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.thousands = thousands
         self.bars = 0
         self.joined: set[str | None] = set()  # the words between the members of the last list
         self.reread = 0  # characters in braces that were read twice; limited, so that the pass stays linear
