@@ -11,11 +11,11 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils._http import default_client_factory
 
 from grpo_math.checks.services import check_repo_id, offline, owners
@@ -30,13 +30,13 @@ from grpo_math.run.weights import weights_in
 
 SECONDS = 120.0  # without a byte from the Hub, until the push is given up
 # transformers and training leave other files next to the weights: pickles, checksums, their own card.
-MODEL_FILES = (
+MODEL_FILES = [
     *("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
-)
+]
 # A loader would read these together with the pushed files, or instead of them.
-LOADED = ("adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+LOADED = ["adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
 
 
 def push(
@@ -121,7 +121,8 @@ def contents(
     if checkpoint:
         run.after = None
     base = trained_base(run, base_model, api)
-    files: dict[str, Path | bytes] = {path.name: path for path in weights.iterdir() if _is_any(path.name, MODEL_FILES)}
+    saved_files = filter_repo_objects(weights.iterdir(), allow_patterns=MODEL_FILES, key=lambda path: path.name)
+    files: dict[str, Path | bytes] = {path.name: path for path in saved_files}
     files |= {name: run_dir / name for name in result_files(run_dir, checkpoint)}
     files |= {f"plots/{path.name}": path for path in run_dir.glob("plots/*.png")}
     if kind == "adapter":
@@ -157,16 +158,12 @@ def _upload(
         remedy = "make it private in its settings, or leave out --private"
         raise ConfigError("repo_id", repo_id, "is a public repository already", remedy)
     others = {file.rfilename for file in existing.siblings or []} - files.keys()
-    if loaded := sorted(name for name in others if _is_any(name, LOADED)):
+    if loaded := sorted(filter_repo_objects(others, allow_patterns=LOADED)):
         reason = f"contains {loaded[0]}, which would be loaded with what is pushed"
         raise ConfigError("repo_id", repo_id, reason, "give another repository, or delete that file first")
     # One commit for all files: an interrupted push never publishes weights without their card and configuration.
     additions = [huggingface_hub.CommitOperationAdd(name, content) for name, content in files.items()]
     api.create_commit(repo_id, additions, commit_message="A run of grpo_math", revision=revision)
-
-
-def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _secrets() -> set[str]:
