@@ -21,6 +21,7 @@ from transformers.generation import GenerationConfig, GenerationMode, logits_pro
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
+from grpo_math.packing.attention import longest_width
 from grpo_math.run.replaced import replaced
 
 # Caches from which a row can be dropped.
@@ -238,10 +239,13 @@ def _supports_settings(
 ) -> bool:
     """Return True if `decode` gives the same result as transformers' loop with these prepared settings."""
     held = model_kwargs.get("past_key_values")
+    # A RoPE that reads the longest row would miss the rows that are dropped.
+    limit = longest_width(model.config)
     return (
         generation_config.get_generation_mode() in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
         and not generation_config.return_dict_in_generate
         and generation_config.prefill_chunk_size is None
+        and (limit is None or generation_config.max_length < limit)
         and set(model_kwargs) <= LOOP_ARGUMENTS
         and type(held) is DynamicCache
         and not held.offloading

@@ -91,6 +91,19 @@ def test_every_setting_gives_the_tokens_of_plain_generate(settings, model, group
     assert ours[0][0] == len(PROMPTS), "the prompts were not shared: transformers generated"
 
 
+# The prompts have 46 tokens, so that a row can have 106.
+@pytest.mark.parametrize(("limit", "shares"), [(60, False), (106, False), (107, True)])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rows_stay_if_a_rope_may_read_the_longest_of_them(kind, limit, shares, grouped):
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"original_max_position_embeddings": limit, "short_factor": [1.0] * 4, "long_factor": [16.0] * 4}
+    settings = {"max_position_embeddings": limit} if kind == "dynamic" else {}
+    model = small_model("llama", rope_parameters=rope, **settings)
+    _, ours, _ = both(model, grouped(), **SAMPLED, max_new_tokens=60)
+    assert (ours[0][0] == len(PROMPTS)) == shares
+
+
 @pytest.mark.parametrize(
     "batch",
     [(PROMPTS[:1], 4), (PROMPTS, 1), (PROMPTS[:1], 1), (PROMPTS[:1] * 2, 3), (["x"], 3)],
