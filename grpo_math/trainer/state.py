@@ -19,11 +19,13 @@ import numpy
 import torch
 from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
 
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
 from grpo_math.run.checkpoints import STATE, checkpoints
 from grpo_math.run.ranks import broadcast_from_main
+from grpo_math.trainer.console import one_loading_bar
 from grpo_math.trainer.table import plain, storable
 
 if TYPE_CHECKING:
@@ -155,6 +157,17 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
             logs[name].clear()
             for key, values in table[name].items():
                 logs[name][key].extend(values)
+
+
+def load_weights(model: PreTrainedModel, checkpoint: str) -> None:
+    """Load all weights of a checkpoint, whose names are those on the Hub.
+
+    transformers' trainer would leave out weights that have other names in the model, such as those of experts
+    (huggingface/transformers#48805).
+    """
+    with one_loading_bar():
+        loaded = type(model).from_pretrained(checkpoint, dtype="auto")
+    model.load_state_dict(loaded.state_dict())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
@@ -809,13 +809,24 @@ class MathGRPOTrainer(GRPOTrainer):
         self.control.should_save |= is_best and self.keep_best
         return is_best
 
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with state.unchanged_dtypes(self.model):
-            super()._load_from_checkpoint(*args, **kwargs)
+    @property
+    def _saves_whole_model(self) -> bool:
+        """True if a checkpoint has the weights as `save_pretrained` writes them, and not an adapter."""
+        return isinstance(self.model, PreTrainedModel) and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        if self._saves_whole_model:
+            state.load_weights(self.model, resume_from_checkpoint)
+        else:
+            with state.unchanged_dtypes(self.model):
+                super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_best_model(self) -> None:
-        with state.unchanged_dtypes(self.model):
-            super()._load_best_model()
+        if self._saves_whole_model:
+            state.load_weights(self.model, cast(str, self.state.best_model_checkpoint))
+        else:
+            with state.unchanged_dtypes(self.model):
+                super()._load_best_model()
         if self.use_vllm:
             self._last_loaded_step = -1  # vLLM has the weights of the last step
 

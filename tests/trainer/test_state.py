@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from launching import TORCHRUN, run
 from peft import LoraConfig
+from small_families import tiny_model
 from small_trainers import Evaluated, grades, problems, untimed, weights
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -72,6 +73,19 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     again = ours(drawn, ROWS, **settings)
     again.train(resume_from_checkpoint=True)
     ends_as(again, whole)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gemma3"])
+def test_weights_with_other_names_on_the_hub_are_resumed_and_loaded_as_the_best(family, ours, tmp_path):
+    tiny_model(family).save_pretrained(tmp_path / "model")
+    settings = {"model": str(tmp_path / "model"), "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    whole, again, best = (ours(drawn, ROWS, **settings) for _ in range(3))
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    best.state.best_model_checkpoint = str(tmp_path / "checkpoint-2")
+    best._load_best_model()
+    for one in (again, best):
+        assert torch.equal(weights(one.model), weights(whole.model))
 
 
 @pytest.mark.slow
