@@ -86,8 +86,7 @@ VISION = {
 SEEING = {
     "gemma3": {"vision_config": VISION, "mm_tokens_per_image": 4},
     "gemma4": {"vision_config": None, "audio_config": None},
-    "qwen3_5": {},
-    "qwen3_5_moe": {},
+    **{name: {"vision_config": VISION | {"depth": 1, "num_heads": 2}} for name in ("qwen3_5", "qwen3_5_moe")},
 }
 
 
@@ -101,17 +100,18 @@ def sizes_of(family):
 
 def tiny_model(family, **settings):
     """Raises what the family's config or model raises at these sizes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     seeing = SEEING.get(family)
+    auto_class = AutoModelForCausalLM if seeing is None else AutoModelForImageTextToText
     sizes = sizes_of(family) if seeing is None else {"text_config": sizes_of(f"{family}_text"), **seeing}
     config = AutoConfig.for_model(family, **{**sizes, **settings})
     with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(parameter.numel() for parameter in auto_class.from_config(config).parameters())
     if size > LARGEST:
         raise ValueError(f"{size / 1e6:.0f}M parameters at the sizes of this test")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
         parameter.data.mul_(2.5 if parameter.dim() > 1 else 1.0)
     return model

@@ -18,14 +18,22 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
+from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, require_choice
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, inference_dtype, load_tokenizer, loading, model_path
+from grpo_math.generation.models import (
+    check_weights,
+    inference_dtype,
+    load_adapter,
+    load_base,
+    load_tokenizer,
+    loading,
+    model_path,
+)
 from grpo_math.generation.request import PLAIN, QUANTISATION, Request
 from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
@@ -240,12 +248,9 @@ def load_weights(model: str, adapter: str | None, request: Request = PLAIN) -> A
             bnb_4bit_use_double_quant=bool(quantisation["use_bnb_nested_quant"]),
             bnb_4bit_compute_dtype=options["dtype"],
         )
-    weights = loaded(model, lambda path: AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options))
+    weights = loaded(model, partial(load_base, **options))
     if adapter is not None:
-        from peft import PeftModel
-
-        with naming({"model_name_or_path": "adapter"}), loading(adapter, f"weights for {model}"):
-            weights = PeftModel.from_pretrained(weights, adapter)
+        weights = load_adapter(weights, adapter, model)
     # bitsandbytes chooses the device of quantised weights, and refuses another.
     return weights.to("cuda") if torch.cuda.is_available() and not quantisation else weights
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from logging import NullHandler
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
@@ -120,6 +121,36 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     return tokenizer
 
 
+def model_class(config: Any) -> Any:
+    """Return the class that a model's configuration names, with which TRL trains it.
+
+    AutoModelForCausalLM loads the text model alone of some families (Qwen3.5), whose layers have other names than an
+    adapter of the whole model.
+    """
+    import transformers
+
+    name = (config.architectures or ["AutoModelForCausalLM"])[0]
+    return getattr(transformers, name, transformers.AutoModelForCausalLM)
+
+
+def load_base(path: str, **options: Any) -> Any:
+    """Return the weights of a model, without running code of its repository."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, revision=options.get("revision", "main"), trust_remote_code=False)
+    return model_class(config).from_pretrained(path, trust_remote_code=False, **options)
+
+
+def load_adapter(weights: Any, adapter: str, model: str) -> Any:
+    """Return the weights of ``model`` with an adapter."""
+    from peft import PeftModel
+
+    with loading(adapter, f"weights for {model}", "adapter"), catch_warnings():
+        # peft only warns, and leaves the layers as they are.
+        filterwarnings("error", "Found missing adapter keys")
+        return PeftModel.from_pretrained(weights, adapter)
+
+
 def check_weights(path: str) -> None:
     """Check that a folder has the weights that its config.json asks for. Only their headers are read.
 
@@ -136,7 +167,6 @@ def check_weights(path: str) -> None:
         # The quantiser changes shapes.
         if getattr(config, "quantization_config", None):
             return
-        kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
         # Tensors on the meta device have a shape and no data. Mismatches are listed, not raised, and named below.
         options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
         with (
@@ -146,7 +176,7 @@ def check_weights(path: str) -> None:
             replaced(transformers.logging, _tqdm_active=False),
             replaced(transformers.logging.get_logger(), handlers=[NullHandler()]),
         ):
-            _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
+            _, info = model_class(config).from_pretrained(folder, trust_remote_code=False, **options)
     reasons = [
         f"has {name} of {list(shape)}, where its config.json says {list(expected)}"
         for name, shape, expected in info["mismatched_keys"]

@@ -13,13 +13,15 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from yaml import YAMLError
 
+from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import moved, table
+from grpo_math.generation.models import config_file
 from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
 from grpo_math.problems.sources import SOURCES, hub_id, source_name
-from grpo_math.reading import home
+from grpo_math.reading import home, read_json
 from grpo_math.report.render import render
 from grpo_math.report.run_dir import RunDir, hub_name
 
@@ -48,7 +50,7 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
     """Return the model that was trained. ``stated`` is its name on the Hub, if the run names a folder.
 
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
-    its own base, from the metadata of its card.
+    its own base, from the metadata of its card, ``class`` what loads it as it was trained.
     """
     name = str(run.config.get("model_name_or_path") or "unknown")
     hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
@@ -62,7 +64,17 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
             data = api.model_info(hub, revision=None if revision == "main" else revision).card_data
     keys = ("license", "license_name", "license_link", "base_model")
     card_data = {key: value for key in keys if data and isinstance(value := data.get(key), str)}
-    return {"hub": hub, "folder": Path(name).name, "revision": revision, "card_data": card_data}
+    architectures: list[str] = []
+    with suppress(ConfigError, ValueError, OSError):
+        architectures = read_json(config_file(name, revision, offline=True)).get("architectures") or []
+    sees = any(name.endswith("ForConditionalGeneration") for name in architectures)
+    return {
+        "hub": hub,
+        "folder": Path(name).name,
+        "revision": revision,
+        "card_data": card_data,
+        "class": "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM",
+    }
 
 
 def result_files(run_dir: Path, checkpoint: str | None = None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
-from grpo_math.generation.models import loading
+from grpo_math.generation.models import load_adapter, load_base, loading
 from grpo_math.run.streams import Answer
 
 
@@ -28,18 +28,15 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError("merge", args.merge, "exists", "name a new folder")
     # Stdout is for the answer, which --json makes a JSON object. DeepSpeed prints its accelerator there, if installed.
     with redirect_stdout(sys.stderr), loading(base, "weights"):
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
-        # A pickle or a repository's own code could run anything while it is loaded.
-        model = AutoModelForCausalLM.from_pretrained(
-            base, trust_remote_code=False, dtype="bfloat16", use_safetensors=True, **trained.request.model_init_kwargs
-        )
+        # A pickle could run anything while it is loaded.
+        model = load_base(base, dtype="bfloat16", use_safetensors=True, **trained.request.model_init_kwargs)
         # Adding an adapter to weights in 4 bit rounds most of it away.
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"
             raise ConfigError("merge", args.merge, reason, "use base and adapter side by side")
-        PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(args.merge)
+        load_adapter(model, adapter, base).merge_and_unload().save_pretrained(args.merge)
         # Training saved its tokenizer with the adapter; a script may not have.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)

@@ -8,6 +8,8 @@ from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from small_families import tiny_model
 from small_model import byte_tokenizer
 from small_runs import write_adapter_run
 from small_trainers import make
@@ -111,6 +113,20 @@ def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch)
     monkeypatch.setattr(TOKENIZER, "chat_template", None)
     with pytest.raises(ConfigError, match="model='m' has no chat template that takes this prompt"):
         backends.check_chat("m", TOKENIZER, SUMS[0]["prompt"])
+
+
+def test_an_adapter_of_a_model_that_sees_is_on_its_layers_or_refused(small, tmp_path):
+    """AutoModelForCausalLM loads the text model of Qwen3.5, whose layers have other names."""
+    model, base, adapter = tiny_model("qwen3_5"), str(tmp_path / "base"), str(tmp_path / "adapter")
+    model.save_pretrained(base)
+    trained = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    trained.save_pretrained(adapter)
+    prompts, request = torch.arange(3, 20)[None], Request(model_init_kwargs={"dtype": "float32"})
+    with torch.no_grad():
+        both = [one(input_ids=prompts).logits for one in (trained, backends.load_weights(base, adapter, request))]
+    assert torch.allclose(*both, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"has no weights for .*small that can be loaded .*missing adapter keys"):
+        backends.load_weights(small, adapter)
 
 
 def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small):

@@ -1,5 +1,7 @@
 """The model card: what it says follows from the run, and its metadata is what the Hub takes."""
 
+import json
+
 import pytest
 from hub_server import card_errors
 from huggingface_hub import ModelCard
@@ -64,6 +66,14 @@ def test_a_base_whose_card_is_broken_has_no_licence(run, tmp_path):
     (tmp_path / "base/README.md").write_text("---\nlicense: [\n---\n")
     run.config["model_name_or_path"] = str(tmp_path / "base")
     assert trained_base(run)["card_data"] == {}
+
+
+def test_an_adapter_is_loaded_on_the_whole_model_that_sees(run, tmp_path):
+    run.config["model_name_or_path"] = str(tmp_path)
+    for name, auto_class in (("LlamaForCausalLM", "CausalLM"), ("Qwen3_5ForConditionalGeneration", "ImageTextToText")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        assert f"\nbase = AutoModelFor{auto_class}.from_pretrained(" in card(run)
+        assert "\nmodel = AutoModelForCausalLM.from_pretrained(" in card(run, "model")
 
 
 @pytest.mark.parametrize(
