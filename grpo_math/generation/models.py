@@ -5,7 +5,7 @@ Does not run remote code: ``trust_remote_code`` is always False.
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import NullHandler
 from pathlib import Path
@@ -121,24 +121,27 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     return tokenizer
 
 
-def model_class(config: Any) -> Any:
-    """Return the class that a model's configuration names, with which TRL trains it.
+def auto_class(architectures: Iterable[str] | None) -> str:
+    """Return the class of transformers that loads a model as TRL does in training, by its config's ``architectures``.
 
-    AutoModelForCausalLM loads the text model alone of some families (Qwen3.5), whose layers have other names than an
-    adapter of the whole model.
+    AutoModelForCausalLM loads the text model alone of some families that see (Qwen3.5). Its layers have other names
+    than an adapter of the whole model.
+
+    >>> auto_class(["Qwen3_5ForConditionalGeneration"]), auto_class(["Qwen3ForCausalLM"])
+    ('AutoModelForImageTextToText', 'AutoModelForCausalLM')
     """
-    import transformers
-
-    name = (config.architectures or ["AutoModelForCausalLM"])[0]
-    return getattr(transformers, name, transformers.AutoModelForCausalLM)
+    sees = any(name.endswith("ForConditionalGeneration") for name in architectures or ())
+    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
 
 
 def load_base(path: str, **options: Any) -> Any:
     """Return the weights of a model, without running code of its repository."""
-    from transformers import AutoConfig
+    import transformers
 
-    config = AutoConfig.from_pretrained(path, revision=options.get("revision", "main"), trust_remote_code=False)
-    return model_class(config).from_pretrained(path, trust_remote_code=False, **options)
+    revision = options.get("revision", "main")
+    config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    kind = getattr(transformers, auto_class(config.architectures))
+    return kind.from_pretrained(path, trust_remote_code=False, **options)
 
 
 def load_adapter(weights: Any, adapter: str, model: str) -> Any:
@@ -176,7 +179,7 @@ def check_weights(path: str) -> None:
             replaced(transformers.logging, _tqdm_active=False),
             replaced(transformers.logging.get_logger(), handlers=[NullHandler()]),
         ):
-            _, info = model_class(config).from_pretrained(folder, trust_remote_code=False, **options)
+            _, info = load_base(str(folder), **options)
     reasons = [
         f"has {name} of {list(shape)}, where its config.json says {list(expected)}"
         for name, shape, expected in info["mismatched_keys"]

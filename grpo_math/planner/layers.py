@@ -5,10 +5,11 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from grpo_math.generation.models import auto_class
 from grpo_math.packing import attention, recurrent
 from grpo_math.trainer import tiled_mlp
 
@@ -21,8 +22,9 @@ def build(config: Any, dtype: torch.dtype) -> Any:
     """Build the transformers model of a config on fake tensors."""
     # Fake tensors have no values to initialise. Without initialisation, transformers does not tie the weights either.
     with no_init_weights():
+        kind = getattr(transformers, auto_class(config.architectures))
         # A copy, because from_config writes the dtype into the config.
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+        model = kind.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
     return model
 

@@ -25,12 +25,9 @@ from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
 from grpo_math.reading import read_json, read_object
 
-FORMAT = 7  # of the answers of measure.py
+FORMAT = 8  # of the answers of measure.py
 # Fields of a config.json that do not change a shape.
-IGNORED_KEYS = (
-    *("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"),
-    "quantization_config",
-)
+IGNORED_KEYS = (*("torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"), "quantization_config")
 
 
 @dataclass(frozen=True)

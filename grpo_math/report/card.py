@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import moved, table
-from grpo_math.generation.models import config_file
+from grpo_math.generation.models import auto_class, config_file
 from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.server import served_rank
 from grpo_math.problems import contamination
@@ -64,16 +64,15 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
             data = api.model_info(hub, revision=None if revision == "main" else revision).card_data
     keys = ("license", "license_name", "license_link", "base_model")
     card_data = {key: value for key in keys if data and isinstance(value := data.get(key), str)}
-    architectures: list[str] = []
+    architectures = None
     with suppress(ConfigError, ValueError, OSError):
-        architectures = read_json(config_file(name, revision, offline=True)).get("architectures") or []
-    sees = any(name.endswith("ForConditionalGeneration") for name in architectures)
+        architectures = read_json(config_file(name, revision, offline=True)).get("architectures")
     return {
         "hub": hub,
         "folder": Path(name).name,
         "revision": revision,
         "card_data": card_data,
-        "class": "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM",
+        "class": auto_class(architectures),
     }
 
 

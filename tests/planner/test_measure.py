@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from small_families import tiny_model
 
 from grpo_math.packing import attention, varlen
 from grpo_math.planner import measure, model, plan
@@ -88,6 +89,14 @@ def test_a_token_goes_through_two_of_four_experts(measuring):
     (answer,) = measuring(({"model_type": "mixtral", **SMALL, **experts}, None))
     # Two layers, two experts that stand idle, three matrices.
     assert answer["total"] - answer["active"] == 2 * 2 * 3 * 256 * 768
+
+
+def test_a_model_that_sees_is_measured_whole(measuring, tmp_path):
+    whole = tiny_model("qwen3_5")
+    whole.save_pretrained(tmp_path)
+    (answer,) = measuring((model.plain(model.read_config(str(tmp_path))), None))
+    assert answer["total"] == whole.num_parameters()
+    assert {"model.visual.blocks.0.attn.qkv", "model.language_model.layers.0.self_attn.q_proj"} <= {*answer["paths"]}
 
 
 def fullest(measurement, work):
