@@ -160,7 +160,7 @@ def how_to_resume(run_dir: Path) -> str:
 
     >>> (run_dir / "checkpoint-9/state_0.pt").unlink()
     >>> seal(run_dir / "checkpoint-9")
-    >>> how_to_resume(run_dir).partition("is damaged")[2]
+    >>> how_to_resume(run_dir).partition("cannot be resumed")[2]
     ' (it contains only weights (save_only_model)); no complete one is left: name a new output_dir'
     """
     try:
@@ -183,15 +183,15 @@ def named(run_dir: Path, name: str | None) -> Path:
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that is whole, and a line about each newer one that is damaged.
+    """Return the newest checkpoint that is whole, and a line about each newer one that is not.
 
-    Raises `UserError` if all checkpoints are damaged.
+    Raises `UserError` if none is whole.
     """
     lines: list[str] = []
     for _, folder in checkpoints(run_dir):
         if (reason := damage(folder)) is None:
             return folder, lines
-        lines.append(f"{folder} is damaged ({reason})")
+        lines.append(f"{folder} cannot be resumed ({reason})")
     # No silent start from step 0: the new run would rename these folders and drop the history.
     if lines:
         raise UserError(f"{'; '.join(lines)}; no complete one is left: name a new output_dir")

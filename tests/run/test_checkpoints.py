@@ -82,7 +82,10 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     one, two, ten = (checkpoint(tmp_path, step) for step in (1, 2, 10))
     written(tmp_path / "old-checkpoint-10", {})
     (ten / "state_0.pt").write_text("")
-    assert checkpoints.newest_whole(tmp_path) == (two, [f"{ten} is damaged (state_0.pt is not what was written)"])
+    assert checkpoints.newest_whole(tmp_path) == (
+        two,
+        [f"{ten} cannot be resumed (state_0.pt is not what was written)"],
+    )
     assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
     for step in (2, 10):
         (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
@@ -96,8 +99,8 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     with pytest.raises(UserError) as error:
         checkpoints.newest_whole(tmp_path)
     assert str(error.value) == (
-        f"{two} is damaged (it contains only weights (save_only_model)); {one} is damaged (state_0.pt is not what was "
-        "written); no complete one is left: name a new output_dir"
+        f"{two} cannot be resumed (it contains only weights (save_only_model)); {one} cannot be resumed (state_0.pt is "
+        "not what was written); no complete one is left: name a new output_dir"
     )
 
 
