@@ -37,10 +37,7 @@ def retire_results(run_dir: Path, base_too: bool) -> None:
     folders = "evaluation*" if base_too else "evaluation"
     for side in sides.values():
         for path in [*run_dir.glob(f"{folders}/**/{side}.*")]:
-            old = path.with_name(f"old-{path.name}")
-            while old.exists():
-                old = old.with_name(f"old-{old.name}")
-            path.replace(old)
+            put_aside(path)
 
 
 # Writing
@@ -215,12 +212,12 @@ def rename_later_checkpoints(run_dir: Path, step: int) -> None:
             put_aside(run_dir / f"evaluation-{folder.name}")
 
 
-def put_aside(folder: Path) -> None:
-    """Rename a folder, if there is one, to old-NAME, in place of an earlier one of that name."""
-    if folder.exists():
-        old = folder.with_name(f"old-{folder.name}")
+def put_aside(path: Path) -> None:
+    """Rename a file or a folder, if it exists, to old-NAME, in place of an earlier one of that name."""
+    if path.exists():
+        old = path.with_name(f"old-{path.name}")
         shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+        path.rename(old)
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:

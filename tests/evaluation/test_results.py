@@ -108,7 +108,7 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 3}, "seed=0, not 3: name another file"),
+        ({"seed": 3}, "seed=0, not 3: give another --output, or change"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
         ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
         ({"problems": slice(5)}, "problems_hash="),
