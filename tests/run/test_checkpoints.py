@@ -158,6 +158,12 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     run_dir, other = tmp_path / "run", checkpoint(tmp_path / "other", 1)
     assert {resume.source(run_dir, asked) for asked in (None, False, True, "true", "False")} == {(None, run_dir)}
     assert resume.source(run_dir, other) == (other, other.parent)
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(f"stated: {{resume_from_checkpoint: {other}}}")
+    assert resume.source(run_dir, other) == (other, other.parent), "it was killed before its first checkpoint"
+    (run_dir / "config.yaml").write_text("stated: {}")
+    with pytest.raises(ConfigError, match=r"output_dir='.*' contains another run: name a new folder"):
+        resume.source(run_dir, other)
     mine = checkpoint(run_dir, 1)
     assert resume.source(run_dir, other) == (None, run_dir), "its own checkpoints are newer"
     assert resume.source(run_dir, str(mine)) == (mine, run_dir)
