@@ -49,7 +49,8 @@ def progress(run: RunDir) -> Progress:
         total = round(step * run.config.get("num_train_epochs", 0) / epoch) if epoch else None
     pace = [row[metrics.SECONDS_STEP] for row in run.history[-NEWEST:] if metrics.SECONDS_STEP in row]
     left = fmean(pace) * (total - step) if pace and total and total > step else None
-    return Progress(step, total, left)
+    # With logging_steps above 1, the last steps of a run may have no line.
+    return Progress(run.finished or step, total, left)
 
 
 def spent(run: RunDir) -> dict[str, float]:
