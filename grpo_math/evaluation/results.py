@@ -249,7 +249,7 @@ def _file(path: Path, settings: dict[str, Any]) -> Path:
         return path
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)
+    name = "-".join(Path(word).name.replace(":", "_") for word in words if word)
     return path / f"{name}-{digest}.json"
 
 
