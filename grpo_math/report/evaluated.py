@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--template", help="the prompt (default: the run's, or the data set's)")
     add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
     add("--tools", help="python or module:function; several: a,b")
-    add("--samples", type=int, help="completions per problem (default: the data set's, mostly 1)")
-    add("--temperature", type=float, metavar="T", help="(default: the data set's, mostly 0, which is greedy)")
+    add("--samples", type=int, help="completions per problem (default: the data set's)")
+    add("--temperature", type=float, metavar="T", help="0 is greedy (default: the data set's)")
     add(
         "--max_completion_length",
         "--max_new_tokens",
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
     add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
-    add("--output", help="a .json file or folder (default: evaluations, or RUN_DIR/evaluation)")
+    add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 
 
