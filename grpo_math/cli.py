@@ -9,10 +9,8 @@ Does not import torch, transformers or trl before a command needs them: ``--help
 import argparse
 import importlib
 import json
-import logging
 import os
 import sys
-import warnings
 from typing import Any, NamedTuple
 
 from grpo_math import __version__
@@ -174,7 +172,7 @@ def _run(argv: list[str]) -> int:
     name, *words = argv
     require_choice("command", name, tuple(COMMANDS))
     command = COMMANDS[name]
-    _quiet()
+    streams.quiet()
     # The words after -- are for another program.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
@@ -284,16 +282,6 @@ def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
     name = word.removeprefix("--")
     near = hint(name, _options(parser)) if word.startswith("--") else ""
     return UserError(f"{word} is not an option of {parser.prog}: {near or f'see {parser.prog} --help'}")
-
-
-def _quiet() -> None:
-    """Silence messages of libraries that would disturb the progress bar."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # transformers warns about names that it changed itself.
-    warnings.simplefilter("ignore", FutureWarning)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # bitsandbytes suggests a kernel from the Hub.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

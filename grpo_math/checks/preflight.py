@@ -12,7 +12,8 @@ error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use
 Imports no torch.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from grpo_math.checks import Finding, attack, audit, machine, model, rewards, services
 from grpo_math.checks.setup import Setup, as_finding
@@ -120,7 +121,10 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 EARLY = ("settings", "versions", "number_format", "deepspeed", "problems", "output_dir", "rewards")
 
 
-def refuse_early(read: Recipe) -> None:
-    """Raise the error that training would end with, if it can be found in a second. Training runs the other checks."""
+def refuse_early(read: Recipe, accelerate: Mapping[str, Any]) -> None:
+    """Raise the error that training would end with, if it can be found in a second. Training runs the other checks.
+
+    ``accelerate``: the content of the accelerate config.
+    """
     # Not `ask`, which imports torch.
-    warning_lines(Setup(read.sound().values, read.given), EARLY)
+    warning_lines(Setup(read.sound().values, read.given, accelerate=accelerate), EARLY)

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from grpo_math.errors import UserError
-from grpo_math.evaluation.fingerprint import engine_name
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
 from grpo_math.evaluation.suite import aligned
 from grpo_math.reading import read_json
@@ -48,8 +47,6 @@ def read_results(path: str | Path) -> Results:
     results = read_json(path)
     if not isinstance(results, dict) or results.get("format") != FORMAT or not results.get("rows"):
         raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
-    if "backend" in results:
-        results["backend"] = engine_name(str(results["backend"]))  # earlier versions wrote the backend
     return {**results, "results": str(path)}
 
 

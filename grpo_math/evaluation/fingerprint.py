@@ -17,15 +17,6 @@ WEIGHTS = (".safetensors", ".bin", ".gguf")
 CONFIGS = ("adapter_config.json", "config.json", "generation_config.json")
 
 
-def engine_name(backend: str) -> str:
-    """Return the engine of a backend, which is the same if the user started the server.
-
-    >>> engine_name("vllm-server"), engine_name("hf")
-    ('vllm', 'hf')
-    """
-    return backend.removesuffix("-server")
-
-
 def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     """Return a hash of the prompts without their problems: the templates, and the chat template of messages.
 
@@ -58,7 +49,6 @@ def weights_hash(*folders: str | None) -> str:
     of their `CONFIGS`.
 
     An adapter that was trained again has another hash. For a Hub id the name is hashed, without a request to the Hub.
-    Earlier versions wrote only the first of the two hashes, so theirs is the beginning of this one.
     """
     files, configs = [], []
     for folder in folders:

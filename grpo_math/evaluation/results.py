@@ -21,7 +21,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation.backends import Model, loaded
 from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
-from grpo_math.evaluation.fingerprint import Row, engine_name, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
@@ -77,7 +77,7 @@ def evaluate(
         **output.extra,
         "model": model.name,
         "adapter": model.adapter,
-        "backend": engine_name(model.backend.name),
+        "backend": model.backend.name.removesuffix("-server"),  # the same engine if the user started the server
         "template": rows[0].get("answer_format"),
         **asdict(sampling),
         "request": request.to_dict(),
@@ -94,7 +94,7 @@ def evaluate(
     # A model in memory has no name or file to compare, so its stored answers may be of other weights.
     journal_file = answers_file(file) if file and model.named else None
     if journal_file and file and file.exists() and not journal_file.exists():
-        raise ConfigError("output", str(file), "contains results without their answers", "name another file")
+        raise ConfigError("output", str(file), "contains results without their answers", "give another --output")
     known = {_key(record): record for record in stored(journal_file, settings)} if journal_file else {}
     records = _answer(model, rows, sampling, request, known, journal_file, tools, grade_timeout, output.progress)
     results = {
@@ -210,17 +210,10 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
         first, *records = [json.loads(line) for line in whole.splitlines()]
         measured = {**first["measured"]}
     expected = json.loads(json.dumps(settings))  # as a file has them
-    # Earlier versions wrote the backend and a shorter hash, and had fewer fields in a request.
-    if "backend" in measured:
-        measured["backend"] = engine_name(measured["backend"])
-    if "request" in measured:
-        expected["request"] = {name: expected["request"].get(name) for name in measured["request"]}
-    if "weights_hash" in measured:
-        expected["weights_hash"] = expected["weights_hash"][: len(measured["weights_hash"])]
     for name in expected:
         if measured.get(name) != expected[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"
-            raise ConfigError("output", str(path), was, "name another file, or change the setting back")
+            raise ConfigError("output", str(path), was, "give another --output, or change the setting back")
     # Only here: a file that is refused above stays as it was.
     os.truncate(path, len(whole))
     return records
@@ -256,7 +249,7 @@ def _file(path: Path, settings: dict[str, Any]) -> Path:
         return path
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)
+    name = "-".join(Path(word).name.replace(":", "_") for word in words if word)
     return path / f"{name}-{digest}.json"
 
 

@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--template", help="the prompt (default: the run's, or the data set's)")
     add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
     add("--tools", help="python or module:function; several: a,b")
-    add("--samples", type=int, help="completions per problem (default: 1)")
-    add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
+    add("--samples", type=int, help="completions per problem (default: the data set's)")
+    add("--temperature", type=float, metavar="T", help="0 is greedy (default: the data set's)")
     add(
         "--max_completion_length",
         "--max_new_tokens",
@@ -166,30 +166,25 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequen
 
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     """Return the JSON object and the text. The tables of a run are those of the comparison."""
-    names = list(next(iter(sides.values())))
+    first = next(iter(sides.values()))
+    names = list(first)
     shown = {
         side: _first({name: {key: value for key, value in results[name].items() if key != "rows"} for name in names})
         for side, results in sides.items()
     }
+    overlaps = {name: one["contamination"] for name, one in first.items() if one.get("contamination")}
+    lines = [f"{name}: {contamination.overlap_line(overlap)}" for name, overlap in overlaps.items()]
+    lines += [f"results   {results[name]['results']}" for results in sides.values() for name in names]
+    several = len(names) > 1
     if "base" not in sides:
-        return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(_lines(sides[""]))
+        table = suite.table(first) if several else metrics_table(_first(first))
+        return {"sets": shown[""]} if several else shown[""], "\n".join([table, *lines])
     before, after = sides["base"], sides["trained"]
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
-    paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
-    several = len(names) > 1
-    text = suite.comparison_table(compared, before, after) if several else compare.terminal_table(_first(compared))
-    return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
+    table = suite.comparison_table(compared, before, after) if several else compare.terminal_table(_first(compared))
+    return {**shown, "comparison": _first(compared)}, "\n".join([table, *lines])
 
 
-def _first(values: dict[str, Any]) -> Any:
+def _first(values: Mapping[str, Any]) -> Any:
     """Return the only value, or all of them by name."""
     return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _lines(results: Mapping[str, Results]) -> list[str]:
-    lines = [suite.table(results)] if len(results) > 1 else [metrics_table(_first(dict(results)))]
-    for name, one in results.items():
-        if one.get("contamination"):
-            lines.append(f"{name}: {contamination.overlap_line(one['contamination'])}")
-        lines.append(f"results   {one['results']}")
-    return lines

@@ -71,7 +71,7 @@ def push(
         remedy = "give the run directory of a training; if it was stopped, start it again to resume it"
         raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", near(run_dir) or remedy)
     if offline():
-        raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
+        raise ConfigError("repo_id", name, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     _set_time_limit()
     api = huggingface_hub.HfApi()
     try:

@@ -49,7 +49,8 @@ def progress(run: RunDir) -> Progress:
         total = round(step * run.config.get("num_train_epochs", 0) / epoch) if epoch else None
     pace = [row[metrics.SECONDS_STEP] for row in run.history[-NEWEST:] if metrics.SECONDS_STEP in row]
     left = fmean(pace) * (total - step) if pace and total and total > step else None
-    return Progress(step, total, left)
+    # With logging_steps above 1, the last steps of a run may have no line.
+    return Progress(run.finished or step, total, left)
 
 
 def spent(run: RunDir) -> dict[str, float]:
@@ -57,12 +58,14 @@ def spent(run: RunDir) -> dict[str, float]:
 
     >>> from pathlib import Path
     >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
-    >>> spent(RunDir(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
-    {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 5.0}
+    >>> history = [{**line, "eval_math500_runtime": 2.5}]
+    >>> spent(RunDir(Path("x"), history=history, before={"seconds": 5.0, "rows": []}))
+    {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 7.5}
     """
     seconds = {name: total(run, key) for key, name in PHASES.items()}
     seconds["other"] = max(0.0, total(run, metrics.SECONDS_STEP) - sum(seconds.values()))
-    seconds["evaluation"] = sum(results.get("seconds", 0.0) for results in run.sides.values())
+    during = sum(value for row in run.history for name, value in row.items() if name.endswith("_runtime"))
+    seconds["evaluation"] = during + sum(results.get("seconds", 0.0) for results in run.sides.values())
     return {name: value for name, value in seconds.items() if value > 0}
 
 

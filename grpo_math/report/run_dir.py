@@ -13,7 +13,7 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
-from grpo_math.reading import is_folder, near, read_table, reading
+from grpo_math.reading import is_folder, near, read_json, read_table, reading
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
@@ -39,6 +39,7 @@ class RunDir:
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     going: bool = False  # a process of this machine trains there
+    finished: int | None = None  # the last step of a run that has finished
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ class RunDir:
         """Return the history with the evaluations as its first and last lines, if they can be compared."""
         # Two points that cannot be compared would look like the effect of training, so neither is drawn.
         before, after = (self.before, self.after) if self.comparison else (None if self.after else self.before, None)
-        last = int(self.history[-1][metrics.STEP]) if self.history else 1
+        last = self.finished or (int(self.history[-1][metrics.STEP]) if self.history else 1)
         return [*evaluation_line(0, before), *self.history, *evaluation_line(last, after)]
 
     @cached_property
@@ -104,7 +105,9 @@ def read_run(run_dir: str | Path) -> RunDir:
     """
     run = RunDir(Path(run_dir))
     folder = run.directory
-    run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
+    if (finished := folder / FINISHED).exists():
+        run.finished = read_json(finished)["step"]
+    run.going = lock.owner(folder) is not None and run.finished is None
     run.config = run_config(folder) or {}
     if (history := folder / "history.jsonl").exists():
         with reading(history):

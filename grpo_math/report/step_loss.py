@@ -66,7 +66,7 @@ def panels(groups: Sequence[Sequence[Row]], config: Mapping[str, Any], line: Map
                 "baseline": baseline,
                 "advantage": advantage,
                 "tokens": row["tokens"],
-                "left out": reason or ("no" if advantage else "no gradient: advantage 0"),
+                "left out": reason or ("no" if advantage else "advantage 0"),
                 "share of the gradient": f"{share:.1%}",
             }
             for number, (row, baseline, (advantage, reason, share)) in enumerate(
@@ -143,7 +143,7 @@ def _is_masked(row: Row, config: Mapping[str, Any]) -> bool:
 
 def _why(advantages: Sequence[float], share: float) -> str:
     if not any(advantages):
-        return "All advantages of this group are 0, because its rewards are equal: it adds nothing to the gradient."
+        return "All advantages of this group are 0, because its rewards are equal: they add nothing to the gradient."
     total = sum(advantages)
     if abs(total) > 1e-3 * sum(map(abs, advantages)):
         return f"The advantages of this group add up to {short(total)}, so its part of the loss need not be near 0."

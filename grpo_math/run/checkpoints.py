@@ -37,10 +37,7 @@ def retire_results(run_dir: Path, base_too: bool) -> None:
     folders = "evaluation*" if base_too else "evaluation"
     for side in sides.values():
         for path in [*run_dir.glob(f"{folders}/**/{side}.*")]:
-            old = path.with_name(f"old-{path.name}")
-            while old.exists():
-                old = old.with_name(f"old-{old.name}")
-            path.replace(old)
+            put_aside(path)
 
 
 # Writing
@@ -160,7 +157,7 @@ def how_to_resume(run_dir: Path) -> str:
 
     >>> (run_dir / "checkpoint-9/state_0.pt").unlink()
     >>> seal(run_dir / "checkpoint-9")
-    >>> how_to_resume(run_dir).partition("is damaged")[2]
+    >>> how_to_resume(run_dir).partition("cannot be resumed")[2]
     ' (it contains only weights (save_only_model)); no complete one is left: name a new output_dir'
     """
     try:
@@ -183,15 +180,15 @@ def named(run_dir: Path, name: str | None) -> Path:
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint that is whole, and a line about each newer one that is damaged.
+    """Return the newest checkpoint that is whole, and a line about each newer one that is not.
 
-    Raises `UserError` if all checkpoints are damaged.
+    Raises `UserError` if none is whole.
     """
     lines: list[str] = []
     for _, folder in checkpoints(run_dir):
         if (reason := damage(folder)) is None:
             return folder, lines
-        lines.append(f"{folder} is damaged ({reason})")
+        lines.append(f"{folder} cannot be resumed ({reason})")
     # No silent start from step 0: the new run would rename these folders and drop the history.
     if lines:
         raise UserError(f"{'; '.join(lines)}; no complete one is left: name a new output_dir")
@@ -215,12 +212,12 @@ def rename_later_checkpoints(run_dir: Path, step: int) -> None:
             put_aside(run_dir / f"evaluation-{folder.name}")
 
 
-def put_aside(folder: Path) -> None:
-    """Rename a folder, if there is one, to old-NAME, in place of an earlier one of that name."""
-    if folder.exists():
-        old = folder.with_name(f"old-{folder.name}")
+def put_aside(path: Path) -> None:
+    """Rename a file or a folder, if it exists, to old-NAME, in place of an earlier one of that name."""
+    if path.exists():
+        old = path.with_name(f"old-{path.name}")
         shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+        path.rename(old)
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:

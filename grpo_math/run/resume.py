@@ -38,15 +38,20 @@ def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
 
     A named checkpoint is where a run starts. A run that has started there, or has checkpoints and was to start from
     another folder, resumes from its newest checkpoint: each restart would otherwise train the same steps again.
+
+    Raises `ConfigError` if the folder contains a run without checkpoints that did not start there.
     """
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
     if named is None:
         return None, run_dir
     # Not named.resolve(): a checkpoint may be a link to another disk.
     own = named.parent.resolve() == run_dir.resolve()
-    stated = (run_config(run_dir) or {}).get("stated") or {}
-    if checkpoints(run_dir) and (not own or stated.get("resume_from_checkpoint") == str(asked)):
+    config = run_config(run_dir)
+    started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(asked)
+    if checkpoints(run_dir) and (not own or started_there):
         return None, run_dir
+    if config is not None and not own and not started_there:
+        raise ConfigError("output_dir", str(run_dir), "contains another run", "name a new folder")
     return named, named.parent
 
 

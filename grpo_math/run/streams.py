@@ -1,7 +1,10 @@
 """Standard output and error of a command: a full device, a closed pipe, an ASCII terminal."""
 
 import io
+import logging
+import os
 import sys
+import warnings
 from typing import Any, NamedTuple
 
 CLOSED = 141  # the exit code that a shell reports for a program that SIGPIPE ended
@@ -20,6 +23,16 @@ def ready() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def quiet() -> None:
+    """Silence messages of libraries that would disturb the progress bar. Call this before they are imported."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # transformers warns about names that it changed itself.
+    warnings.simplefilter("ignore", FutureWarning)
+    # bitsandbytes suggests a kernel from the Hub.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def say(label: str, text: str) -> None:

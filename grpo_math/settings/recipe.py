@@ -70,8 +70,12 @@ def read(argv: Sequence[str]) -> Recipe:
     written = read_recipe(path) if path is not None else {}
     method = method_fields(named := typed.pop("method", None))
     # Here, because packages read some variables when they are imported, and checks read others.
+    env = written.pop("env", {})
+    # The launcher or SLURM has given this process its GPUs: the recipe's would include those of the vLLM server.
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        env.pop("CUDA_VISIBLE_DEVICES", None)
     with reading(path or ""):  # Python refuses some names
-        os.environ.update(written.pop("env", {}))
+        os.environ.update(env)
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))

@@ -1,7 +1,6 @@
 """`python -m grpo_math.train`: signals are handled while torch and the other packages are imported, and the recipe's
 environment variables are set before."""
 
-import logging
 import os
 import signal
 import sys
@@ -10,11 +9,11 @@ from contextlib import suppress
 from grpo_math.errors import UserError
 from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.signals import STOPPING, end_at_once, handling
+from grpo_math.run.streams import quiet
 from grpo_math.settings import recipe
 
 if __name__ == "__main__":
-    # bitsandbytes suggests a kernel from the Hub.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    quiet()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         os.environ.setdefault(*SLEEPING_THREADS)
     with handling((signal.SIGINT, *STOPPING), end_at_once):

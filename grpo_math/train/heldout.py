@@ -13,15 +13,16 @@ def heldout_metrics(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a set. With several samples the accuracy is mean@n.
 
     >>> results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
-    >>> results |= {"pass@k": {"8": 0.75}, "pass@k_ci95": {"8": [0.5, 0.9]}}
+    >>> results |= {"seconds": 9.5, "pass@k": {"8": 0.75}, "pass@k_ci95": {"8": [0.5, 0.9]}}
     >>> results |= {"maj@k": {"8": 0.5}, "maj@k_ci95": {"8": [0.25, 0.75]}}
     >>> heldout_metrics("amc", results)  # doctest: +NORMALIZE_WHITESPACE
-    {'eval_amc_accuracy': 0.5, 'eval_amc_accuracy_in_format': 0.25, 'eval_amc_n': 30,
+    {'eval_amc_accuracy': 0.5, 'eval_amc_accuracy_in_format': 0.25, 'eval_amc_n': 30, 'eval_amc_runtime': 9.5,
      'eval_amc_ci95_low': 0.25, 'eval_amc_ci95_high': 0.75,
      'eval_amc_pass@8': 0.75, 'eval_amc_pass@8_ci95_low': 0.5, 'eval_amc_pass@8_ci95_high': 0.9,
      'eval_amc_maj@8': 0.5, 'eval_amc_maj@8_ci95_low': 0.25, 'eval_amc_maj@8_ci95_high': 0.75}
     """
     values = {figure: results[figure] for figure in (metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, "n")}
+    values["runtime"] = results["seconds"]  # transformers' name
     values["ci95_low"], values["ci95_high"] = results["ci95"]
     samples = results["samples"]
     for kind in ("pass", "maj") if samples > 1 else ():

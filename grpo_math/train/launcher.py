@@ -38,7 +38,7 @@ from grpo_math.run.streams import say
 from grpo_math.run.supervisor import SupervisedCommand, send
 from grpo_math.settings import shipped
 from grpo_math.settings.fields import most_used
-from grpo_math.settings.recipe import Recipe, read
+from grpo_math.settings.recipe import read
 from grpo_math.settings.vllm import sends_adapter, starts_server
 from grpo_math.train.layout import Config, choose_layout, environment, gpus_of, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
@@ -82,17 +82,13 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
     layout, config = choose_layout(recipe, gpus, accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
-    if config is None and not serves:
-        # torch is not imported yet, so CUDA and OpenMP will see these variables.
-        os.environ.update(environment(used))
-        return _train_here(fields, parsed)
-    return _launch(recipe, fields, layout, config, used)
-
-
-def _train_here(fields: list[str], parsed: Recipe) -> int:
-    """Train in this process. A bad recipe is refused within a second, before torch is imported."""
     with handling(STOPPING, end_at_once):
-        refuse_early(parsed)
+        # Before a server is started, which takes minutes, or torch is imported.
+        refuse_early(parsed, config.says if config else {})
+        if config is not None or serves:
+            return _launch(recipe, fields, layout, config, used)
+        # CUDA and OpenMP will see these variables.
+        os.environ.update(environment(used))
         from grpo_math.train.program import main
 
         return main(fields, parsed)

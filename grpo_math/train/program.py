@@ -10,7 +10,6 @@ trainer/trainer.py has every override of TRL.
 import os
 import sys
 import time
-import warnings
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -74,11 +73,8 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with stopping() as stop, no_silent_exit():
         try:
-            with warnings.catch_warnings():
-                # transformers warns about names that it changed itself.
-                warnings.simplefilter("ignore", FutureWarning)
-                train(_build_settings(read or recipe.read(argv)), stop)
-                return stop.code
+            train(_build_settings(read or recipe.read(argv)), stop)
+            return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
             # torch's agent ends all ranks when the first one exits. The main process has to print its line before.

@@ -41,7 +41,9 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
         # A checkpoint of another program has no list of its files to compare with.
         ours = checkpoints.unfinished(named) or (named / checkpoints.FILES).exists()
         if ours and (reason := checkpoints.damage(named)):
-            raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
+            raise ConfigError(
+                "resume_from_checkpoint", asked, f"cannot be resumed ({reason})", "give another checkpoint"
+            )
         checkpoint: Path | None = named
     else:
         checkpoint, damaged = checkpoints.newest_whole(run_dir)

@@ -912,7 +912,10 @@ class MathGRPOTrainer(GRPOTrainer):
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:
-            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+            # By step: a clock that was set back would make this checkpoint the oldest. In the folder of a script, the
+            # checkpoints of an earlier run may have later steps.
+            by_time = not self.of_recipe
+            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, by_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -92,13 +92,6 @@ def test_a_file_that_holds_no_results_is_named(content, words, tmp_path):
         read_results(bad)
 
 
-def test_a_server_that_the_user_started_is_the_same_engine(tmp_path):
-    files = [tmp_path / name for name in ("before.json", "after.json")]
-    for file, backend in zip(files, ("vllm-server", "vllm"), strict=True):
-        file.write_text(json.dumps(results("n", "y", backend=backend)))
-    assert compare(*map(read_results, files)).difference == 0.0
-
-
 def test_all_figures_of_a_comparison_by_hand(tmp_path, capsys):
     before, after = results(*"nnnnnyyn"), results(*"fyyyynyn", adapter="a")
     answer = comparison(before, after)

@@ -64,19 +64,15 @@ def test_weights_that_were_written_again_are_others_and_a_file_beside_them_is_no
 @pytest.mark.parametrize("name", ["adapter_config.json", "config.json"])
 def test_the_same_weights_with_another_configuration_are_others(name, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"1")
-    without = weights_hash(str(tmp_path))
     hashes = []
     for alpha in (16, 32, 16):
         (tmp_path / name).write_text(f'{{"lora_alpha": {alpha}}}')
         hashes.append(weights_hash(str(tmp_path)))
     assert hashes[0] == hashes[2] != hashes[1]
-    assert all(one.startswith(without) for one in hashes), "the hash of an earlier version"
 
 
-def test_an_earlier_versions_file_goes_on_and_answers_of_another_format_or_weights_are_not_mixed_in(tmp_path):
+def test_answers_of_another_format_or_weights_are_not_mixed_in(tmp_path):
     now = {**ABOUT, "weights_hash": "abcdef123456", "request": {"top_k": 0, "dtype": "float32"}}
-    assert stored(tmp_path / "old", {**ABOUT, "weights_hash": "abcdef", "request": {"top_k": 0}}) == []
-    assert stored(tmp_path / "old", now) == []
     assert stored(tmp_path / "new", now) == []
     for changed in ({"request": {"top_k": 0, "dtype": "bfloat16"}}, {"weights_hash": "abcdef654321"}):
         with pytest.raises(ConfigError, match=f"was measured with {next(iter(changed))}="):

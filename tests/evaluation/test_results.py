@@ -108,7 +108,7 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 3}, "seed=0, not 3: name another file"),
+        ({"seed": 3}, "seed=0, not 3: give another --output, or change"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
         ({"extra": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
         ({"problems": slice(5)}, "problems_hash="),
@@ -132,10 +132,10 @@ def test_results_whose_answers_are_gone_are_not_written_over(small, tmp_path):
 
 def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path):
     script(TEXTS)
-    asked = {"output": tmp_path, "progress": False, "extra": {"data": "a:b"}}
+    asked = {"output": tmp_path, "progress": False, "extra": {"data": "a:b-1.5B"}}
     files = [Path(evaluate(small, ROWS, max_new_tokens=n, **asked)["results"]) for n in (20, 30, 20)]
     assert files[0] == files[2] != files[1]
-    assert sorted(tmp_path.glob("small-a_b-????????.json")) == sorted(set(files))
+    assert sorted(tmp_path.glob("small-a_b-1.5B-????????.json")) == sorted(set(files))
 
 
 KILLED = """

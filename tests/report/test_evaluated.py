@@ -44,6 +44,8 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
     assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"base", "trained", "comparison"}
+    assert main(["evaluate", "--run", str(trained), *ASKED, "--contamination", "generated:sums:heldout"]) == 0
+    assert "generated:sums: contamination: 4 of 4 problems (100.0%) overlap" in capsys.readouterr().out
     assert answer["trained"] == {name: after[name] for name in after if name != "rows"} | {
         "results": str(files[1]),
         "seconds": answer["trained"]["seconds"],

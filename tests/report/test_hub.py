@@ -140,7 +140,7 @@ def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, 
     push(model_run, "--repo_id", "ada/best", "--checkpoint", "checkpoint-2")
     files = pushed(hub, "ada/best")
     assert b"25.0% before training" in files["README.md"]
-    assert b"| steps | checkpoint-2 of 1 |" in files["README.md"]
+    assert b"| steps | checkpoint-2 of 2 |" in files["README.md"]
     assert RESULTS & files.keys() == RESULTS - {"after.json", "report.html"}
     assert not [name for name in ("after.json", "report.html") if f"`{name}`".encode() in files["README.md"]]
 

@@ -209,6 +209,10 @@ def test_the_page_of_a_run_that_is_going_begins_with_its_step_and_has_no_yellow_
     )
     assert "84 s so far: generation 64%, other 21%, evaluation 15%." in words(files.html.read_text(), "</dl>", "<nav>")
     assert "Stopped at step 6 of 60" in page_of(run)  # the process has ended
+    (run / "finished.json").write_text('{"step": 8}')  # early, and the last two steps were not logged
+    page = page_of(run)
+    assert "Stopped" not in page
+    assert " problems 256 steps 8 " in words(page, "<header>", "<nav>")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,10 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     one, two, ten = (checkpoint(tmp_path, step) for step in (1, 2, 10))
     written(tmp_path / "old-checkpoint-10", {})
     (ten / "state_0.pt").write_text("")
-    assert checkpoints.newest_whole(tmp_path) == (two, [f"{ten} is damaged (state_0.pt is not what was written)"])
+    assert checkpoints.newest_whole(tmp_path) == (
+        two,
+        [f"{ten} cannot be resumed (state_0.pt is not what was written)"],
+    )
     assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
     for step in (2, 10):
         (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
@@ -96,8 +99,8 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     with pytest.raises(UserError) as error:
         checkpoints.newest_whole(tmp_path)
     assert str(error.value) == (
-        f"{two} is damaged (it contains only weights (save_only_model)); {one} is damaged (state_0.pt is not what was "
-        "written); no complete one is left: name a new output_dir"
+        f"{two} cannot be resumed (it contains only weights (save_only_model)); {one} cannot be resumed (state_0.pt is "
+        "not what was written); no complete one is left: name a new output_dir"
     )
 
 
@@ -155,6 +158,12 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     run_dir, other = tmp_path / "run", checkpoint(tmp_path / "other", 1)
     assert {resume.source(run_dir, asked) for asked in (None, False, True, "true", "False")} == {(None, run_dir)}
     assert resume.source(run_dir, other) == (other, other.parent)
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(f"stated: {{resume_from_checkpoint: {other}}}")
+    assert resume.source(run_dir, other) == (other, other.parent), "it was killed before its first checkpoint"
+    (run_dir / "config.yaml").write_text("stated: {}")
+    with pytest.raises(ConfigError, match=r"output_dir='.*' contains another run: name a new folder"):
+        resume.source(run_dir, other)
     mine = checkpoint(run_dir, 1)
     assert resume.source(run_dir, other) == (None, run_dir), "its own checkpoints are newer"
     assert resume.source(run_dir, str(mine)) == (mine, run_dir)
@@ -197,7 +206,7 @@ def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path
     ]
     (tmp_path / "evaluation/trained.json").write_text("{}")
     checkpoints.retire_results(tmp_path, base_too=True)
-    assert (tmp_path / "evaluation/old-old-trained.json").exists()
+    assert {path.name for path in tmp_path.glob("evaluation/*.json")} == {"old-base.json", "old-trained.json"}
     assert not [*tmp_path.rglob("b*.json")]
     assert not of_checkpoint.exists()
     checkpoints.retire_results(tmp_path / "new", base_too=True)

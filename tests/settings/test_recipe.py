@@ -127,6 +127,7 @@ def test_variables_are_written_as_a_shell_would_have_them(tmp_path, monkeypatch)
         "C": ('""', ""),
         "D": ("1", "1"),
         "E": ("yes, sir", "yes, sir"),
+        "CUDA_VISIBLE_DEVICES": ('"0,1"', "before"),  # of the launcher, which has other GPUs for the server
     }
     for name in variables:
         monkeypatch.setenv(name, "before")

@@ -92,6 +92,7 @@ except KeyboardInterrupt:
 """
 RECIPE = {
     "model_name_or_path": "Qwen/Qwen2.5-1.5B",
+    "dataset": "generated:sums",
     "dtype": "bfloat16",
     "use_peft": True,
     "lora_r": 16,
@@ -257,6 +258,12 @@ def test_what_cannot_work_is_refused_before_training(change, words, recipe, line
     assert not Path("training.jsonl").exists()
 
 
+def test_a_recipe_that_training_would_refuse_starts_no_server(machine, capfd):
+    assert run(recipe={"tools": ["python"], "staleness": 1}) == 2
+    assert "error: staleness=1 " in capfd.readouterr().err
+    assert not Path("server.jsonl").exists()
+
+
 def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -298,7 +305,7 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
     count, words, recipe, lines, machine, capfd, monkeypatch
 ):
     trained = Mock(return_value=3)
-    monkeypatch.setattr(launcher, "_train_here", trained)
+    monkeypatch.setattr("grpo_math.train.program.main", trained)
     gpus(count)
     assert run(*words, recipe={"use_vllm": False, **recipe}) == 3
     assert trained.call_args.args[0] == ["--config", "recipe.yaml"]

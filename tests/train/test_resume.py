@@ -1,10 +1,12 @@
 """A run that is killed anywhere and started again ends as one that was not: weights, history and completions."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -78,11 +80,15 @@ def left(run_dir):
     weights = next(path for path in (run_dir / "model", run_dir / "adapter") if path.exists())
     tables = sorted((run_dir / "completions").glob("*.parquet"))
     reference = run_dir / "checkpoint-6/reference/weights.safetensors"
-    lines, state = history(run_dir), run_dir / "checkpoint-6/optimizer.pt"
+    state = run_dir / "checkpoint-6/optimizer.pt"
     parts = torch.load(state, weights_only=True)["state"].values() if state.exists() else ()
+    history_lines = [
+        {name: value for name, value in line.items() if name not in TIMES and not name.endswith("_runtime")}
+        for line in history(run_dir)
+    ]
     return {
         "weights": {path.name: path.read_bytes() for path in weights.glob("*.safetensors")},
-        "history": [{name: value for name, value in line.items() if name not in TIMES} for line in lines],
+        "history": history_lines,
         "completions": {path.name: pandas.read_parquet(path).to_json() for path in tables},
         "reference": reference.read_bytes() if reference.exists() else None,
         "optimizer": [torch.cat([x.flatten().float() for x in part.values()]).tolist() for part in parts],
@@ -337,8 +343,8 @@ def edit(run_dir, old="", new=""):
         (
             lambda run_dir: cut(run_dir, "checkpoint-1/optimizer.pt"),
             {"resume_from_checkpoint": "RUN/checkpoint-1"},
-            "resume_from_checkpoint='RUN/checkpoint-1' is damaged (optimizer.pt is not what was written): give another "
-            "checkpoint",
+            "resume_from_checkpoint='RUN/checkpoint-1' cannot be resumed (optimizer.pt is not what was written): give "
+            "another checkpoint",
         ),
     ],
 )
@@ -352,9 +358,12 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_and_nothing_is_changed(ch
     assert contents(run_dir) == before
 
 
-def test_force_goes_on_with_other_settings(again, tmp_path):
-    code, lines = again(max_steps=3, resume="force")
+def test_force_goes_on_with_other_settings_and_keeps_the_newest_checkpoint_whatever_the_clock_says(again, tmp_path):
+    tomorrow = time.time() + 86_400
+    os.utime(tmp_path / "run/checkpoint-2", (tomorrow, tomorrow))
+    code, lines = again(max_steps=3, resume="force", save_total_limit=1)
     assert code == 0
+    assert [step for step, _ in checkpoints.checkpoints(tmp_path / "run")] == [3]
     assert f"Resuming from {tmp_path}/run/checkpoint-2." in lines
     assert [line for line in lines if " of 3: " in line] == ["2 of 3: training", "3 of 3: evaluating after training"]
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
@@ -368,7 +377,7 @@ def test_force_goes_on_with_other_settings(again, tmp_path):
         (
             lambda run_dir: [edit(run_dir), cut(run_dir, "checkpoint-2/optimizer.pt")],
             {},
-            "warning: RUN/checkpoint-2 is damaged (optimizer.pt is not what was written): continuing from "
+            "warning: RUN/checkpoint-2 cannot be resumed (optimizer.pt is not what was written): continuing from "
             "RUN/checkpoint-1\nResuming from RUN/checkpoint-1.",
         ),
     ],
