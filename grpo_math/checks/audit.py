@@ -24,6 +24,7 @@ from grpo_math.grading.equal.units import measure
 from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems, open_rows
+from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.rows import BadRow, checked
 from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
 from grpo_math.reading import is_table
@@ -87,8 +88,11 @@ def run(args: argparse.Namespace) -> Answer:
     is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
     settings = recipe.read([*words, *args.fields]).sound().values
-    if args.write_clean and Path(args.write_clean).exists():
-        raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")
+    clean = args.write_clean
+    if clean and Path(clean).exists():
+        raise ConfigError("write_clean", clean, "exists", "name a new file")
+    if clean and not clean.endswith(".jsonl"):
+        raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
     raws, rows, faults = read(settings)
     notes: list[str] = []
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> Answer:
         "left_out": len({fault.line for fault in faults}),
         "most_common": common,
         "notes": notes,
-        "files": write_clean(args.write_clean, raws, faults) if args.write_clean else [],
+        "files": write_clean(clean, raws, faults) if clean else [],
     }
     text = [
         *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in fault_kinds),
@@ -114,7 +118,7 @@ def run(args: argparse.Namespace) -> Answer:
         *(f"written  {name}" for name in result["files"]),
         f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
     ]
-    return Answer(result, "\n".join(text), result["ok"] or bool(args.write_clean))
+    return Answer(result, "\n".join(text), result["ok"] or bool(clean))
 
 
 def check(setup: Setup) -> Iterator[Finding]:
@@ -125,8 +129,7 @@ def check(setup: Setup) -> Iterator[Finding]:
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     if words:
-        command = f"grpo-math audit --dataset {setup.settings['dataset']}"
-        yield Finding("info", f"data: {', '.join(words)}; {command} shows them")
+        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
 
 
 def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
@@ -153,7 +156,10 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
     if dataset.partition(":")[0] == "generated":
         raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
     else:
-        raws = dict(open_rows(dataset, split, accepted)[2])
+        with naming({"split": "dataset_split"}):
+            raws = dict(open_rows(dataset, split, accepted)[2])
+    if not raws:
+        raise ConfigError("dataset", dataset, "has no rows", "check the file")
     rows: list[Row] = []
     faults: list[Fault] = []
     for line, raw in raws.items():
@@ -161,8 +167,8 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
             rows.append({**checked(raw, f"line {line}", accepted, source), "line": line})
         except BadRow as bad:
             field, reason, _ = bad.args
-            empty = "gold answer" in reason or "is empty" in reason
-            kind = "no gold answer" if empty else "rows that cannot be used"
+            of_answer = field in ("answer", *accepted["answer"])
+            kind = "no gold answer" if of_answer else "rows that cannot be used"
             faults.append(Fault(kind, line, f"{field} {reason}: {shown(raw_text(raw))}"))
     return raws, rows, faults
 
@@ -224,18 +230,17 @@ def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
 
 def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
+    sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         if source_name(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
             continue
         try:
-            texts = [row["problem"] for row in load_problems(name, "test", skip_bad_rows=True)]
+            sets[name] = load_problems(name, "test", skip_bad_rows=True)
         except UserError as error:
             notes.append(f"not compared with {name}: {error}")
-            continue
-        equal, grams = {*map(contamination.whole, texts)}, set[Any]().union(*map(contamination.ngrams, texts))
-        for row in rows:
-            if contamination.whole(row["problem"]) in equal or grams & contamination.ngrams(row["problem"]):
-                yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
+    for row, equal, similar in contamination.matches(sets, rows):
+        for name in sorted({name for name, _ in equal | similar}):
+            yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
 
 
 def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:

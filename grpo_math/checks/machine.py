@@ -131,14 +131,14 @@ def layout(setup: Setup) -> Iterator[Finding]:
     gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
     if gpus:
         try:
-            setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
+            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.given, gpus).policy
         except ConfigError as error:
             # The GPUs of a server that the user starts may be hidden here.
             yield as_finding(error, "layout", "warning")
             return
         with suppress(UserError):
             _, counted = planner.choose(
-                setup.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
+                setup.recipe.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
             )
             setup.processes = counted.layout.policy
 
@@ -151,7 +151,7 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
-    given, machines = setup.explicit_values(), -(-setup.processes // of_machine)
+    given, machines = setup.recipe.explicit_values(), -(-setup.processes // of_machine)
     if setup.started:
         gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
@@ -220,7 +220,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, fields.defaults()), s["resume"])
+    resume.refuse_changed(run_dir, resume.changed(held, s, setup.recipe.given, fields.defaults()), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 

@@ -82,7 +82,7 @@ def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    counted = plan(setup.settings, setup.given, setup.processes)
+    counted = plan(setup.settings, setup.recipe.given, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
     if counted.total == counted.generations:

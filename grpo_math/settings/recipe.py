@@ -53,6 +53,7 @@ class Recipe(NamedTuple):
         return self
 
     def explicit_values(self) -> dict[str, Any]:
+        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
         return {name: self.values[name] for name in self.given}
 
 

@@ -39,7 +39,7 @@ CHAT = """\
 def setup(*words: str, **more) -> Setup:
     results = read([*ARGV, *words])
     assert results.problems == []
-    return Setup(results.values, results.given, **more)
+    return Setup(results, **more)
 
 
 def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = CHAT):
@@ -55,7 +55,9 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
 def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
-        "run/config.yaml": yaml.safe_dump({"stated": explicit_settings(setup().settings, setup().given) | before}),
+        "run/config.yaml": yaml.safe_dump(
+            {"stated": explicit_settings(setup().settings, setup().recipe.given) | before}
+        ),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
 
