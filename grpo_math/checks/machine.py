@@ -6,11 +6,12 @@ nvidia-smi lists the GPUs, so torch is not imported.
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -28,7 +29,7 @@ from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
-from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.accelerate import deepspeed_config, shipped_configs
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
@@ -138,9 +139,16 @@ def layout(setup: Setup) -> Iterator[Finding]:
             return
         with suppress(UserError):
             _, counted = planner.choose(
-                setup.recipe.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
+                setup.recipe.explicit_values(), _configs(setup), gpus=gpus, gpu_gb=gpu_gb, offline=True
             )
             setup.processes = counted.layout.policy
+
+
+def _configs(setup: Setup) -> dict[str, Mapping[str, Any] | None]:
+    """Return the accelerate config of the run, or those of which `grpo-math train` takes the first that fits."""
+    stated = {"": {"num_processes": setup.processes, **setup.accelerate}}
+    is_chosen = setup.accelerate or setup.started or "deepspeed" not in machine.versions()
+    return {**stated} if is_chosen else {**shipped_configs(setup.settings), **stated}
 
 
 def memory_plan(setup: Setup) -> Iterator[Finding]:
@@ -156,11 +164,10 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        launch = {"num_processes": setup.processes, **setup.accelerate}
         # The GPUs that were counted above: the plan would start nvidia-smi again.
         answer = planner.plan(
             given,
-            {"": launch},
+            _configs(setup),
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
             cpu_gb=machines * machine.main_memory(),
@@ -174,8 +181,9 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield as_finding(error, "memory", "info" if unknown or setup.started else "error")
         return
     if answer["fits"]:
-        message = f"{answer['peak_gb']:.1f} GB at the peak, as planned for prompts of {answer['prompt_tokens']} tokens"
-        yield Finding("info", f"memory: {message}")
+        config = f" with {answer['accelerate_config']}" if answer["accelerate_config"] else ""
+        message = f"memory: {answer['peak_gb']:.1f} GB at the peak{config}, as planned for prompts of"
+        yield Finding("info", f"{message} {answer['prompt_tokens']} tokens")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
         smaller = "take a smaller model: no change of settings makes it fit"
