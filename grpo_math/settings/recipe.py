@@ -236,7 +236,8 @@ def coerced(field: Field, value: Any) -> Any:
         return None
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
         item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
-        items = value if isinstance(value, list) else [value]
+        # On the command line, [] is a text.
+        items = [one for one in (value if isinstance(value, list) else [value]) if one != "[]"]
         # Texts of the command line: '[{data: math500}]', or '{data: gsm8k}' '{data: math500}'.
         if field.item == "dict" and all(isinstance(one, str) for one in items):
             text = ", ".join(items)
