@@ -28,8 +28,7 @@ class Command(NamedTuple):
     usage: str
     examples: tuple[str, str]
     answers: bool = True  # takes --json
-    # The command takes recipe fields (args.fields) and the words after -- (args.after_dashes).
-    fields: bool = False
+    fields: bool = False  # takes recipe fields (args.fields)
 
 
 COMMANDS = {
@@ -175,17 +174,16 @@ def _run(argv: list[str]) -> int:
     require_choice("command", name, tuple(COMMANDS))
     command = COMMANDS[name]
     _quiet()
-    # The words after -- are for another program.
+    # The words after -- are for vllm serve.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
     if command.fields and words and not words[0].startswith("-"):
         words = ["--config", *words]
     parser = command_parser(name)
     args, fields = parser.parse_known_args(words)
-    if command.fields:
-        args.fields = fields
-        args.after_dashes = after_dashes
-    elif unknown := fields + after_dashes:
+    args.fields = fields
+    args.after_dashes = after_dashes
+    if unknown := fields * (not command.fields) + ["--"] * (bool(after_dashes) and name != "serve"):
         raise _unknown(parser, unknown[0])
     try:
         answer = _module(name).run(args)
