@@ -11,12 +11,12 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import contradictions, not_correct
+from grpo_math.checks.rewards import DAMAGED, contradictions, is_damaged, not_correct
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
@@ -97,10 +97,12 @@ def run(args: argparse.Namespace) -> Answer:
     notes: list[str] = []
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
+    faults.sort(key=lambda fault: fault.line)
+    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind, _ in frequent(faults)}
     fault_kinds = [
-        {"kind": kind, "count": len(lines), "line": lines[0].line, "example": lines[0].example}
-        | {"lines": sorted(one.line for one in lines)}
-        for kind, lines in by_kind(faults).items()
+        {"kind": kind, "count": len(same), "line": same[0].line, "example": same[0].example}
+        | {"lines": [fault.line for fault in same]}
+        for kind, same in by_kind.items()
     ]
     result: dict[str, Any] = {
         "ok": not fault_kinds and not common,
@@ -124,20 +126,17 @@ def run(args: argparse.Namespace) -> Answer:
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
     rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
-    counted = by_kind([fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)])
-    words = [f"{len(lines)} {kind}" for kind, lines in counted.items()]
+    faults = [fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)]
+    words = [f"{count} {kind}" for kind, count in frequent(faults)]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     if words:
         yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
 
 
-def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
-    """Return the faults of each kind, the most frequent kind first."""
-    kinds: dict[str, list[Fault]] = {}
-    for fault in sorted(faults, key=lambda fault: fault.line):
-        kinds.setdefault(fault.kind, []).append(fault)
-    return dict(sorted(kinds.items(), key=lambda kind: -len(kind[1])))
+def frequent(faults: Sequence[Fault]) -> list[tuple[str, int]]:
+    """Return the kinds of faults with their counts, the most frequent first."""
+    return Counter(fault.kind for fault in faults).most_common()
 
 
 def shown(text: object) -> str:
@@ -207,6 +206,7 @@ def gold_faults(row: Row) -> Iterator[Fault]:
         "multiple-choice letters": LETTER.fullmatch(plain),
         "gold answers that are a unit only": unit or DEGREES.fullmatch(plain),
         "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
+        f"gold answers that are {DAMAGED}": is_damaged(gold),
         "gold answers in prose, which nobody can match": len(words) >= PROSE,
     }
     for kind in [kind for kind, matched in kinds.items() if matched][:1]:

@@ -49,6 +49,10 @@ FAULTS = {
         ("How fast?", "km/h"),
         ("Which angle?", r"^\circ"),
     ],
+    "gold answers that are damaged (a lost backslash, or a label)": [
+        ("How long is it in cm?", "5\text{ cm}"),
+        ("How much is it?", "Answer: 5"),
+    ],
     "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
     "multiple-choice letters": [
         ("Which one holds?", "(B)"),
