@@ -30,8 +30,6 @@ EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 class Unreadable(UserError, ValueError):
     """A file, or a text in a file, that cannot be read. ``reason`` is the library's own message."""
 
-    reason: str
-
     def __init__(self, error: Exception, path: str | Path | None = None) -> None:
         words = " ".join(str(error).split())[:300]
         self.reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"

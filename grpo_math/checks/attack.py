@@ -112,7 +112,7 @@ def attack(setup: Setup) -> dict[str, Any]:
     for _ in range(2):
         started = time.monotonic()
         pay(setup, errors, forms[0], rows[:FEWEST])
-    seconds = (time.monotonic() - started) / FEWEST
+    seconds = (time.monotonic() - started) / min(FEWEST, len(rows))
     rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
 
     paid = {one.name: pay(setup, errors, one, rows) for one in forms}

@@ -45,19 +45,22 @@ SHOWN = 80  # characters of an example
 WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
 PROOF = re.compile(
     r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown|(?:is|have) shown)\b"
-    r"|\\(?:blacksquare|square|Box|qed)",
+    r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
 NOT_FOUND = re.compile(
-    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n/?a|none|null|nan"
-    r"|un(?:known|answered|solved)|tbd|todo|error|see .*)?[\s\-.?_]*",
+    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n[./]?a|none|null|nan"
+    r"|un(?:known|answered|solved)|tbd|todo|error|omitted|missing|\[\]|answers? (?:may|will|can) vary|略|see .*)?"
+    r"[\s\-.?_]*",
     re.IGNORECASE,
 )
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
 )
 EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
-LETTER = re.compile(r"(?i:(?:option|choice|answer)\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*")
+LETTER = re.compile(
+    r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
+)
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
@@ -191,7 +194,7 @@ def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
 def gold_faults(row: Row) -> Iterator[Fault]:
     """Yield at most one fault of a gold answer.
 
-    >>> [fault.kind for text in ("7", "cm", "5 or 7") for fault in gold_faults({"answer": text, "line": 1})]
+    >>> [fault.kind for text in ("7", "the second", "cm", "5 or 7") for fault in gold_faults({"answer": text, "line": 1})]
     ['gold answers that are a unit only', 'gold answers with several answers']
     """
     gold = row["answer"]
@@ -200,11 +203,12 @@ def gold_faults(row: Row) -> Iterator[Fault]:
     words = WORD.findall(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
     # One letter may be a variable.
     unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
+    is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
     kinds = {
         "gold answers that are proofs": PROOF.search(gold),
         "no gold answer": NOT_FOUND.fullmatch(plain),
         "multiple-choice letters": LETTER.fullmatch(plain),
-        "gold answers that are a unit only": unit or DEGREES.fullmatch(plain),
+        "gold answers that are a unit only": (unit and not is_phrase) or DEGREES.fullmatch(plain),
         "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
         f"gold answers that are {DAMAGED}": is_damaged(gold),
         "gold answers in prose, which nobody can match": len(words) >= PROSE,

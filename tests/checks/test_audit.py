@@ -37,6 +37,9 @@ FAULTS = {
         ("Why?", "None"),
         ("What is a?", ""),
         ("What is b?", None),
+        ("What is c?", "N.A."),
+        ("What is d?", "Answers may vary."),
+        ("What is e?", "略"),
     ],
     "gold answers with several answers": [
         ("Solve the quartic.", "x = 3 or x = 5"),
@@ -59,6 +62,7 @@ FAULTS = {
         ("Which is larger?", r"\text{C}"),
         ("Which is smaller?", "B) 12"),
         ("And now?", "Option D"),
+        ("And then?", "The correct answer is A."),
     ],
     "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
