@@ -194,7 +194,8 @@ def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
 def gold_faults(row: Row) -> Iterator[Fault]:
     """Yield at most one fault of a gold answer.
 
-    >>> [fault.kind for text in ("7", "the second", "cm", "5 or 7") for fault in gold_faults({"answer": text, "line": 1})]
+    >>> golds = ({"answer": text, "line": 1} for text in ("7", "the second", "cm", "5 or 7"))
+    >>> [fault.kind for gold in golds for fault in gold_faults(gold)]
     ['gold answers that are a unit only', 'gold answers with several answers']
     """
     gold = row["answer"]
