@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> Answer:
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
     faults.sort(key=lambda fault: fault.line)
-    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind, _ in frequent(faults)}
+    kinds = Counter(fault.kind for fault in faults).most_common()
+    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind, _ in kinds}
     fault_kinds = [
         {"kind": kind, "count": len(same), "line": same[0].line, "example": same[0].example}
         | {"lines": [fault.line for fault in same]}
@@ -130,16 +131,11 @@ def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
     rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
     faults = [fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)]
-    words = [f"{count} {kind}" for kind, count in frequent(faults)]
+    words = [f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     if words:
         yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
-
-
-def frequent(faults: Sequence[Fault]) -> list[tuple[str, int]]:
-    """Return the kinds of faults with their counts, the most frequent first."""
-    return Counter(fault.kind for fault in faults).most_common()
 
 
 def shown(text: object) -> str:

@@ -47,8 +47,9 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else {}
     # On a CPU the accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
     processes = int(launch.get("num_processes", os.environ.get("WORLD_SIZE", 1)))
-    started = "WORLD_SIZE" in os.environ or int(launch.get("num_machines") or 1) > 1
-    setup = Setup(read, processes, launch, started=started)
+    setup = Setup(
+        read, processes, launch, started="WORLD_SIZE" in os.environ or int(launch.get("num_machines") or 1) > 1
+    )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")
     for problem in read.problems:
