@@ -160,7 +160,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         return
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
     given, machines = setup.recipe.explicit_values(), -(-setup.processes // of_machine)
-    if setup.started:
+    # A server on the CPU, or one that the user has started, takes none of these GPUs.
+    if setup.started or s["use_cpu"]:
         gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
         # The prompts of this data, in place of the planner's assumption.

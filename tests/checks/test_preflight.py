@@ -274,6 +274,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"gpu": []},
             ["info: memory: N GB at the peak, as planned for prompts of 8 tokens"],
         ),
+        ([*SERVER, *ADAPTER, "--max_completion_length", "64"], {"gpu": []}, ["info: memory: N GB at the peak"]),
         (
             [*GPU, "--use_vllm", "--vllm_mode", "colocate", "--max_completion_length", "8190"],
             {"gpu": [Gpu(0, 80.0, "")]},
