@@ -76,17 +76,16 @@ def matches(
 ) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
     """Yield each training problem that is in a set, with the places (set, index) of equal problems, and of problems
     that share ``ngram`` consecutive words with it."""
-    # The index is over the problems of the evaluation, because a training set may be a thousand times larger.
-    by_text: dict[str, set[tuple[str, int]]] = {}
-    by_gram: dict[tuple[str, ...], set[tuple[str, int]]] = {}
+    # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
+    # are whole problems (a text) and n-grams (a tuple).
+    index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
     for name, problems in sets.items():
         for i, row in enumerate(problems):
-            by_text.setdefault(whole(row["problem"]), set()).add((name, i))
-            for gram in ngrams(row["problem"], ngram):
-                by_gram.setdefault(gram, set()).add((name, i))
+            for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
+                index.setdefault(key, set()).add((name, i))
     for row in training if sets else ():
-        equal = by_text.get(whole(row["problem"]), set())
-        similar = {place for gram in ngrams(row["problem"], ngram) for place in by_gram.get(gram, ())}
+        equal = index.get(whole(row["problem"]), set())
+        similar = {place for gram in ngrams(row["problem"], ngram) for place in index.get(gram, ())}
         if equal or similar:
             yield row, equal, similar
 
