@@ -174,7 +174,7 @@ def _run(argv: list[str]) -> int:
     require_choice("command", name, tuple(COMMANDS))
     command = COMMANDS[name]
     _quiet()
-    # The words after -- are for vllm serve.
+    # The words after -- are for another program.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
     if command.fields and words and not words[0].startswith("-"):
