@@ -26,8 +26,7 @@ class Command(NamedTuple):
     usage: str
     examples: tuple[str, str]
     answers: bool = True  # takes --json
-    # The command takes recipe fields (args.fields) and the words after -- (args.after_dashes).
-    fields: bool = False
+    fields: bool = False  # takes recipe fields (args.fields)
 
 
 COMMANDS = {
@@ -180,10 +179,9 @@ def _run(argv: list[str]) -> int:
         words = ["--config", *words]
     parser = command_parser(name)
     args, fields = parser.parse_known_args(words)
-    if command.fields:
-        args.fields = fields
-        args.after_dashes = after_dashes
-    elif unknown := fields + after_dashes:
+    args.fields = fields
+    args.after_dashes = after_dashes
+    if unknown := fields * (not command.fields) + ["--"] * (bool(after_dashes) and name != "serve"):
         raise _unknown(parser, unknown[0])
     try:
         answer = _module(name).run(args)

@@ -30,14 +30,12 @@ EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 class Unreadable(UserError, ValueError):
     """A file, or a text in a file, that cannot be read. ``reason`` is the library's own message."""
 
-    reason: str
-
     def __init__(self, error: Exception, path: str | Path | None = None) -> None:
         words = " ".join(str(error).split())[:300]
         self.reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
         similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
-        is_folder = isinstance(error, IsADirectoryError)
-        remedy = similar or ("name a file in this folder" if is_folder else "correct the path or the file")
+        remedies = {IsADirectoryError: "name a file in this folder", UnicodeDecodeError: "save it in UTF-8"}
+        remedy = similar or remedies.get(type(error), "correct the path or the file")
         super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
 
 
@@ -76,12 +74,12 @@ def read_json(path: str | Path) -> Any:
 
 
 def is_table(path: str | Path) -> bool:
-    """Return True if a file's name ends like that of a table.
+    """Return True for a file, and for a name that ends like that of a table.
 
-    >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name")
-    (True, True, False)
+    >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name"), is_table(__file__)
+    (True, True, False, True)
     """
-    return str(path).removesuffix(".gz").endswith(TABLES)
+    return str(path).removesuffix(".gz").endswith(TABLES) or os.path.isfile(home(path))
 
 
 def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
@@ -97,6 +95,8 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
             from pyarrow import parquet
 
             return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
+        if content.startswith((b"PK\x03\x04", b"<")):
+            raise UserError(f"{path} is a workbook or a web page: save it as .csv, or download the file itself")
         if content.startswith(UTF_16):  # as Excel and PowerShell write text
             content = content.decode("utf-16").encode()
         content = content.removeprefix(codecs.BOM_UTF8)

@@ -28,6 +28,8 @@ FILES = {
     "offload.yaml": BASE + "deepspeed: offload.json",
     "absent.yaml": BASE + "deepspeed: nowhere.json",
     "environment.yaml": BASE + "env: {'A=B': 1}\nuse_cpu: true\nbf16: false",
+    "page.csv": "<!DOCTYPE html><html></html>",
+    "empty.csv": "problem,answer\n",
     "runs/demo/config.yaml": "",
 }
 ACCELERATE = ["plan", "--config", "stage.yaml", *GPU, "--accelerate_config"]
@@ -58,6 +60,11 @@ COMMANDS = {
     ),
     "a misspelt reward": (["attack", "acuracy"], "did you mean 'accuracy'?"),
     "a misspelt data set": (["audit", "gms8k"], "did you mean 'gsm8k'?"),
+    "a web page": (["audit", "page.csv"], "page.csv is a workbook or a web page: save it as .csv"),
+    "data without a row": (["audit", "empty.csv"], "dataset='empty.csv' has no rows"),
+    "a split that is not there": (["audit", "math500"], "dataset_split='train' is not known: use one of test"),
+    "clean rows as a table": (["audit", "--write_clean", "x.csv"], "write_clean='x.csv' is not a .jsonl file"),
+    "settings after two dashes": (["plan", "demo_cpu", "--", "--seed", "1"], "-- is not an option of grpo-math plan"),
     "a misspelt model": (["ask", "embeded"], "target='embeded' is not a folder: did you mean 'embedded'?"),
     "a copy of a recipe that is not shipped": (["train", "--copy", "gsm8k_9gb"], "did you mean 'gsm8k_8gb'?"),
     "a recipe that is not there": (["plan", "--config", "no.yaml"], "no.yaml cannot be read (No such file"),

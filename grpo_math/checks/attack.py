@@ -33,8 +33,8 @@ from grpo_math.settings import recipe
 from grpo_math.settings.shipped import target_options
 
 SECONDS = 20.0
-PROBLEMS, IN_DOCTOR = 64, 16
-FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, about
+PROBLEMS = 64
+FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, at most
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CANDIDATES = (2, 4)
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     is_reward = ":" in (args.config or "") or args.config in REWARDS
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    read = recipe.read([*words, *args.fields])
-    result = attack(Setup(read.sound().values, read.given))
+    result = attack(Setup(recipe.read([*words, *args.fields]).sound()))
     return Answer(result, "\n".join(lines(result)), result["ok"])
 
 
@@ -82,7 +81,7 @@ def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
     # A judge is a model that may cost money. golds() has reported gold answers that cannot be graded.
     if setup.settings["rewards"] and "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
-        result = attack(setup, IN_DOCTOR)
+        result = attack(setup)
         message = "; ".join(result["faults"]) or result["best"]
         # rewards() has reported rewards that do not pay a right answer more.
         if result["right"] > result["wrong"] + SURE:
@@ -103,9 +102,9 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
 
 
-def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
+def attack(setup: Setup) -> dict[str, Any]:
     """Attack the rewards for about `SECONDS`, and return what `lines` prints."""
-    end, rows = time.monotonic() + SECONDS, gradable(setup, most)
+    end, rows = time.monotonic() + SECONDS, gradable(setup, PROBLEMS)
     setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
     errors: dict[str, str] = {}
     forms = [Attack(name, form, lambda row: [row["answer"]]) for name, form in forms_by_name(setup).items()]
@@ -113,7 +112,7 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     for _ in range(2):
         started = time.monotonic()
         pay(setup, errors, forms[0], rows[:FEWEST])
-    seconds = (time.monotonic() - started) / FEWEST
+    seconds = (time.monotonic() - started) / min(FEWEST, len(rows))
     rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
 
     paid = {one.name: pay(setup, errors, one, rows) for one in forms}
@@ -128,14 +127,19 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
     def share(reward: float) -> float:
         return (reward - zero) / (top - zero or 1.0)
 
-    planned = [*blind(rows, forms, best, setup), *undecided(best)]
-    attacks = judged(setup, errors, planned, rows, share, max(0.0, share(wrong)), end)
+    # Not every problem has a number or a formula.
+    planned = [one for one in (*blind(rows, forms, best, setup), *undecided(best)) if one.texts(rows)]
+    attacks: list[dict[str, Any]] = []
+    for one in planned:
+        if time.monotonic() < end:
+            attacks.append(judged(setup, errors, one, rows, share, max(0.0, share(wrong))))
+    left_out = len(planned) - len(attacks)
     attacks.sort(key=lambda one: one["allowed"] - one["share"])
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
         *errors.values(),
         *[in_words(one) for one in attacks[:1] if one["share"] > one["allowed"]],
-        *[f"{len(planned)} attacks were left out after {SECONDS:g} seconds"] * bool(planned),
+        *[f"{left_out} attacks were left out after {SECONDS:g} seconds"] * bool(left_out),
     ]
     return {
         "ok": not faults,
@@ -157,38 +161,23 @@ def attack(setup: Setup, most: int = PROBLEMS) -> dict[str, Any]:
 def judged(
     setup: Setup,
     errors: dict[str, str],
-    planned: list[Attack],
+    one: Attack,
     rows: Sequence[Any],
     share: Callable[[float], float],
     wrong: float,
-    end: float,
-) -> list[dict[str, Any]]:
-    """Return the result of each attack, and remove it from ``planned``. ``wrong``: a wrong answer's share."""
-    attacks: list[dict[str, Any]] = []
-    took = 0.0
-    while planned and (started := time.monotonic()) < end:
-        # The others get fewer problems if they would take too long.
-        if took * len(planned) > end - started:
-            rows = rows[: max(FEWEST, len(rows) // 2)]
-        one = planned.pop(0)
-        # Not every problem has a number or a formula.
-        if not one.texts(rows):
-            continue
-        right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
-        # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
-        allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
-        attacks.append(
-            {
-                "name": one.name,
-                "candidates": one.candidates,
-                "share": share(mean(pay(setup, errors, one, rows))),
-                "right": right,
-                "allowed": allowed,
-                "text": one.texts(rows)[0][1],
-            }
-        )
-        took = time.monotonic() - started
-    return attacks
+) -> dict[str, Any]:
+    """Return the result of one attack. ``wrong``: a wrong answer's share."""
+    right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
+    # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
+    allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
+    return {
+        "name": one.name,
+        "candidates": one.candidates,
+        "share": share(mean(pay(setup, errors, one, rows))),
+        "right": right,
+        "allowed": allowed,
+        "text": one.texts(rows)[0][1],
+    }
 
 
 def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any]) -> list[float | None]:

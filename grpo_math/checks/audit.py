@@ -11,12 +11,12 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import contradictions, not_correct
+from grpo_math.checks.rewards import DAMAGED, contradictions, is_damaged, not_correct
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
@@ -24,6 +24,7 @@ from grpo_math.grading.equal.units import measure
 from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems, open_rows
+from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.rows import BadRow, checked
 from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
 from grpo_math.reading import is_table
@@ -44,19 +45,22 @@ SHOWN = 80  # characters of an example
 WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
 PROOF = re.compile(
     r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown|(?:is|have) shown)\b"
-    r"|\\(?:blacksquare|square|Box|qed)",
+    r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
 NOT_FOUND = re.compile(
-    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n/?a|none|null|nan"
-    r"|un(?:known|answered|solved)|tbd|todo|error|see .*)?[\s\-.?_]*",
+    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n[./]?a|none|null|nan"
+    r"|un(?:known|answered|solved)|tbd|todo|error|omitted|missing|\[\]|answers? (?:may|will|can) vary|略|see .*)?"
+    r"[\s\-.?_]*",
     re.IGNORECASE,
 )
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
 )
 EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
-LETTER = re.compile(r"(?i:(?:option|choice|answer)\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*")
+LETTER = re.compile(
+    r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
+)
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
@@ -87,16 +91,22 @@ def run(args: argparse.Namespace) -> Answer:
     is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
     settings = recipe.read([*words, *args.fields]).sound().values
-    if args.write_clean and Path(args.write_clean).exists():
-        raise ConfigError("write_clean", args.write_clean, "exists", "name a new file")
+    clean = args.write_clean
+    if clean and Path(clean).exists():
+        raise ConfigError("write_clean", clean, "exists", "name a new file")
+    if clean and not clean.endswith(".jsonl"):
+        raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
     raws, rows, faults = read(settings)
     notes: list[str] = []
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
+    faults.sort(key=lambda fault: fault.line)
+    kinds = Counter(fault.kind for fault in faults).most_common()
+    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind, _ in kinds}
     fault_kinds = [
-        {"kind": kind, "count": len(lines), "line": lines[0].line, "example": lines[0].example}
-        | {"lines": sorted(one.line for one in lines)}
-        for kind, lines in by_kind(faults).items()
+        {"kind": kind, "count": len(same), "line": same[0].line, "example": same[0].example}
+        | {"lines": [fault.line for fault in same]}
+        for kind, same in by_kind.items()
     ]
     result: dict[str, Any] = {
         "ok": not fault_kinds and not common,
@@ -105,7 +115,7 @@ def run(args: argparse.Namespace) -> Answer:
         "left_out": len({fault.line for fault in faults}),
         "most_common": common,
         "notes": notes,
-        "files": write_clean(args.write_clean, raws, faults) if args.write_clean else [],
+        "files": write_clean(clean, raws, faults) if clean else [],
     }
     text = [
         *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in fault_kinds),
@@ -114,27 +124,18 @@ def run(args: argparse.Namespace) -> Answer:
         *(f"written  {name}" for name in result["files"]),
         f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
     ]
-    return Answer(result, "\n".join(text), result["ok"] or bool(args.write_clean))
+    return Answer(result, "\n".join(text), result["ok"] or bool(clean))
 
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
     rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
-    counted = by_kind([fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)])
-    words = [f"{len(lines)} {kind}" for kind, lines in counted.items()]
+    faults = [fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)]
+    words = [f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     if words:
-        command = f"grpo-math audit --dataset {setup.settings['dataset']}"
-        yield Finding("info", f"data: {', '.join(words)}; {command} shows them")
-
-
-def by_kind(faults: Iterable[Fault]) -> dict[str, list[Fault]]:
-    """Return the faults of each kind, the most frequent kind first."""
-    kinds: dict[str, list[Fault]] = {}
-    for fault in sorted(faults, key=lambda fault: fault.line):
-        kinds.setdefault(fault.kind, []).append(fault)
-    return dict(sorted(kinds.items(), key=lambda kind: -len(kind[1])))
+        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
 
 
 def shown(text: object) -> str:
@@ -153,7 +154,10 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
     if dataset.partition(":")[0] == "generated":
         raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
     else:
-        raws = dict(open_rows(dataset, split, accepted)[2])
+        with naming({"split": "dataset_split"}):
+            raws = dict(open_rows(dataset, split, accepted)[2])
+    if not raws:
+        raise ConfigError("dataset", dataset, "has no rows", "check the file")
     rows: list[Row] = []
     faults: list[Fault] = []
     for line, raw in raws.items():
@@ -161,8 +165,8 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
             rows.append({**checked(raw, f"line {line}", accepted, source), "line": line})
         except BadRow as bad:
             field, reason, _ = bad.args
-            empty = "gold answer" in reason or "is empty" in reason
-            kind = "no gold answer" if empty else "rows that cannot be used"
+            of_answer = field in ("answer", *accepted["answer"])
+            kind = "no gold answer" if of_answer else "rows that cannot be used"
             faults.append(Fault(kind, line, f"{field} {reason}: {shown(raw_text(raw))}"))
     return raws, rows, faults
 
@@ -186,7 +190,8 @@ def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
 def gold_faults(row: Row) -> Iterator[Fault]:
     """Yield at most one fault of a gold answer.
 
-    >>> [fault.kind for text in ("7", "cm", "5 or 7") for fault in gold_faults({"answer": text, "line": 1})]
+    >>> golds = ({"answer": text, "line": 1} for text in ("7", "the second", "cm", "5 or 7"))
+    >>> [fault.kind for gold in golds for fault in gold_faults(gold)]
     ['gold answers that are a unit only', 'gold answers with several answers']
     """
     gold = row["answer"]
@@ -195,12 +200,14 @@ def gold_faults(row: Row) -> Iterator[Fault]:
     words = WORD.findall(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
     # One letter may be a variable.
     unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
+    is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
     kinds = {
         "gold answers that are proofs": PROOF.search(gold),
         "no gold answer": NOT_FOUND.fullmatch(plain),
         "multiple-choice letters": LETTER.fullmatch(plain),
-        "gold answers that are a unit only": unit or DEGREES.fullmatch(plain),
+        "gold answers that are a unit only": (unit and not is_phrase) or DEGREES.fullmatch(plain),
         "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
+        f"gold answers that are {DAMAGED}": is_damaged(gold),
         "gold answers in prose, which nobody can match": len(words) >= PROSE,
     }
     for kind in [kind for kind, matched in kinds.items() if matched][:1]:
@@ -224,18 +231,17 @@ def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
 
 def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
+    sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         if source_name(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
             continue
         try:
-            texts = [row["problem"] for row in load_problems(name, "test", skip_bad_rows=True)]
+            sets[name] = load_problems(name, "test", skip_bad_rows=True)
         except UserError as error:
             notes.append(f"not compared with {name}: {error}")
-            continue
-        equal, grams = {*map(contamination.whole, texts)}, set[Any]().union(*map(contamination.ngrams, texts))
-        for row in rows:
-            if contamination.whole(row["problem"]) in equal or grams & contamination.ngrams(row["problem"]):
-                yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
+    for row, equal, similar in contamination.matches(sets, rows):
+        for name in sorted({name for name, _ in equal | similar}):
+            yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
 
 
 def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:

@@ -48,11 +48,7 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     # On a CPU the accelerate config states the processes. Without a config, a launcher has set WORLD_SIZE.
     processes = int(launch.get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(
-        read.values,
-        read.given,
-        processes,
-        launch,
-        started="WORLD_SIZE" in os.environ or int(launch.get("num_machines") or 1) > 1,
+        read, processes, launch, started="WORLD_SIZE" in os.environ or int(launch.get("num_machines") or 1) > 1
     )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")

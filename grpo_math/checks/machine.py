@@ -6,11 +6,12 @@ nvidia-smi lists the GPUs, so torch is not imported.
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -28,7 +29,7 @@ from grpo_math.run.files import existing
 from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
-from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.accelerate import deepspeed_config, shipped_configs
 from grpo_math.settings.vllm import generates
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
@@ -131,16 +132,23 @@ def layout(setup: Setup) -> Iterator[Finding]:
     gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
     if gpus:
         try:
-            setup.processes = planner.unplanned_layout(setup.settings, setup.given, gpus).policy
+            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.given, gpus).policy
         except ConfigError as error:
             # The GPUs of a server that the user starts may be hidden here.
             yield as_finding(error, "layout", "warning")
             return
         with suppress(UserError):
             _, counted = planner.choose(
-                setup.explicit_values(), {"": setup.accelerate}, gpus=gpus, gpu_gb=gpu_gb, offline=True
+                setup.recipe.explicit_values(), _configs(setup), gpus=gpus, gpu_gb=gpu_gb, offline=True
             )
             setup.processes = counted.layout.policy
+
+
+def _configs(setup: Setup) -> dict[str, Mapping[str, Any] | None]:
+    """Return the accelerate config of the run, or those of which `grpo-math train` takes the first that fits."""
+    stated = {"": {"num_processes": setup.processes, **setup.accelerate}}
+    is_chosen = setup.accelerate or setup.started or "deepspeed" not in machine.versions()
+    return {**stated} if is_chosen else {**shipped_configs(setup.settings), **stated}
 
 
 def memory_plan(setup: Setup) -> Iterator[Finding]:
@@ -151,16 +159,16 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
-    given, machines = setup.explicit_values(), -(-setup.processes // of_machine)
-    if setup.started:
+    given, machines = setup.recipe.explicit_values(), -(-setup.processes // of_machine)
+    # A server on the CPU, or one that the user has started, takes none of these GPUs.
+    if setup.started or s["use_cpu"]:
         gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
     try:
         # The prompts of this data, in place of the planner's assumption.
-        launch = {"num_processes": setup.processes, **setup.accelerate}
         # The GPUs that were counted above: the plan would start nvidia-smi again.
         answer = planner.plan(
             given,
-            {"": launch},
+            _configs(setup),
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
             cpu_gb=machines * machine.main_memory(),
@@ -174,8 +182,9 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield as_finding(error, "memory", "info" if unknown or setup.started else "error")
         return
     if answer["fits"]:
-        message = f"{answer['peak_gb']:.1f} GB at the peak, as planned for prompts of {answer['prompt_tokens']} tokens"
-        yield Finding("info", f"memory: {message}")
+        config = f" with {answer['accelerate_config']}" if answer["accelerate_config"] else ""
+        message = f"memory: {answer['peak_gb']:.1f} GB at the peak{config}, as planned for prompts of"
+        yield Finding("info", f"{message} {answer['prompt_tokens']} tokens")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
         smaller = "take a smaller model: no change of settings makes it fit"
@@ -220,7 +229,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, fields.defaults()), s["resume"])
+    resume.refuse_changed(run_dir, resume.changed(held, s, setup.recipe.given, fields.defaults()), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 

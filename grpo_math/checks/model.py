@@ -190,8 +190,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
-    recipe = read(argv).sound()
-    setup = Setup(recipe.values, recipe.given)
+    setup = Setup(read(argv).sound())
     rows = setup.problems.rows[:n]
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render

@@ -5,7 +5,7 @@ checks/ that yields findings without its name, or raises the `UserError` that tr
 
 >>> from grpo_math.settings.recipe import read
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
->>> [finding] = preflight(Setup(settings.values, settings.given), only=("adapter",))
+>>> [finding] = preflight(Setup(settings), only=("adapter",))
 >>> print(finding.line())
 error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)
 
@@ -29,9 +29,9 @@ def ask(setup: Setup, checks: Collection[str]) -> list[str]:
 
     >>> from grpo_math.settings.recipe import read
     >>> settings = read(["--dataset", "generated:sums", "--per_device_train_batch_size", "8"])
-    >>> ask(Setup(settings.values), ["batch"])
+    >>> ask(Setup(settings), ["batch"])
     ['warning: a step has 1 prompt, so its gradient is mostly noise. Remedy: prompts_per_step: 16 (batch)']
-    >>> ask(Setup(settings.values), ["model"])
+    >>> ask(Setup(settings), ["model"])
     Traceback (most recent call last):
     ...
     grpo_math.errors.UserError: model_name_or_path=None is missing: give a folder, a Hub id, or 'embedded'
@@ -127,4 +127,4 @@ def refuse_early(read: Recipe, accelerate: Mapping[str, Any]) -> None:
     ``accelerate``: the content of the accelerate config.
     """
     # Not `ask`, which imports torch.
-    warning_lines(Setup(read.sound().values, read.given, accelerate=accelerate), EARLY)
+    warning_lines(Setup(read.sound(), accelerate=accelerate), EARLY)

@@ -34,6 +34,7 @@ SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
 # Control characters left by a lost backslash, and a label that belongs to the solution.
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
+DAMAGED = "damaged (a lost backslash, or a label)"
 CORRECT = "correct these answers, or leave the rows out"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
 LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
@@ -82,7 +83,7 @@ def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    counted = plan(setup.settings, setup.given, setup.processes)
+    counted = plan(setup.settings, setup.recipe.given, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
     if counted.total == counted.generations:
@@ -92,15 +93,11 @@ def batch(setup: Setup) -> Iterator[Finding]:
 def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
-    damaged = [
-        (row, f"read as {repaired(row['answer'])[:60]!r}")
-        for row in rows
-        if repaired(row["answer"]) != row["answer"] or DAMAGE.search(row["answer"])
-    ]
+    damaged = [(row, f"read as {repaired(row['answer'])[:60]!r}") for row in rows if is_damaged(row["answer"])]
     wrong = not_correct(rows, repaired, answer_format)
     not_plain = [row for row in rows if _plain(row["answer"]) != row["answer"]]
     found = {
-        "damaged (a lost backslash, or a label)": damaged,
+        DAMAGED: damaged,
         "not correct when graded against themselves": wrong,
         "correct only in their own text": not_correct(not_plain, _plain, answer_format),
     }
@@ -110,6 +107,10 @@ def golds(setup: Setup) -> Iterator[Finding]:
             level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
             message = f"{len(bad)} of {len(rows)} gold answers are {kind}"
             yield Finding(level, f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}", CORRECT)
+
+
+def is_damaged(gold: str) -> bool:
+    return repaired(gold) != gold or DAMAGE.search(gold) is not None
 
 
 def examples(setup: Setup) -> Iterator[Finding]:

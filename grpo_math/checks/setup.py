@@ -9,6 +9,7 @@ from grpo_math.checks import Finding
 from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.planner.model import Shape, model_shape, read_config
 from grpo_math.problems.from_recipe import RecipeProblems
+from grpo_math.settings.recipe import Recipe
 
 
 def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
@@ -28,25 +29,21 @@ def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
 
 @dataclass
 class Setup:
-    """A run before it starts. ``settings`` has every field; ``given`` names the fields that the user stated.
+    """A run before it starts: its recipe, and what is known about its processes.
 
     ``tokenizer`` is None until it is loaded. ``started``: the user's launcher, and not `grpo-math train`, starts the
     processes and a vLLM server.
     """
 
-    settings: Mapping[str, Any]
-    given: set[str] = field(default_factory=set)
+    recipe: Recipe
     processes: int = 1
     accelerate: Mapping[str, Any] = field(default_factory=dict)  # the content of the accelerate config
     tokenizer: Any = None
     started: bool = False
 
     def __post_init__(self) -> None:
+        self.settings = self.recipe.values
         self.problems = RecipeProblems(self.settings)
-
-    def explicit_values(self) -> dict[str, Any]:
-        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
-        return {name: self.settings[name] for name in self.given if name in self.settings}
 
     def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:
         """Raise `ConfigError` for this field if ``broken``."""

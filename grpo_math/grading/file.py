@@ -46,7 +46,7 @@ def _rows(path: str | Path) -> Iterator[dict[str, Any]]:
             raise DataError(path, line, "row", f"cannot be read ({error.reason})", "write one object a line") from None
         missing = {"gold", "prediction"} - set(row if isinstance(row, dict) else ())
         if missing:
-            raise DataError(path, line, min(missing), "is missing", "give one JSON object per line with both")
+            raise DataError(path, line, min(missing), "is missing", "give gold and prediction in each row")
         if row.get("format") not in (None, *FORMATS):
             raise DataError(path, line, "format", f"is {cut(row['format'])}", f"use one of {', '.join(FORMATS)}")
         yield row

@@ -17,16 +17,14 @@ class AnswerFormat:
     format, with ANSWER in place of the answer.
     """
 
-    name: str
     strict: re.Pattern[str]
     tags: tuple[str, ...]
     example: str
 
 
-def _in_tags(name: str, thought: str) -> AnswerFormat:
+def _in_tags(thought: str) -> AnswerFormat:
     """Return the format of a thought and an answer, each in tags."""
     return AnswerFormat(
-        name,
         strict=re.compile(
             rf"\s*<{thought}>(?:(?!</?{thought}>|</?answer>).)*</{thought}>\s*"
             r"<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
@@ -48,11 +46,10 @@ _CALCULATION = rf"(?:[ \t]*[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-
 _HASHED = rf"####(?!{_CALCULATION})[ \t]*[^\s#][^\n#]*(?:\n\s*)?"
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
-        "gsm8k", strict=re.compile("[^#]*" + _HASHED, re.DOTALL), tags=("####",), example="It follows.\n#### ANSWER"
+        strict=re.compile("[^#]*" + _HASHED, re.DOTALL), tags=("####",), example="It follows.\n#### ANSWER"
     ),
-    "direct": AnswerFormat("direct", strict=re.compile(r"\s*" + _HASHED), tags=("####",), example="#### ANSWER"),
+    "direct": AnswerFormat(strict=re.compile(r"\s*" + _HASHED), tags=("####",), example="#### ANSWER"),
     "boxed": AnswerFormat(
-        "boxed",
         # A box inside the thinking is not an answer. (?=(..))\1 matches without backtracking. The possessive form is
         # wrong in Python 3.11 before 3.11.5.
         strict=re.compile(
@@ -65,7 +62,6 @@ FORMATS: dict[str, AnswerFormat] = {
     ),
     # The prompt ends with <think>.
     "r1_zero": AnswerFormat(
-        "r1_zero",
         strict=re.compile(
             r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
             re.DOTALL,
@@ -73,11 +69,10 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("</think>", "<answer>", "</answer>"),
         example="It follows. </think> <answer>ANSWER</answer>",
     ),
-    "xml": _in_tags("xml", "reasoning"),
-    "think": _in_tags("think", "think"),
+    "xml": _in_tags("reasoning"),
+    "think": _in_tags("think"),
     # The answer comes after the tool results and must be a number. The task itself, "#### 12 * 34", does not count.
     "python": AnswerFormat(
-        "python",
         strict=re.compile(r"[^#]*####[ \t]*-?\d[\d,]*(?:\.\d+)?(?:\n\s*)?", re.DOTALL),
         tags=("####",),
         example="#### ANSWER",
@@ -111,5 +106,4 @@ def made_up(answer: str, answer_format: str) -> str:
     >>> all(in_format(made_up("7", name), name) for name in FORMATS)
     True
     """
-    require_choice("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].example.replace("ANSWER", answer)

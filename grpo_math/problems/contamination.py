@@ -13,7 +13,7 @@ Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
@@ -52,22 +52,11 @@ def overlaps(
     sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
 ) -> dict[str, dict[str, Any]]:
     """Return the `overlap` of each set with the training problems, which are read once for all sets."""
-    if not sets:
-        return {}
-    # The index is over the problems of the evaluation, because a training set may be a thousand times larger.
-    by_text: dict[str, list[tuple[str, int]]] = {}
-    by_gram: dict[tuple[str, ...], list[tuple[str, int]]] = {}
-    for name, problems in sets.items():
-        for i, row in enumerate(problems):
-            by_text.setdefault(whole(row["problem"]), []).append((name, i))
-            for gram in ngrams(row["problem"], ngram):
-                by_gram.setdefault(gram, []).append((name, i))
     equal: set[tuple[str, int]] = set()
     shared: set[tuple[str, int]] = set()
-    for row in training:
-        equal.update(by_text.get(whole(row["problem"]), ()))
-        for gram in ngrams(row["problem"], ngram):
-            shared.update(by_gram.get(gram, ()))
+    for _, same, similar in matches(sets, training, ngram):
+        equal |= same
+        shared |= similar
     results = {}
     for name, problems in sets.items():
         overlapping = sum(of_set == name for of_set, _ in equal | shared)
@@ -80,6 +69,25 @@ def overlaps(
             "equal": sum(of_set == name for of_set, _ in equal),
         }
     return results
+
+
+def matches(
+    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
+) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
+    """Yield each training problem that is in a set, with the places (set, index) of equal problems, and of problems
+    that share ``ngram`` consecutive words with it."""
+    # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
+    # are whole problems (a text) and n-grams (a tuple).
+    index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
+    for name, problems in sets.items():
+        for i, row in enumerate(problems):
+            for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
+                index.setdefault(key, set()).add((name, i))
+    for row in training if sets else ():
+        equal = index.get(whole(row["problem"]), set())
+        similar = {place for gram in ngrams(row["problem"], ngram) for place in index.get(gram, ())}
+        if equal or similar:
+            yield row, equal, similar
 
 
 def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
         return _known(dataset, name, split, accepted)
     address = parse_place(dataset)
     path = home(address.path)
-    if is_table(address.path) or path.is_file():
+    if is_table(address.path):
         table = _table(path, split)
         is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
         if is_text and table and not which.used(table[0][1], accepted):

@@ -81,8 +81,7 @@ def hub_id(dataset: str) -> str | None:
     path = parse_place(dataset).path
     if name := source_name(dataset):
         return SOURCES[name].hub
-    is_file = is_table(path) or home(path).exists()
-    return path if HUB_ID.fullmatch(path) and not is_file else None
+    return path if HUB_ID.fullmatch(path) and not is_table(path) and not home(path).is_dir() else None
 
 
 def folder_name(name: str) -> str:

@@ -53,6 +53,7 @@ class Recipe(NamedTuple):
         return self
 
     def explicit_values(self) -> dict[str, Any]:
+        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
         return {name: self.values[name] for name in self.given}
 
 
@@ -239,7 +240,8 @@ def coerced(field: Field, value: Any) -> Any:
         return None
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
         item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
-        items = value if isinstance(value, list) else [value]
+        # On the command line, [] is a text.
+        items = [one for one in (value if isinstance(value, list) else [value]) if one != "[]"]
         # Texts of the command line: '[{data: math500}]', or '{data: gsm8k}' '{data: math500}'.
         if field.item == "dict" and all(isinstance(one, str) for one in items):
             text = ", ".join(items)

@@ -30,8 +30,7 @@ SCRIPTS = ("dataset_name", "dataset_config", "dataset_configs", "dataset_prompt_
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return ``did you mean --lora_r?`` for the known name of the same meaning, else for one that differs by at most
-    two letters; or "".
+    """Return ``did you mean --lora_r?`` for the known name of the same meaning, else for one that is much alike; or "".
 
     >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
     ('did you mean --learning_rate?', 'did you mean --model?', '')
@@ -40,19 +39,12 @@ def hint(name: str, known: Collection[str]) -> str:
     >>> hint("use_cash", ["use_cache"]), hint("soft_cache", ["use_cache"])
     ('did you mean --use_cache?', '')
     """
-    near = (word for word in difflib.get_close_matches(name, [*known, *MEANT]) if _distance(name, word) <= 2)
-    for word in (name, *near):
+    for word in (name, *difflib.get_close_matches(name, [*known, *MEANT], cutoff=0.8)):
         meant = MEANT.get(word, word)
         for one in known:
             if meant in (one, MEANT.get(one)):
                 return f"did you mean --{one}?"
     return ""
-
-
-def _distance(one: str, other: str) -> int:
-    """Return how many letters are added, removed or replaced to get from one word to the other."""
-    changes = difflib.SequenceMatcher(None, one, other).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
 
 
 def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

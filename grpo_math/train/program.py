@@ -96,7 +96,7 @@ def _build_settings(read: recipe.Recipe) -> Settings:
     # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
-    warning_lines(Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
+    warning_lines(Setup(read.sound(), int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
@@ -167,15 +167,15 @@ class TrainingRun:
         self.config = settings.config
         self.run_dir = run_dir
         self.target = run_dir / ("adapter" if settings.model.use_peft else "model")
-        values = settings.values
-        if values["eval_n"] is None and not can_sample(self.config):
-            values = {**values, "eval_n": 0}
+        read = settings.recipe
+        if read.values["eval_n"] is None and not can_sample(self.config):
+            read = read._replace(values={**read.values, "eval_n": 0})
         deepspeed = getattr(self.config.deepspeed_plugin, "deepspeed_config", None)
         launch = {
             "distributed_type": "".join(checkpoint_kinds(self.config)),
             "deepspeed_config": {"deepspeed_config_file": deepspeed},
         }
-        self.setup = Setup(values, settings.given, self.config.world_size, launch, started=True)
+        self.setup = Setup(read, self.config.world_size, launch, started=True)
         # report/hub.py pushes once, at the end. transformers would push each checkpoint.
         self.pushes = self.config.push_to_hub
         self.config.push_to_hub = False
@@ -217,7 +217,7 @@ class TrainingRun:
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
-        trainer, config, run_dir = self.trainer, self.config, self.run_dir
+        trainer, config, run_dir, read = self.trainer, self.config, self.run_dir, self.settings.recipe
         self.resolved = {
             **asdict(self.arguments),
             **asdict(self.settings.model),
@@ -245,8 +245,8 @@ class TrainingRun:
             state = trainer.accelerator.state
             write_config(
                 run_dir / "config.yaml",
-                {**self.resolved, "stated": resume.explicit_settings(self.settings.values, self.settings.given)},
-                ["grpo_math.train", *self.settings.argv],
+                {**self.resolved, "stated": resume.explicit_settings(read.values, read.given)},
+                ["grpo_math.train", *read.argv],
                 state.distributed_type,
                 state.num_processes,
             )
@@ -255,7 +255,7 @@ class TrainingRun:
         trainer.evaluate_heldout = self.evaluate_heldout if self.setup.problems.during else None
         trainer.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
-            trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), self.arguments.stop_at))
+            trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.arguments.stop_at))
         # Last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 

@@ -82,9 +82,8 @@ def run(args: argparse.Namespace) -> Answer | int:
 def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
     engine: by default each GPU has one if adapters are sent, else all GPUs have one together."""
-    settings = {**defaults(), **recipe}
-    tp = recipe.get("vllm_tensor_parallel_size", 1 if sends_adapter(settings) else max(1, len(gpus)))
-    server, tp = server_ranks(settings, max(tp, len(gpus)), tp, [tp])
+    tp = recipe.get("vllm_tensor_parallel_size", 1 if sends_adapter(recipe) else max(1, len(gpus)))
+    server, tp = server_ranks(recipe, max(tp, len(gpus)), tp, [tp])
     layout = Layout("server", 0, server, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
@@ -106,7 +105,6 @@ def server_start(
     ``more``: options of ``vllm serve``.
     """
     settings = {**defaults(), **recipe}
-    adapter = sends_adapter(settings)
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
     if settings["load_in_4bit"]:  # as the trainer loads the model
@@ -124,7 +122,7 @@ def server_start(
         max_model_length=settings["vllm_max_model_length"],
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
-        lora_rank=settings["lora_r"] if adapter else 0,
+        lora_rank=settings["lora_r"] if sends_adapter(recipe) else 0,
         # A batch that is sampled ahead uses an older adapter, so the server has both at work.
         adapters=1 + int(recipe.get("staleness") or 0),
         seed=int(recipe.get("seed") or 0),

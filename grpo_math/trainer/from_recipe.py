@@ -27,14 +27,12 @@ CLASSES: tuple[Any, ...] = (TrainArguments, MathGRPOConfig, ModelConfig)
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run's recipe and command line, which are read once."""
+    """All settings of a run's recipe and command line, which are read once, and their classes."""
 
     arguments: TrainArguments
     config: MathGRPOConfig
     model: ModelConfig
-    values: dict[str, Any]  # every field, as the recipe states it or by default
-    given: set[str]  # the fields that are stated
-    argv: list[str]
+    recipe: Recipe
 
 
 def build(read: Recipe) -> Settings:
@@ -66,7 +64,7 @@ def build(read: Recipe) -> Settings:
         raise UserError(f"{message}: change that setting") from None
     finally:
         rules.logger.disabled = False
-    return Settings(arguments, config, model, read.values, read.given, read.argv)
+    return Settings(arguments, config, model, read)
 
 
 def print_help() -> None:

@@ -138,4 +138,14 @@ def test_doctor_prints_one_line(reward, level, here):
 
     words = ["--rewards", f"own_functions:{reward}", "--dataset", "mine.jsonl", "--prompt_template", "think"]
     settings = read(words if reward == "bonus" else words[:-2])
-    assert [finding.level for finding in attack.check(Setup(settings.values))] == ([level] if level else [])
+    assert [finding.level for finding in attack.check(Setup(settings))] == ([level] if level else [])
+
+
+def test_doctor_gives_the_figure_of_attack(here, capsys):
+    from grpo_math.checks.setup import Setup
+    from grpo_math.settings.recipe import read
+
+    words = ["--rewards", "gsm8k", "--dataset", "generated:sums"]
+    assert main(["attack", *words, "--json"]) == 0
+    (finding,) = attack.check(Setup(read(words)))
+    assert finding.message == f"attacked: {json.loads(capsys.readouterr().out)['best']}"

@@ -36,6 +36,10 @@ FAULTS = {
         ("What is the sum?", r"\text{N/A}"),
         ("Why?", "None"),
         ("What is a?", ""),
+        ("What is b?", None),
+        ("What is c?", "N.A."),
+        ("What is d?", "Answers may vary."),
+        ("What is e?", "略"),
     ],
     "gold answers with several answers": [
         ("Solve the quartic.", "x = 3 or x = 5"),
@@ -48,18 +52,23 @@ FAULTS = {
         ("How fast?", "km/h"),
         ("Which angle?", r"^\circ"),
     ],
+    "gold answers that are damaged (a lost backslash, or a label)": [
+        ("How long is it in cm?", "5\text{ cm}"),
+        ("How much is it?", "Answer: 5"),
+    ],
     "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
     "multiple-choice letters": [
         ("Which one holds?", "(B)"),
         ("Which is larger?", r"\text{C}"),
         ("Which is smaller?", "B) 12"),
         ("And now?", "Option D"),
+        ("And then?", "The correct answer is A."),
     ],
     "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
     "problems longer than 100 tokens": [("word " * 120, "77")],
     "problems of tests.jsonl, a test set": [(TEST, "108")],
-    "rows that cannot be used": ["{not json"],
+    "rows that cannot be used": ["{not json", ("", "7")],
 }
 REPEATED = (GOOD[0][0].replace("What do", "How much do"), GOOD[0][1])
 
@@ -128,9 +137,8 @@ def test_doctor_prints_one_line(here):
     from grpo_math.settings.recipe import read
 
     write(here / "mine.jsonl", GOOD)
-    settings = read(["--dataset", "mine.jsonl", "--eval_n", "0"]).values
+    settings = read(["--dataset", "mine.jsonl", "--eval_n", "0"])
     assert [*audit.check(Setup(settings))] == []
     write(here / "mine.jsonl", [*GOOD, ("Which one?", "B"), REPEATED])
     (finding,) = audit.check(Setup(settings))
-    start = "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit --dataset mine.jsonl"
-    assert finding.message.startswith(start)
+    assert finding.message == "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit shows them"

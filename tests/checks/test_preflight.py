@@ -39,7 +39,7 @@ CHAT = """\
 def setup(*words: str, **more) -> Setup:
     results = read([*ARGV, *words])
     assert results.problems == []
-    return Setup(results.values, results.given, **more)
+    return Setup(results, **more)
 
 
 def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = CHAT):
@@ -55,7 +55,9 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
 def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
-        "run/config.yaml": yaml.safe_dump({"stated": explicit_settings(setup().settings, setup().given) | before}),
+        "run/config.yaml": yaml.safe_dump(
+            {"stated": explicit_settings(setup().settings, setup().recipe.given) | before}
+        ),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
 
@@ -272,6 +274,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"gpu": []},
             ["info: memory: N GB at the peak, as planned for prompts of 8 tokens"],
         ),
+        ([*SERVER, *ADAPTER, "--max_completion_length", "64"], {"gpu": []}, ["info: memory: N GB at the peak"]),
         (
             [*GPU, "--use_vllm", "--vllm_mode", "colocate", "--max_completion_length", "8190"],
             {"gpu": [Gpu(0, 80.0, "")]},
@@ -294,7 +297,17 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"gpu": [Gpu(0, 2.5, "")], "files": WORDS, "started": True, "accelerate": OFFLOAD},
             ["info: memory: N GB at the peak"],
         ),
-        ([*GPU, *ROWS], {"gpu": [Gpu(0, 2.5, "")], "files": WORDS}, ["warning: memory: training needs N GB per GPU"]),
+        (
+            [*GPU, *ROWS],
+            {"gpu": [Gpu(0, 2.5, "")], "files": WORDS, "started": True},
+            ["warning: memory: training needs N GB per GPU"],
+        ),
+        # `grpo-math train` takes this config.
+        (
+            [*GPU, *ROWS],
+            {"gpu": [Gpu(0, 2.5, "")], "files": WORDS},
+            ["info: memory: N GB at the peak with zero2_offload, as planned for prompts of 23 tokens"],
+        ),
     ],
     "output_dir": [
         ([], {}, []),

@@ -396,7 +396,12 @@ def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tm
             "ArrowInvalid: Could not open Parquet input source '<Buffer>': Parquet magic bytes not found in footer",
         ),
         ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
-        ("a.csv", "problem,answer\ncaf\u00e9,7\n".encode("latin-1"), "UnicodeDecodeError: "),
+        (
+            "a.csv",
+            "problem,answer\ncaf\u00e9,7\n".encode("latin-1"),
+            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 18: invalid continuation byte): "
+            "save it in UTF-8",
+        ),
         ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
         ("a.jsonl", None, "No such file or directory"),

@@ -61,7 +61,7 @@ def test_by_default_64_other_problems_than_before_and_after(words, before_and_af
     ],
 )
 def test_a_file_holds_a_tenth_out_of_training_for_the_evaluations(tmp_path, n, words, sizes):
-    asked = problems("--dataset", write(tmp_path / "own.jsonl", n), *words)
+    asked = problems("--dataset", write(tmp_path / "own.ndjson", n), *words)
     train, held_out, during = names(asked.rows), names(asked.heldout), [names(one.rows) for one in asked.during]
     assert (len(train), len(held_out), [*map(len, during)]) == sizes
     assert sum(sizes[:2]) + sum(sizes[2]) != n or len(train.union(held_out, *during)) == n

@@ -114,6 +114,7 @@ def test_a_system_prompt_may_be_a_file(tmp_path):
         (["--use_peft"], {"use_peft": True}),
         (["--rewards", "accuracy", "overlong", "--seed", "3"], {"rewards": ["accuracy", "overlong"], "seed": 3}),
         (["--lora_target_modules", "all-linear"], {"lora_target_modules": ["all-linear"]}),
+        (["--rewards", "[]"], {"rewards": []}),
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):

@@ -7,6 +7,7 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.settings import rules
 from grpo_math.settings.fields import defaults, fields
+from grpo_math.settings.recipe import Recipe
 from grpo_math.settings.rules import RULES, TRAINER_RULES, Rule, violations
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -88,7 +89,7 @@ def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor(number):
     assert rule not in TRAINER_RULES or settings.read <= MathGRPOConfig.__dataclass_fields__.keys()
     # Errors come first, and a warning once there is none.
     if level == "error" or "error" not in dict(violations(settings)):
-        findings = preflight(Setup(settings), only=("settings",))
+        findings = preflight(Setup(Recipe(settings, set(), [], [], [])), only=("settings",))
         assert (level, f"{line}") in [(one.level, f"{one.message}: {one.remedy}") for one in findings]
 
 

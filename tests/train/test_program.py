@@ -20,7 +20,7 @@ from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.fields import defaults
+from grpo_math.settings.recipe import read
 from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import TrainingRun, _lay_out_memory
 
@@ -37,8 +37,8 @@ def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, mon
     zero = {"zero_optimization": {"stage": stage}} if stage else None
     plugin = SimpleNamespace(deepspeed_config=zero) if stage else None
     config = {"deepspeed_plugin": plugin, "fsdp": fsdp, "world_size": 2, "push_to_hub": False, "hub_token": None}
-    others = {"arguments": None, "model": SimpleNamespace(use_peft=True), "values": {**defaults(), "eval_n": 0}}
-    setup = TrainingRun(SimpleNamespace(config=SimpleNamespace(**config), given=set(), **others), Path("run")).setup
+    others = {"arguments": None, "model": SimpleNamespace(use_peft=True), "recipe": read(["--eval_n", "0"])}
+    setup = TrainingRun(SimpleNamespace(config=SimpleNamespace(**config), **others), Path("run")).setup
     assert (setup.started, setup.processes, setup.accelerate["distributed_type"]) == (True, 2, kind)
     assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
 
