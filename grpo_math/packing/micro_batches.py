@@ -53,15 +53,6 @@ class MicroBatch:
     weight: float | Tensor
     completions: int
 
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
-        # A checkpoint of 0.2.0.dev may have masked rows next to others, which have no other effect.
-        return cls(
-            rows=state["rows"],
-            weight=state["weight"],
-            completions=state.get("completions", int(scored(state["rows"]).any(dim=1).sum())),
-        )
-
 
 @dataclass
 class TrainingStep:
@@ -77,8 +68,7 @@ class TrainingStep:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
-        micro_batches = [MicroBatch.from_state_dict(one) for one in state["micro_batches"]]
-        return cls(micro_batches, state.get("skipped_rows", 0), state.get("skipped_tokens", 0))
+        return cls(**{**state, "micro_batches": [MicroBatch(**one) for one in state["micro_batches"]]})
 
 
 @dataclass

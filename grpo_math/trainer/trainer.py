@@ -170,7 +170,6 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(
             request_from(vars(self.args)),
-            self.max_completion_length,
             (*self.eos_token_ids, self._tokenizer.pad_token_id),
             self.mask_truncated_completions,
         )
@@ -419,10 +418,9 @@ class MathGRPOTrainer(GRPOTrainer):
                     self.add_metrics(counts)
                     if self.prefetch is not None:
                         self.prefetch.send(resampled=True)
-            output = rollout.rows
             if self.mode == "train":
-                self.add_metrics(correction.gather_figures(output, self.accelerator))
-                output = self.endings.gather_masked(output, self.accelerator)
+                self.add_metrics(correction.gather_figures(rollout.rows, self.accelerator))
+            output = self.endings.gather_masked(rollout.rows, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._gather_advantages(output, rollout.rewards)
             if self.loss_type == "prompt_mean":

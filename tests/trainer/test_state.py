@@ -214,6 +214,17 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
         assert (state.rank_state(trainer)["rollout"] == ["half"]) == in_rollout
 
 
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
+def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_again(settings, ours):
+    trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
+    trainer.train()
+    held = state.rank_state(trainer)
+    for others, is_kept in (({}, True), (settings, False)):
+        again = ours(drawn, ROWS, **{**RUN, **others})
+        state.restore(again, held)
+        assert (again._buffered_inputs is not None) == is_kept
+
+
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
     device = torch.device("cpu")
     assert state.agree_on_state(tmp_path, 1, device) is None
