@@ -63,7 +63,7 @@ from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
-from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, make_conversation
@@ -426,12 +426,6 @@ class MathGRPOTrainer(GRPOTrainer):
             if self.loss_type == "prompt_mean":
                 tokens = self.accelerator.gather(scored(output).sum(dim=1))
                 output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(len(inputs))]
-        if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
-            # A script may reward something else, or grade by itself.
-            self.meter.report_first(
-                len(inputs) * self.accelerator.num_processes,
-                by_verdict=self.of_recipe or any(map(needs_golds, self.reward_funcs)),
-            )
         return output
 
     def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
@@ -990,15 +984,11 @@ class MathGRPOTrainer(GRPOTrainer):
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
         file_only = self.writes_completions and metrics.LOSS in logs and not self.log_completions
-        trackers = [] if file_only else self.args.report_to
         # TRL would print a table without rows, too.
         writes = (self.log_completions or file_only) and bool(self.table["prompt"])
-        with table.storable_table(self):
+        with table.storable_table(self, [] if file_only else self.args.report_to):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
-            with (
-                replaced(self, num_completions_to_print=0, log_completions=writes),
-                replaced(self.args, report_to=trackers),
-            ):
+            with replaced(self, num_completions_to_print=0, log_completions=writes):
                 super().log(logs, start_time)
             if self.log_completions and self.accelerator.is_main_process and console.is_step_log(logs):
                 console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)
