@@ -268,7 +268,14 @@ class MathGRPOTrainer(GRPOTrainer):
             )
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         if self._is_vlm:
-            self._leave_loss_to_trl()
+            if self._exceeds_trls_loss:
+                raise ConfigError(
+                    "surrogate",
+                    settings.surrogate,
+                    "does not work with images, of which TRL computes the loss",
+                    "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+                )
+            logger.warning("TRL computes the loss, because the model has images.")
         whole = (
             self._keeps_trls_rows()
             # Each of these is a mean or a quantile over TRL's own micro-batch.
@@ -575,16 +582,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = steps
         return self._buffered_inputs[self._step % steps_per_rollout]
 
-    def _leave_loss_to_trl(self) -> None:
-        if self._exceeds_trls_loss:
-            raise ConfigError(
-                "surrogate",
-                self.settings.surrogate,
-                "does not work with images, of which TRL computes the loss",
-                "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
-            )
-        logger.warning("TRL computes the loss, because the model has images.")
-
     @property
     def _exceeds_trls_loss(self) -> bool:
         """True if the loss has a term that TRL's lacks."""
@@ -770,30 +767,21 @@ class MathGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        """Call TRL's, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
         state.remember_step(self)
-        if self.evaluate_heldout is None or eval_dataset is not None:
-            return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
-        values: dict[str, float] = {}
-        if self.eval_dataset is not None:
-            # Callbacks get one event with all metrics: early stopping counts the events.
-            with replaced(self.callback_handler, on_evaluate=lambda args, state, control, metrics: control):
-                values = self._evaluate_data_set(None, ignore_keys, metric_key_prefix)
-        held_out = self.evaluate_heldout()
-        # Not TRL's method: it would log and clear the metrics of a step that is not complete.
-        super(GRPOTrainer, self).log(held_out)
-        values |= held_out
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
-        return values
-
-    def _evaluate_data_set(self, *arguments: Any) -> dict[str, float]:
+        if self.evaluate_heldout is not None and eval_dataset is None:
+            values = self.evaluate_heldout()
+            # Not TRL's method: it would log and clear the metrics of a step that is not complete.
+            super(GRPOTrainer, self).log(values)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
+            return values
         generation: Any = getattr(self, "vllm_generation", None)
         self._restore_state()  # eval_on_start comes before the first epoch
         # The seeds of training continue as if nothing had been evaluated.
         seeds = {"rollouts": generation.rollouts} if hasattr(generation, "rollouts") else {}
         with replaced(generation or self, **seeds):
-            return super().evaluate(*arguments)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best = super()._determine_best_metric(metrics, trial)
