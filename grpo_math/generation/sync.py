@@ -157,8 +157,7 @@ class AdapterGeneration(VLLMGeneration):
         # TRL's constructor ends with `_init_vllm`, which reads these attributes.
         self.args = args
         self.run = uuid.uuid4().hex[:8]
-        self.syncs = 0
-        self.sent = 0  # ``sent`` counts folders
+        self.sent = 0  # adapters, each in a folder of its own
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
@@ -201,11 +200,10 @@ class AdapterGeneration(VLLMGeneration):
 
     def sync_weights(self) -> None:
         # accelerate has prepared the model by now, and may have copied weights.
-        if self.shared and not self.syncs:
+        if self.shared and not self.sent:
             self.shared.check(self.model)
         self._wake()
         self._send()
-        self.syncs += 1
         # The check itself is in `generate`, because it needs the prompts.
         self.canary.due = self.canary.agreed < 2
 
@@ -217,7 +215,7 @@ class AdapterGeneration(VLLMGeneration):
         self._wake()
         all_prompts = gather_object(prompts) if self.mode == "server" else prompts
         if self.canary.due:
-            self.canary.check(all_prompts, self.syncs)
+            self.canary.check(all_prompts, self.sent)
         if self.mode == "colocate":
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
@@ -346,7 +344,7 @@ class AdapterGeneration(VLLMGeneration):
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
                 # Once for each sync: all requests to a server that is lost fail alike.
-                logger.warning_once(f"{error}; a request after sync {self.syncs} is repeated.")
+                logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
             try:
                 self._wait()
                 self._load(folder)
@@ -358,7 +356,7 @@ class AdapterGeneration(VLLMGeneration):
         if not self.server.healthy():
             logger.warning_once(
                 f"waiting up to {self.server_timeout:.0f} s for the vLLM server at {self.server.url}, "
-                f"after sync {self.syncs} ..."
+                f"after sync {self.sent} ..."
             )
         self.server.wait(self.server_timeout)
         self.server.check_version()
