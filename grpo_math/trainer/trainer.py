@@ -670,6 +670,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 if self.top_entropy_quantile < 1.0
                 else None
             ),
+            micro_batch_tokens=rows["micro_batch_tokens"][:, None] if "micro_batch_tokens" in rows else None,
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
             row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
