@@ -108,7 +108,7 @@ class LossInputs:
     aux_loss: Tensor | None = None
     micro_batch_tokens: Tensor | None = None  # (B, 1)
     tokens_per_step: Tensor | float = 1.0
-    row_weights: Tensor | None = None  # (B, 1)
+    row_weights: Tensor | float = 1.0  # (B, 1)
     accumulation: int = 1
 
 
@@ -433,7 +433,6 @@ def mean_over_prompts(values: Tensor, inputs: LossInputs, settings: LossSettings
 
     The weights are those of a whole rollout, so groups may be split among micro-batches, steps and ranks.
     """
-    assert inputs.row_weights is not None
     return (values * inputs.mask * inputs.row_weights).sum()
 
 

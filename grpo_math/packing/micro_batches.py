@@ -114,12 +114,10 @@ class Splitter:
         # Before rows move to other micro-batches, because a loss may divide by the tokens of TRL's.
         of_trl = [{**rows, "micro_batch_tokens": scored(rows).sum().expand(len(rows["advantages"]))} for rows in of_trl]
         micro_batches = self._gather_and_split(of_trl, layouts, budget)
-        # The last training step always has a micro-batch: its backward pass synchronises ranks, and the optimizer needs
-        # gradients, even if all are 0. All ranks have equally many micro-batches.
-        if not any(micro_batches):
+        # The last training step always has a micro-batch, also if no completion has a signal: its backward pass
+        # synchronises ranks, and the optimizer needs gradients, even if all are 0.
+        if not micro_batches[-1]:
             micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
-        elif not micro_batches[-1]:
-            micro_batches[-1] = [MicroBatch(masked_row(of_trl[-1]), 0.0, 0)]
         if self.deepspeed:
             micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
         steps = []

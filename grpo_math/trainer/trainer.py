@@ -126,6 +126,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
+        self._optimizer_step = OptimizerStep()
         self._policy_loss = 0.0  # of the last optimizer step, on all ranks
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
@@ -253,9 +254,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self.args,
             {
                 "an image processor": self._is_vlm,
-                "continuous batching to generate with, which has no packed attention": (
-                    self.use_transformers_continuous_batching
-                ),
+                "continuous batching, which has no packed attention": self.use_transformers_continuous_batching,
                 "an optimizer that steps in each backward pass": (
                     steps_in_backward(self.args.optim) or gradients.have_foreign_hooks(models)
                 ),
@@ -291,7 +290,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
-        self._optimizer_step = OptimizerStep()
         self._gradients = gradients.make_gradient_buffer(
             self.model, is_single_process=single and not self.is_fsdp_enabled
         )
@@ -673,7 +671,7 @@ class MathGRPOTrainer(GRPOTrainer):
             micro_batch_tokens=rows["micro_batch_tokens"][:, None] if "micro_batch_tokens" in rows else None,
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
-            row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
+            row_weights=rows["prompt_weight"][:, None] / share if self.loss_type == "prompt_mean" else 1.0,
             accumulation=accumulation,
         )
 
