@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 from accelerate.utils import gather_object
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.packing.micro_batches import TrainingStep
@@ -179,14 +179,17 @@ def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
     """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
 
-    The checkpoint may have other options (resume=force). Changes nothing with a schedule that is not a function of the
-    step, because such a schedule may have changed the options itself.
+    The checkpoint may have other options (resume=force). A schedule by a metric has changed the rate itself, so the
+    rate stays that of the checkpoint. Changes nothing with other schedules of a script, which may have changed any
+    option.
     """
     scheduler = getattr(scheduler, "scheduler", scheduler)  # in accelerate's wrapper
     if isinstance(scheduler, LambdaLR):
         scheduler.base_lrs = [group["initial_lr"] for group in options]
         factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
+    # The module is that of GreedyLR, which older versions of transformers lack.
+    if isinstance(scheduler, LambdaLR | ReduceLROnPlateau) or type(scheduler).__module__ == "transformers.optimization":
         for group, values, rate in zip(optimizer.param_groups, options, scheduler._last_lr, strict=True):
             group.update(values, lr=rate)
 

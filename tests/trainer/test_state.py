@@ -116,6 +116,17 @@ def test_a_resumed_run_takes_the_options_of_the_optimizer_from_its_own_settings(
     assert (decays["betas"][0], plain["eps"]) == (0.5, 0.1)
 
 
+def test_a_resumed_run_with_a_schedule_by_its_metric_takes_all_options_but_the_rate(ours, tmp_path):
+    held_out = {"eval_dataset": Dataset.from_list(ROWS), "eval_strategy": "steps", "eval_steps": 1}
+    settings = {"optim": "adamw_torch", "lr_scheduler_type": "reduce_lr_on_plateau", "max_steps": 2, **held_out}
+    ours(drawn, ROWS, **settings, save_strategy="steps", save_steps=1).train()
+    changed = {"weight_decay": 0.5, "adam_beta1": 0.5, "learning_rate": 1.0}
+    again = ours(drawn, ROWS, **settings | changed, folder="again")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    decays = again.optimizer.param_groups[0]
+    assert (decays["weight_decay"], decays["betas"][0], decays["lr"]) == (0.5, 0.5, 0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same(staleness, ours, tmp_path):
