@@ -17,13 +17,13 @@ from grpo_math.run import metrics
 class Endings:
     """Decides whether a completion is truncated.
 
-    ``request``: the recipe's, with its stop strings and stop tokens. ``limit``: max_completion_length. ``ends``: the
-    token ids that end or pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a
-    completion, else by TRL.
+    ``request``: the recipe's, with its stop strings, stop tokens and limit. ``ends``: the token ids that end or
+    pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a completion, else by
+    TRL.
 
     >>> from grpo_math.generation.request import request_from
-    >>> request = request_from({"generation_kwargs": {"eos_token_id": 7}})
-    >>> endings = Endings(request, limit=8, ends=[2], masks=False)
+    >>> request = request_from({"generation_kwargs": {"eos_token_id": 7}, "max_completion_length": 8})
+    >>> endings = Endings(request, ends=[2], masks=False)
     >>> endings.is_truncated([5, 7]), endings.is_truncated([5] * 8)
     (False, True)
 
@@ -31,10 +31,10 @@ class Endings:
     limit is complete, with any last token.
     """
 
-    def __init__(self, request: Request, limit: int, ends: Iterable[int], masks: bool) -> None:
+    def __init__(self, request: Request, ends: Iterable[int], masks: bool) -> None:
         self.stops = bool(request.stop or request.stop_token_ids)
         self.masks = self.stops and masks
-        self._limit = limit
+        self._limit = request.max_new_tokens
         self._ends = {*ends, *request.stop_token_ids}
 
     def is_truncated(self, ids: Sequence[int]) -> bool:

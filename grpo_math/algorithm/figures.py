@@ -36,7 +36,7 @@ class StepFigures:
     by_row: set[str] = field(default_factory=set)  # figures with one value for each completion
     extremes: dict[str, Tensor] = field(default_factory=dict)  # maxima; a minimum as the maximum of its negative
 
-    def add(self, loss: Loss, mask: Tensor, rows: int, weight: float | Tensor = 1.0) -> None:
+    def add(self, loss: Loss, mask: Tensor, rows: int, weight: float = 1.0) -> None:
         """Add a micro-batch of ``rows`` completions with its mask (B, T), and the ``weight`` of its loss.
 
         A masked row without a completion, which only keeps ranks in step, is added with ``rows=0``.

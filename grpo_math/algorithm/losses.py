@@ -90,9 +90,10 @@ class LossInputs:
 
     ``sampling_logps`` are the sampler's log-probs, NaN if unknown. ``sampler_ratio`` is TRL's weight of a token
     (B, T) or of a completion (B, 1), for the difference between sampler and trainer. ``entropy_mask`` selects the
-    tokens whose surrogate counts. ``aux_loss`` is that of a mixture of experts. ``tokens_per_step`` is one rank's share
-    of an optimizer step's tokens; ``row_weights`` are `prompt_weights`, divided by this share; ``accumulation`` is the
-    number of TRL's micro-batches in the step.
+    tokens whose surrogate counts. ``aux_loss`` is that of a mixture of experts. ``micro_batch_tokens`` counts the
+    tokens of TRL's micro-batch of each row; None if the rows are that micro-batch. ``tokens_per_step`` is one rank's
+    share of an optimizer step's tokens; ``row_weights`` are `prompt_weights`, divided by this share; ``accumulation``
+    is the number of TRL's micro-batches in the step.
     """
 
     logps: Tensor  # (B, T), with gradient
@@ -105,8 +106,9 @@ class LossInputs:
     sampler_ratio: Tensor | None = None  # (B, T) or (B, 1)
     entropy_mask: Tensor | None = None  # (B, T)
     aux_loss: Tensor | None = None
+    micro_batch_tokens: Tensor | None = None  # (B, 1)
     tokens_per_step: Tensor | float = 1.0
-    row_weights: Tensor | None = None  # (B, 1)
+    row_weights: Tensor | float = 1.0  # (B, 1)
     accumulation: int = 1
 
 
@@ -406,8 +408,9 @@ def mean_over_completions(values: Tensor, inputs: LossInputs, settings: LossSett
 
 
 def mean_over_tokens(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """Return the mean over the micro-batch's tokens."""
-    return (values * inputs.mask).sum() / inputs.mask.sum().clamp(min=1)
+    """Return the mean over the tokens of TRL's micro-batch. Its rows may be split among micro-batches and ranks."""
+    tokens = inputs.mask.sum() if inputs.micro_batch_tokens is None else inputs.micro_batch_tokens
+    return (values * inputs.mask / tokens.clamp(min=1)).sum()
 
 
 def mean_over_limit(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
@@ -430,7 +433,6 @@ def mean_over_prompts(values: Tensor, inputs: LossInputs, settings: LossSettings
 
     The weights are those of a whole rollout, so groups may be split among micro-batches, steps and ranks.
     """
-    assert inputs.row_weights is not None
     return (values * inputs.mask * inputs.row_weights).sum()
 
 
@@ -451,7 +453,8 @@ def prompt_weights(tokens: Tensor, group: int) -> Tensor:
 class Reduction(NamedTuple):
     """Turns the loss of tokens (B, T) into a number. It is linear in the loss, and 0 for rows without a token.
 
-    ``over`` names what it divides by: the ``rows`` or the ``tokens`` of a micro-batch, or a constant of the ``step``.
+    ``over`` names what it divides by: the ``rows`` of a micro-batch, the ``tokens`` of TRL's, or a constant of the
+    ``step``.
     """
 
     function: Callable[[Tensor, LossInputs, LossSettings], Tensor]
@@ -469,22 +472,15 @@ REDUCTIONS: dict[str, Reduction] = {
 }
 
 
-def micro_batch_weight(loss_type: str, scored: Tensor, rows: int, tokens: Tensor) -> float | Tensor:
+def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
     """Return the factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
 
-    ``scored`` (n, T) marks the tokens of the micro-batch that count; ``rows`` is the number of rows of TRL's
-    micro-batch, ``tokens`` the number of its tokens that count.
+    ``rows`` is the number of its rows, ``rows_of_trl`` that of TRL's micro-batch.
 
-    >>> scored = torch.ones(2, 3)
-    >>> micro_batch_weight("grpo", scored, 8, torch.tensor(40)), micro_batch_weight("dapo", scored, 8, scored)
+    >>> micro_batch_weight("grpo", 2, 8), micro_batch_weight("dapo", 2, 8)
     (0.25, 1.0)
-    >>> micro_batch_weight("bnpo", scored, 8, torch.tensor(40))
-    tensor(0.1500)
     """
-    over = REDUCTIONS[loss_type].over
-    if over == "tokens":
-        return scored.sum().clamp(min=1) / tokens.clamp(min=1)
-    return scored.size(0) / rows if over == "rows" else 1.0
+    return rows / rows_of_trl if REDUCTIONS[loss_type].over == "rows" else 1.0
 
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:

@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,7 +23,7 @@ from grpo_math.errors import ConfigError, first_line, require_choice
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
+from grpo_math.generation.completions import Generate, ask_each, read_off, stop_ids, with_model
 from grpo_math.generation.models import (
     check_weights,
     inference_dtype,
@@ -40,8 +39,6 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.problems.from_recipe import naming
 from grpo_math.reading import read_json
 from grpo_math.run.machine import free_port
-
-AT_ONCE = 64  # requests to a server
 
 
 @dataclass(frozen=True)
@@ -213,12 +210,9 @@ def check_chat(
 
 
 def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], request: Request) -> Generate:
-    """Return a function that generates batches with a vLLM server. ``name`` is a model or a loaded adapter.
+    """Return a function that generates batches with a vLLM server. ``name`` is a model or a loaded adapter."""
 
-    vLLM uses one seed for all prompts of a request, so each completion is a separate request.
-    """
-
-    def ask(prompt: list[int], seed: int) -> Completion:
+    def ask(prompt: list[int], seed: int) -> list[Completion]:
         (completion,) = client.generate(
             prompt,
             model=name,
@@ -227,14 +221,9 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
             logprobs=False,
             extra={**request.for_vllm(), "stop_token_ids": stops},
         )
-        return read_off(tokenizer, completion.tokens, stops, request.stop)
+        return [read_off(tokenizer, completion.tokens, stops, request.stop)]
 
-    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
-        seeds = [batch_seed(seed, i) for i in range(len(prompts))]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(ask, prompts, seeds))
-
-    return generate
+    return partial(ask_each, ask)
 
 
 def load_weights(model: str, adapter: str | None, request: Request = PLAIN) -> Any:

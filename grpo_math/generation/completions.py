@@ -8,8 +8,10 @@ evaluation/backends.py uses vLLM. In training, TRL generates, in `decoding.lean_
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import sha256
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -21,6 +23,8 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.request import Request
 from grpo_math.generation.turns import Conversation
+
+AT_ONCE = 256  # requests to one server
 
 Prompt = str | list[dict[str, Any]]
 
@@ -62,6 +66,18 @@ def batch_seed(seed: int, number: int) -> int:
     [True, False, False, False]
     """
     return int.from_bytes(sha256(f"{seed} {number}".encode()).digest()[:4], "big")
+
+
+def ask_each(
+    ask: Callable[[list[int], int], list[Completion]], prompts: Sequence[list[int]], seed: int
+) -> list[Completion]:
+    """Return the completions of all prompts. ``ask`` requests those of a prompt from a server, with a seed.
+
+    Each prompt is a separate request, because vLLM uses one seed for all prompts of a request.
+    """
+    seeds = [batch_seed(seed, number) for number in range(len(prompts))]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(chain.from_iterable(pool.map(ask, prompts, seeds)))
 
 
 def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:

@@ -26,10 +26,8 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +44,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.server import Server, key, served_rank, without_aborts
@@ -59,7 +57,6 @@ from grpo_math.run.weights import split_by
 logger = get_logger(__name__)
 
 RESTARTS = 3  # of a server during one request
-AT_ONCE = 256  # requests to one server
 
 
 class ServerUnavailable(UserError):
@@ -158,15 +155,12 @@ class AdapterGeneration(VLLMGeneration):
     def __init__(self, args: Any, shared: SharedBase | None, **kwargs: Any) -> None:
         self.shared = shared
         # TRL's constructor ends with `_init_vllm`, which reads these attributes.
-        self.output_dir = Path(str(args.output_dir))
+        self.args = args
         self.run = uuid.uuid4().hex[:8]
-        self.syncs = 0
-        self.sent = 0  # ``sent`` counts folders
+        self.sent = 0  # adapters, each in a folder of its own
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
-        # Rollouts requested so far. The seed of a batch follows from both numbers.
-        self.seed = args.seed
+        # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
-        self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
 
     # TRL's three methods
@@ -190,13 +184,14 @@ class AdapterGeneration(VLLMGeneration):
             self.context = self.max_model_length or self.context
         # The main process sends adapters to the server. Each process sends them to its colocated engine.
         if self.mode == "colocate" or self.accelerator.is_main_process:
+            output_dir = Path(str(self.args.output_dir)).resolve()
             name = f"vllm_adapters_{self.accelerator.process_index}_"
             # A killed run leaves its folder. Other processes use theirs, so each removes only its own. Without the last
             # underscore, process 1 would also match the folders of process 10.
-            for left in self.output_dir.glob(f"{name}*"):
+            for left in output_dir.glob(f"{name}*"):
                 shutil.rmtree(left, ignore_errors=True)
             # Absolute, because vLLM resolves a relative path in the server's working directory.
-            self.root = self.output_dir.resolve() / f"{name}{self.run}"
+            self.root = output_dir / f"{name}{self.run}"
             # `finalize` also runs when the interpreter exits, which `__del__` need not.
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
         self.canary = Canary(self.model, self.accelerator, float32, self._gather_answers, self._send, self.context)
@@ -205,11 +200,10 @@ class AdapterGeneration(VLLMGeneration):
 
     def sync_weights(self) -> None:
         # accelerate has prepared the model by now, and may have copied weights.
-        if self.shared and not self.syncs:
+        if self.shared and not self.sent:
             self.shared.check(self.model)
         self._wake()
         self._send()
-        self.syncs += 1
         # The check itself is in `generate`, because it needs the prompts.
         self.canary.due = self.canary.agreed < 2
 
@@ -221,7 +215,7 @@ class AdapterGeneration(VLLMGeneration):
         self._wake()
         all_prompts = gather_object(prompts) if self.mode == "server" else prompts
         if self.canary.due:
-            self.canary.check(all_prompts, self.syncs)
+            self.canary.check(all_prompts, self.sent)
         if self.mode == "colocate":
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
@@ -262,7 +256,7 @@ class AdapterGeneration(VLLMGeneration):
             has = "takes no adapters" if lora is None else f"takes adapters up to rank {lora['max_lora_rank']}"
             remedy = f"start it with --enable-lora --max-lora-rank {served_rank(self.rank)}, or lower the rank"
             raise ConfigError("lora_r", self.rank, f"cannot be served: {server.url} {has}", remedy)
-        if self.staleness and lora.get("max_loras", 1) < 2:
+        if getattr(self.args, "staleness", 0) and lora.get("max_loras", 1) < 2:
             reason = f"has two adapters at work, and {server.url} serves one at a time"
             raise ConfigError("staleness", 1, reason, "start it with --max-loras 2")
         if self.max_completion_length >= context:
@@ -309,15 +303,12 @@ class AdapterGeneration(VLLMGeneration):
 
         The seeds follow from the run's seed, so that another server or a restart does not change the samples.
         """
-        settings = {
-            name: getattr(self, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
-        }
-        request = request_from({**settings, "vllm_structured_outputs_regex": self.structured_outputs_regex})
+        # TRL's class has all other settings under the names of its trainer's arguments.
+        request = request_from({**vars(self), "vllm_structured_outputs_regex": self.structured_outputs_regex})
         # Other keys, such as a seed, are the user's own.
         extra = {**self.generation_kwargs, **request.for_vllm()}
         self.rollouts += 1
-        seed = batch_seed(self.seed, self.rollouts - 1)
+        seed = batch_seed(self.args.seed, self.rollouts - 1)
         return self.sampling(prompts, seed, self.max_completion_length, n=n, extra=extra)
 
     def sampling(
@@ -325,26 +316,20 @@ class AdapterGeneration(VLLMGeneration):
     ) -> Callable[[], list[Completion]]:
         """Return the call that samples at most ``longest`` tokens after each prompt, with the adapter as it is now.
 
-        Each prompt is a separate request, because vLLM uses one seed for all prompts of a request. ``settings`` are
-        those of `Server.generate`.
+        ``settings`` are those of `Server.generate`.
         """
         # Read now, because the call may run in a thread after a later sync has set another folder.
         folder = self.folder
 
-        def request(number: int) -> list[Completion]:
-            prompt = prompts[number]
+        def ask(prompt: list[int], seed: int) -> list[Completion]:
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
-            of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
+            of_prompt = {"seed": seed, "max_tokens": room, **settings}
             # Requests are repeated one by one, so an error of one loses no other answer.
             call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
             return self._outliving_restarts(call, folder)
 
-        def sample() -> list[Completion]:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                return list(chain.from_iterable(pool.map(request, range(len(prompts)))))
-
-        return sample
+        return partial(ask_each, ask, prompts, seed)
 
     # A server may restart at any time, with the base and no adapters. The seeds of the requests do not depend on that.
     def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
@@ -359,7 +344,7 @@ class AdapterGeneration(VLLMGeneration):
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
                 # Once for each sync: all requests to a server that is lost fail alike.
-                logger.warning_once(f"{error}; a request after sync {self.syncs} is repeated.")
+                logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
             try:
                 self._wait()
                 self._load(folder)
@@ -371,7 +356,7 @@ class AdapterGeneration(VLLMGeneration):
         if not self.server.healthy():
             logger.warning_once(
                 f"waiting up to {self.server_timeout:.0f} s for the vLLM server at {self.server.url}, "
-                f"after sync {self.syncs} ..."
+                f"after sync {self.sent} ..."
             )
         self.server.wait(self.server_timeout)
         self.server.check_version()

@@ -36,7 +36,7 @@ UNUSED = {"position_ids", "use_cache", "scored_index", "output_router_logits"}
 
 # transformers' functions whose names packed attention has taken.
 original_attention: dict[str, Any] = {}
-kernels_used: set[str] = set()  # as the log names them
+kernels_used: set[str] = set()  # by their `varlen.NAMES`, for the planner and benchmarks
 
 
 def packed_attention(

@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import REDUCTIONS, micro_batch_weight
+from grpo_math.algorithm.losses import micro_batch_weight
 from grpo_math.algorithm.rows import (
     Rows,
     gather_needed_rows,
@@ -50,17 +50,8 @@ class MicroBatch:
     """
 
     rows: Rows
-    weight: float | Tensor
+    weight: float
     completions: int
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "MicroBatch":
-        # A checkpoint of 0.2.0.dev may have masked rows next to others, which have no other effect.
-        return cls(
-            rows=state["rows"],
-            weight=state["weight"],
-            completions=state.get("completions", int(scored(state["rows"]).any(dim=1).sum())),
-        )
 
 
 @dataclass
@@ -77,8 +68,7 @@ class TrainingStep:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
-        micro_batches = [MicroBatch.from_state_dict(one) for one in state["micro_batches"]]
-        return cls(micro_batches, state.get("skipped_rows", 0), state.get("skipped_tokens", 0))
+        return cls(**{**state, "micro_batches": [MicroBatch(**one) for one in state["micro_batches"]]})
 
 
 @dataclass
@@ -121,17 +111,13 @@ class Splitter:
             for (_, _, lengths), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
                 # The length of a completion that is skipped is 0.
                 lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
-        # A loss over the tokens of TRL's micro-batch keeps its rows in their training step.
-        if REDUCTIONS[self.loss_type].over == "tokens":
-            micro_batches = self._agree_on_split_by_step(of_trl, layouts, budget)
-        else:
-            micro_batches = self._gather_and_split(of_trl, layouts, budget)
-        # The last training step always has a micro-batch: its backward pass synchronises ranks, and the optimizer needs
-        # gradients, even if all are 0. All ranks have equally many micro-batches.
-        if not any(micro_batches):
+        # Before rows move to other micro-batches, because a loss may divide by the tokens of TRL's.
+        of_trl = [{**rows, "micro_batch_tokens": scored(rows).sum().expand(len(rows["advantages"]))} for rows in of_trl]
+        micro_batches = self._gather_and_split(of_trl, layouts, budget)
+        # The last training step always has a micro-batch, also if no completion has a signal: its backward pass
+        # synchronises ranks, and the optimizer needs gradients, even if all are 0.
+        if not micro_batches[-1]:
             micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
-        elif not micro_batches[-1]:
-            micro_batches[-1] = [MicroBatch(masked_row(of_trl[-1]), 0.0, 0)]
         if self.deepspeed:
             micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
         steps = []
@@ -150,18 +136,6 @@ class Splitter:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
-
-    def _agree_on_split_by_step(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each training step, from its rows; all ranks get the same number."""
-        plans = [
-            plan_micro_batches(*layout, budget or _padded_tokens(widths(rows), len(rows["advantages"])))[0]
-            for rows, layout in zip(of_trl, layouts, strict=True)
-        ]
-        counts = [max(of_ranks) for of_ranks in zip(*gather_object([[len(plan) for plan in plans]]), strict=True)]
-        return [
-            [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan + [[]] * (count - len(plan))]
-            for rows, plan, count in zip(of_trl, plans, counts, strict=True)
-        ]
 
     def _gather_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
@@ -187,9 +161,8 @@ class Splitter:
         if not index:
             # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
             return MicroBatch(masked_row(rows), 0.0, 0)
-        selected = select(rows, index)
-        weight = micro_batch_weight(self.loss_type, scored(selected), n_rows, scored(rows).sum())
-        return MicroBatch(selected, weight, completions=len(index))
+        weight = micro_batch_weight(self.loss_type, len(index), n_rows)
+        return MicroBatch(select(rows, index), weight, completions=len(index))
 
     def accumulate(
         self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any

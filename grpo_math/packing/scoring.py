@@ -300,7 +300,7 @@ class PackedScorer:
             scores = plain(model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs)
             return scores[0].float(), *scores[1:]
         # A layer may lose an argument that it gets: it counts itself here.
-        calls, known_kernels = Counter[str](), set(attention.kernels_used)
+        calls = Counter[str]()
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
         if aux_loss:
             # TRL weights the tokens of the auxiliary loss by this mask.
@@ -322,9 +322,6 @@ class PackedScorer:
                 **more,
             )
         _check_calls(calls, self.bare(model).config.get_text_config())
-        # In every pass, because a long prompt may be the first to need another kernel.
-        for kernel in sorted(attention.kernels_used - known_kernels):
-            logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
         return (
             unpack(outputs.log_probs, row).float(),
             unpack(outputs.entropy, row) if entropy else None,

@@ -79,7 +79,7 @@ def steps_in_backward(optim: str) -> bool:
 
 # Settings of the trainer, for recipes and scripts.
 
-_RATIO = "epsilon epsilon_high delta off_policy_mask_threshold"
+_CLIP = "epsilon epsilon_high delta"
 _NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
 
 # TRL checks some of these in the constructor of its trainer, after the weights are loaded, and only warns of others.
@@ -130,14 +130,16 @@ UPDATE = [
         "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
     ),
-    unused(_RATIO, _is("surrogate", "reinforce"), "surrogate='reinforce' holds the ratio at 1"),
-    unused("epsilon epsilon_high delta", _is("surrogate", "dppo"), "surrogate='dppo' has dppo_high and dppo_low"),
-    unused("dppo_high dppo_low", lambda s: s["surrogate"] != "dppo", "surrogate={surrogate!r} is not dppo"),
+    unused(_CLIP, _is("surrogate", "reinforce"), "surrogate='reinforce' holds the ratio at 1"),
+    # With vLLM, the log-probs of the sampler count.
     unused(
-        f"{_RATIO} top_entropy_quantile",
-        lambda s: is_user_function(s["surrogate"]),
-        "surrogate={surrogate!r} is the whole loss of a token",
+        "off_policy_mask_threshold",
+        lambda s: s["surrogate"] == "reinforce" and not s["use_vllm"],
+        "surrogate='reinforce' holds the ratio at 1",
     ),
+    unused(_CLIP, _is("surrogate", "dppo"), "surrogate='dppo' has dppo_high and dppo_low"),
+    unused("dppo_high dppo_low", lambda s: s["surrogate"] != "dppo", "surrogate={surrogate!r} is not dppo"),
+    unused(_CLIP, lambda s: is_user_function(s["surrogate"]), "surrogate={surrogate!r} replaces the clipped ratio"),
     Rule(
         "importance_sampling_level",
         lambda s: s["surrogate"] != "clip" and s["importance_sampling_level"] == "sequence",

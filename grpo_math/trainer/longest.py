@@ -101,8 +101,8 @@ def _try_longest(
 ) -> None:
     args, splits = trainer.settings, trainer.budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
-    # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
-    in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
+    # In an update that cannot be split, a micro-batch has the rows of TRL's.
+    in_step = rows * args.gradient_accumulation_steps if splits else rows
     # TRL shuffles rows: in an update that is not split, each row may have another prompt.
     group = trainer.num_generations if splits else 1
     budget = trainer.budget.tokens or rows * (len(prompt) + length)

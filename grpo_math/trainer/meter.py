@@ -6,12 +6,11 @@ The trainer opens each phase.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
@@ -33,14 +32,6 @@ class StepMeter:
         self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
-
-    def report_first(self, completions: int, by_verdict: bool) -> None:
-        """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins.
-
-        ``by_verdict``: rewards depend on verdicts.
-        """
-        for line in first_rollout(self.log(), completions, self.rollouts_per_step, by_verdict):
-            tqdm.write(line, file=sys.stderr)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -111,42 +102,6 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int)
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }
-
-
-def first_rollout(
-    log: Mapping[str, Sequence[float]], count: int, rollouts: float, by_verdict: bool = True
-) -> list[str]:
-    """Return lines about the first ``count`` completions, from the log. ``rollouts``: the rollouts per step.
-
-    ``by_verdict``: rewards depend on verdicts.
-
-    >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
-    >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
-    first rollout: 75% cut at the limit, 50% in the format, 0% correct, mean length 8, 8 tokens/s, 1.0 s a step + update
-    warning: 75% of the first completions are cut at the limit: raise max_completion_length, or ask for shorter answers
-    warning: none of the first 2 completions is correct: read them with grpo-math report RUN, or take easier problems
-    """
-    shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "correct"}
-    # Without gold answers the log lacks two of these.
-    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}
-    figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
-    figures.append(f"mean length {last[metrics.LENGTH_MEAN]:.0f}")
-    # A script's own rollout function is not timed.
-    if sampling := sum(log.get(metrics.SECONDS_GENERATE, ())):
-        figures.append(f"{count * last[metrics.LENGTH_MEAN] / sampling:,.0f} tokens/s")
-    seconds = rollouts * sum(sum(log.get(phase, ())) for phase in metrics.PHASES)
-    lines = [f"first rollout: {', '.join(figures)}, {seconds:.1f} s a step + update"]
-    if last[metrics.TRUNCATED] > 0.5:
-        lines.append(
-            f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: "
-            "raise max_completion_length, or ask for shorter answers"
-        )
-    if by_verdict and last.get(metrics.ACCURACY) == 0:
-        lines.append(
-            f"warning: none of the first {count} completions is correct: "
-            "read them with grpo-math report RUN, or take easier problems"
-        )
-    return lines
 
 
 def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:

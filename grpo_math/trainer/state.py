@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 from accelerate.utils import gather_object
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import PreTrainedModel
 
 from grpo_math.generation.prefetch import PrefetchedRollout
@@ -53,10 +53,12 @@ OPTIONS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
-# ``beta``, because a rollout without a KL term has no log-probs of the reference.
+# ``beta``, because a rollout without a KL term has no log-probs of the reference. The last ones decide if its
+# micro-batches may be split, and if a completion without an advantage may be skipped.
 BATCH_SETTINGS = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
     *("num_generations", "beta", "loss_type", "world_size"),
+    *("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile", "router_aux_loss_coef", "surrogate"),
 )
 
 
@@ -76,7 +78,7 @@ def rank_state(trainer: "MathGRPOTrainer") -> dict[str, Any]:
         },
         # Between two rollouts there is nothing to save: the next step samples.
         "rollout": rollout if trainer.in_rollout else None,
-        "batch_settings": [getattr(trainer.args, name) for name in BATCH_SETTINGS],
+        "batch_settings": [getattr(trainer.settings, name) for name in BATCH_SETTINGS],
         "sampled": getattr(generation, "rollouts", 0),
         "asked": getattr(generation, "prefetched", None),
         "evaluates": trainer.control.should_evaluate,
@@ -132,9 +134,7 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
     # Rows of TRL have no micro-batches.
     steps = [TrainingStep.from_state_dict(step) if "micro_batches" in step else step for step in state["rollout"] or ()]
     trainer._buffered_inputs = steps or None
-    # An older checkpoint has fewer of them.
-    saved = state["batch_settings"]
-    if saved != [getattr(trainer.args, name) for name in BATCH_SETTINGS[: len(saved)]]:
+    if state["batch_settings"] != [getattr(trainer.settings, name) for name in BATCH_SETTINGS]:
         # TRL then samples at once. It selects rows by ``_step``, which must agree with the data loader.
         trainer._buffered_inputs = None
         trainer._step = position
@@ -145,7 +145,7 @@ def restore(trainer: "MathGRPOTrainer", state: Mapping[str, Any], position: int 
         trainer.vllm_generation.prefetched = (
             PrefetchedRollout.from_state_dict(batch) if isinstance(batch, dict) else batch
         )
-    trainer.control.should_evaluate = state.get("evaluates", False)
+    trainer.control.should_evaluate = state["evaluates"]
     trainer.step_metrics.clear()
     trainer.step_metrics.update(state["metrics"])
     if state["table"]:
@@ -192,14 +192,17 @@ def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
 def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -> None:
     """Set the options of each parameter group after a checkpoint was loaded, and the learning rate of the next step.
 
-    The checkpoint may have other options (resume=force). Changes nothing with a schedule that is not a function of the
-    step, because such a schedule may have changed the options itself.
+    The checkpoint may have other options (resume=force). A schedule by a metric has changed the rate itself, so the
+    rate stays that of the checkpoint. Changes nothing with other schedules of a script, which may have changed any
+    option.
     """
     scheduler = getattr(scheduler, "scheduler", scheduler)  # in accelerate's wrapper
     if isinstance(scheduler, LambdaLR):
         scheduler.base_lrs = [group["initial_lr"] for group in options]
         factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
+    # The module is that of GreedyLR, which older versions of transformers lack.
+    if isinstance(scheduler, LambdaLR | ReduceLROnPlateau) or type(scheduler).__module__ == "transformers.optimization":
         for group, values, rate in zip(optimizer.param_groups, options, scheduler._last_lr, strict=True):
             group.update(values, lr=rate)
 

@@ -132,19 +132,23 @@ def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def storable_table(trainer: "MathGRPOTrainer") -> Iterator[None]:
-    """Let TRL's `log` write its table from columns that Parquet can hold. An error of the table ends no run."""
-    handler, logs = trainer.callback_handler, trainer.table
+def storable_table(trainer: "MathGRPOTrainer", trackers: Any) -> Iterator[None]:
+    """Let TRL's `log` write its table from columns that Parquet can hold, and send it to these ``trackers``.
+
+    An error of the table ends no run.
+    """
+    handler, logs, args = trainer.callback_handler, trainer.table, trainer.args
     call_callbacks = handler.on_log
 
     def on_log(*arguments: Any) -> Any:
         control = call_callbacks(*arguments)
         # Not earlier: the callbacks may read the script's own values.
+        args.report_to = trackers
         if trainer.log_completions and trainer.accelerator.is_main_process:
             trainer._logs = storable_logs(logs)
         return control
 
-    with replaced(trainer, _logs=logs), replaced(handler, on_log=on_log):
+    with replaced(trainer, _logs=logs), replaced(args, report_to=args.report_to), replaced(handler, on_log=on_log):
         try:
             yield
         except Exception as error:

@@ -63,7 +63,7 @@ from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
-from grpo_math.trainer.reward_funcs import check_gold_answers, needs_golds, resolved
+from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, make_conversation
@@ -126,6 +126,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Grade] | None = None
         self._first_group = 0  # the number of the next group in this rollout
         self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
+        self._optimizer_step = OptimizerStep()
         self._policy_loss = 0.0  # of the last optimizer step, on all ranks
         # The state in the checkpoint that this run resumes from.
         self._checkpoint_state: dict[str, Any] | None = None
@@ -170,7 +171,6 @@ class MathGRPOTrainer(GRPOTrainer):
             logger.warning(warning)
         self.endings = Endings(
             request_from(vars(self.args)),
-            self.max_completion_length,
             (*self.eos_token_ids, self._tokenizer.pad_token_id),
             self.mask_truncated_completions,
         )
@@ -254,9 +254,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self.args,
             {
                 "an image processor": self._is_vlm,
-                "continuous batching to generate with, which has no packed attention": (
-                    self.use_transformers_continuous_batching
-                ),
+                "continuous batching, which has no packed attention": self.use_transformers_continuous_batching,
                 "an optimizer that steps in each backward pass": (
                     steps_in_backward(self.args.optim) or gradients.have_foreign_hooks(models)
                 ),
@@ -269,7 +267,14 @@ class MathGRPOTrainer(GRPOTrainer):
             )
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         if self._is_vlm:
-            self._leave_loss_to_trl()
+            if self._exceeds_trls_loss:
+                raise ConfigError(
+                    "surrogate",
+                    settings.surrogate,
+                    "does not work with images, of which TRL computes the loss",
+                    "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+                )
+            logger.warning("TRL computes the loss, because the model has images.")
         whole = (
             self._keeps_trls_rows()
             # Each of these is a mean or a quantile over TRL's own micro-batch.
@@ -285,7 +290,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
-        self._optimizer_step = OptimizerStep()
         self._gradients = gradients.make_gradient_buffer(
             self.model, is_single_process=single and not self.is_fsdp_enabled
         )
@@ -419,21 +423,14 @@ class MathGRPOTrainer(GRPOTrainer):
                     self.add_metrics(counts)
                     if self.prefetch is not None:
                         self.prefetch.send(resampled=True)
-            output = rollout.rows
             if self.mode == "train":
-                self.add_metrics(correction.gather_figures(output, self.accelerator))
-                output = self.endings.gather_masked(output, self.accelerator)
+                self.add_metrics(correction.gather_figures(rollout.rows, self.accelerator))
+            output = self.endings.gather_masked(rollout.rows, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._gather_advantages(output, rollout.rewards)
             if self.loss_type == "prompt_mean":
                 tokens = self.accelerator.gather(scored(output).sum(dim=1))
                 output["prompt_weight"] = prompt_weights(tokens, self.group_size)[self._local_rows(len(inputs))]
-        if self.mode == "train" and self._step == 0 and self.accelerator.is_main_process:
-            # A script may reward something else, or grade by itself.
-            self.meter.report_first(
-                len(inputs) * self.accelerator.num_processes,
-                by_verdict=self.of_recipe or any(map(needs_golds, self.reward_funcs)),
-            )
         return output
 
     def _gather_rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
@@ -583,16 +580,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = steps
         return self._buffered_inputs[self._step % steps_per_rollout]
 
-    def _leave_loss_to_trl(self) -> None:
-        if self._exceeds_trls_loss:
-            raise ConfigError(
-                "surrogate",
-                self.settings.surrogate,
-                "does not work with images, of which TRL computes the loss",
-                "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
-            )
-        logger.warning("TRL computes the loss, because the model has images.")
-
     @property
     def _exceeds_trls_loss(self) -> bool:
         """True if the loss has a term that TRL's lacks."""
@@ -681,9 +668,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 if self.top_entropy_quantile < 1.0
                 else None
             ),
+            micro_batch_tokens=rows["micro_batch_tokens"][:, None] if "micro_batch_tokens" in rows else None,
             # num_items_in_batch counts the tokens of the rollout.
             tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * share,
-            row_weights=rows["prompt_weight"][:, None] / share if "prompt_weight" in rows else None,
+            row_weights=rows["prompt_weight"][:, None] / share if self.loss_type == "prompt_mean" else 1.0,
             accumulation=accumulation,
         )
 
@@ -778,30 +766,21 @@ class MathGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        """Call TRL's, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
         state.remember_step(self)
-        if self.evaluate_heldout is None or eval_dataset is not None:
-            return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
-        values: dict[str, float] = {}
-        if self.eval_dataset is not None:
-            # Callbacks get one event with all metrics: early stopping counts the events.
-            with replaced(self.callback_handler, on_evaluate=lambda args, state, control, metrics: control):
-                values = self._evaluate_data_set(None, ignore_keys, metric_key_prefix)
-        held_out = self.evaluate_heldout()
-        # Not TRL's method: it would log and clear the metrics of a step that is not complete.
-        super(GRPOTrainer, self).log(held_out)
-        values |= held_out
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
-        return values
-
-    def _evaluate_data_set(self, *arguments: Any) -> dict[str, float]:
+        if self.evaluate_heldout is not None and eval_dataset is None:
+            values = self.evaluate_heldout()
+            # Not TRL's method: it would log and clear the metrics of a step that is not complete.
+            super(GRPOTrainer, self).log(values)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
+            return values
         generation: Any = getattr(self, "vllm_generation", None)
         self._restore_state()  # eval_on_start comes before the first epoch
         # The seeds of training continue as if nothing had been evaluated.
         seeds = {"rollouts": generation.rollouts} if hasattr(generation, "rollouts") else {}
         with replaced(generation or self, **seeds):
-            return super().evaluate(*arguments)
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best = super()._determine_best_metric(metrics, trial)
@@ -1006,15 +985,11 @@ class MathGRPOTrainer(GRPOTrainer):
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
         file_only = self.writes_completions and metrics.LOSS in logs and not self.log_completions
-        trackers = [] if file_only else self.args.report_to
         # TRL would print a table without rows, too.
         writes = (self.log_completions or file_only) and bool(self.table["prompt"])
-        with table.storable_table(self):
+        with table.storable_table(self, [] if file_only else self.args.report_to):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
-            with (
-                replaced(self, num_completions_to_print=0, log_completions=writes),
-                replaced(self.args, report_to=trackers),
-            ):
+            with replaced(self, num_completions_to_print=0, log_completions=writes):
                 super().log(logs, start_time)
             if self.log_completions and self.accelerator.is_main_process and console.is_step_log(logs):
                 console.print_completions(self.table, self.state.global_step, self.num_completions_to_print)

@@ -19,15 +19,7 @@ from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
 from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import (
-    KL_ESTIMATORS,
-    Loss,
-    LossInputs,
-    LossSettings,
-    compute_loss,
-    importance_ratio,
-    micro_batch_weight,
-)
+from grpo_math.algorithm.losses import KL_ESTIMATORS, Loss, LossInputs, LossSettings, compute_loss, importance_ratio
 from grpo_math.algorithm.rows import scored, select
 from grpo_math.run import metrics
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -291,10 +283,6 @@ def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gr
     assert loss.item() == pytest.approx(-(2.0 + 1.25 + 1.125) / 4)
     gradient = torch.autograd.grad(loss, logps)[0]
     torch.testing.assert_close(gradient, -torch.tensor([[2.0, 1.25, 1.125, 0.0]], dtype=torch.float64) / 4)
-
-
-def test_the_micro_batch_with_the_only_token_has_the_whole_weight():
-    assert micro_batch_weight("bnpo", torch.ones(1, 1), 8, torch.tensor(1)) == 1.0
 
 
 AGGREGATED = {

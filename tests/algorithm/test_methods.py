@@ -190,10 +190,11 @@ def of_method(name, ranks, cuts):
                 entropies=entropies[index],
                 ref_logps=ref[index],
                 entropy_mask=None if high is None else high[index],
+                micro_batch_tokens=tokens,
                 tokens_per_step=mask.sum() / ranks,
                 row_weights=weights[index] * ranks,
             )
-            weight = micro_batch_weight(settings.loss_type, mask[index], share, tokens)
+            weight = micro_batch_weight(settings.loss_type, len(index), share)
             loss = loss + compute_loss(inputs, settings).loss * weight / ranks
     return values, torch.autograd.grad(loss, now)[0]
 

@@ -57,7 +57,7 @@ def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(server, policy, tm
     asked = [*CONNECT]
     for number in (1, 2, 3):
         generation.sync_weights()
-        assert (generation.syncs, generation.canary.due) == (number, number < 3)
+        assert generation.canary.due == (number < 3)
         generation.generate(PAIRS, None, 2)
         assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
         assert [*generation.root.iterdir()] == [generation.folder]
@@ -112,7 +112,8 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
 
 
 def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):
-    monkeypatch.setattr("grpo_math.generation.sync.AT_ONCE", 2)  # some have not been sent when the first one fails
+    # Some have not been sent when the first one fails.
+    monkeypatch.setattr("grpo_math.generation.completions.AT_ONCE", 2)
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}

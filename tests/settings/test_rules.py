@@ -216,6 +216,9 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"max_steps": 8, "warmup_steps": 8}, False),
         ({"max_steps": 8, "warmup_steps": 8, "lr_scheduler_type": "constant"}, True),
         ({"push_to_hub": True, "hub_strategy": "end"}, True),
+        ({"surrogate": "a:b", "top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.5}, True),
+        ({"surrogate": "reinforce", "off_policy_mask_threshold": 0.5}, False),
+        (ON_SERVER | {"surrogate": "reinforce", "off_policy_mask_threshold": 0.5}, True),  # far from the sampler
         ({"dtype": "float16"}, False),
         (LORA | {"dtype": "float16"}, True),
         (LORA | {"dtype": "float16", "bf16": False}, False),

@@ -147,13 +147,16 @@ def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
     trainer.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
     trainer.pad_to_multiple_of = 24  # the limit is 16
     ends = (*trainer.eos_token_ids, chars.pad_token_id)
-    trainer.endings = Endings(request_from(vars(trainer.args)), trainer.max_completion_length, ends, masks=True)
+    trainer.endings = Endings(request_from(vars(trainer.args)), ends, masks=True)
     with results_of(trainer, "_generate_and_score_completions") as last:
         tables = logged(trainer)
+        trained = last[0]
+        trainer.evaluate(trainer.train_dataset)
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
     tokens = [len(ended), 0, len(ended) + 1, 0] * 2
-    assert last[0]["completion_mask"].sum(dim=1).tolist() == tokens
-    assert last[0]["num_items_in_batch"] == sum(tokens)
+    for rows in (trained, last[0]):
+        assert rows["completion_mask"].sum(dim=1).tolist() == tokens
+        assert rows["num_items_in_batch"] == sum(tokens)
 
 
 @pytest.mark.slow

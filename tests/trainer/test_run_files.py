@@ -57,7 +57,11 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     sent = set[str]()
     monkeypatch.setattr("trackio.log", lambda values, **_: sent.update(values))
     trainer.args.report_to = ["trackio"]
+    trainer.add_callback(callback := TrainerCallback())
+    seen = []
+    callback.on_log = lambda args, *others, **more: seen.append(args.report_to)
     trainer.train()
+    assert seen == [["trackio"]] * 2, "callbacks get the script's own arguments"
     assert ("completions" in sent) == log_completions, "trackers get the table if it is asked for"
     assert f"new run  {tmp_path}: replaces the log" in capsys.readouterr().err
     left = {path.name for path in tmp_path.iterdir()}

@@ -130,6 +130,17 @@ def test_a_resumed_run_takes_the_options_of_the_optimizer_from_its_own_settings(
     assert (decays["betas"][0], plain["eps"]) == (0.5, 0.1)
 
 
+def test_a_resumed_run_with_a_schedule_by_its_metric_takes_all_options_but_the_rate(ours, tmp_path):
+    held_out = {"eval_dataset": Dataset.from_list(ROWS), "eval_strategy": "steps", "eval_steps": 1}
+    settings = {"optim": "adamw_torch", "lr_scheduler_type": "reduce_lr_on_plateau", "max_steps": 2, **held_out}
+    ours(drawn, ROWS, **settings, save_strategy="steps", save_steps=1).train()
+    changed = {"weight_decay": 0.5, "adam_beta1": 0.5, "learning_rate": 1.0}
+    again = ours(drawn, ROWS, **settings | changed, folder="again")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    decays = again.optimizer.param_groups[0]
+    assert (decays["weight_decay"], decays["betas"][0], decays["lr"]) == (0.5, 0.5, 0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same(staleness, ours, tmp_path):
@@ -226,6 +237,17 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
         trainer._step = step
         assert (state.rank_state(trainer)["rollout"] == ["half"]) == in_rollout
+
+
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
+def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_again(settings, ours):
+    trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
+    trainer.train()
+    held = state.rank_state(trainer)
+    for others, is_kept in (({}, True), (settings, False)):
+        again = ours(drawn, ROWS, **{**RUN, **others})
+        state.restore(again, held)
+        assert (again._buffered_inputs is not None) == is_kept
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):

@@ -47,7 +47,9 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(whe
 
 
 def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_run, ours):
-    trainer, failures = ours(**AS_TRL, loss_type="bnpo"), []
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "loss_type": "bnpo"}
+    # Small enough for micro-batches in both training steps.
+    trainer, failures = ours(**STEPS, **settings, max_tokens_per_micro_batch=40), []
 
     def hook(module, args, kwargs):
         # Once in a second training step, and once more while the first one is replayed for it.
@@ -69,7 +71,7 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     assert failures == [False, True]
     # An optimizer step is logged once, with the rows of the attempt that succeeded.
     assert counts == [1, 1, 1, 0]
-    assert relative(weights(trainer.model), trl_run(letters, {**SMALL, "loss_type": "bnpo"})[1]) < 1e-6
+    assert relative(weights(trainer.model), trl_run(letters, settings)[1]) < 1e-6
 
 
 def test_seconds_of_a_failed_attempt_are_seconds_of_the_step(ours):
