@@ -36,10 +36,11 @@ class Diagnosis(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         # Always at the last step: the trackers take no line after it.
         last = state.global_step >= state.max_steps
-        # Every ten steps. Each diagnosis reads the whole file, so long runs are diagnosed less often.
+        # At the first line, and then every ten steps. Each diagnosis reads the whole file, so long runs are diagnosed
+        # less often.
         interval = max(10, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
-        if measured and (last or state.global_step - self.last_step >= interval):
+        if measured and (last or not self.last_step or state.global_step - self.last_step >= interval):
             for finding in self.report_new_findings(state):
                 self.tell(args, state, control, logs={metrics.FINDING_PREFIX + finding.check: finding.line()})
 

@@ -581,8 +581,9 @@ def test_one_cause_is_one_finding_and_the_worst_comes_first(checks, lines):
 @pytest.mark.parametrize(
     ("earlier", "step", "logs", "main", "diagnosed"),
     [
-        (0, 9, {metrics.LOSS: 0.0}, True, False),
-        (0, 10, {metrics.LOSS: 0.0}, True, True),
+        (0, 1, {metrics.LOSS: 0.0}, True, True),
+        (1, 10, {metrics.LOSS: 0.0}, True, False),
+        (1, 11, {metrics.LOSS: 0.0}, True, True),
         (0, 10, {metrics.HELDOUT_N: 1}, True, True),
         (0, 10, {"train_runtime": 1.0}, True, False),
         (0, 10, {metrics.LOSS: 0.0}, False, False),
@@ -600,7 +601,7 @@ def test_a_long_run_is_diagnosed_less_often_and_by_the_main_process(earlier, ste
     assert (diagnosis.last_step == step) == diagnosed
 
 
-def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_finding_once(tmp_path, capsys):
+def test_a_run_is_diagnosed_at_first_every_tenth_step_and_at_last_and_prints_each_finding_once(tmp_path, capsys):
     told = []
     history = History(tmp_path)
     diagnosis = Diagnosis(history, CONFIG, tell=lambda *words, logs: told.append((*words, logs)))
@@ -615,8 +616,8 @@ def test_a_run_is_diagnosed_every_tenth_step_and_at_its_last_and_prints_each_fin
     diagnosis.on_train_end("args", state, "control")
     output = [re.match(r"step (\d+): (.*\((\w+)\))$", line).groups() for line in capsys.readouterr().err.splitlines()]
     assert [(step, check) for step, _, check in output] == [
-        ("20", "truncation"),
-        ("30", "kl_explosion"),
+        ("21", "truncation"),
+        ("31", "kl_explosion"),
         ("31", "heldout_worse"),
     ]
     assert [logs for *_, logs in told] == [{f"findings/{check}": line} for _, line, check in output]
