@@ -21,7 +21,7 @@ from transformers.generation import GenerationConfig, GenerationMode, logits_pro
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
-from grpo_math.packing.attention import longest_width
+from grpo_math.generation.models import longest_width
 from grpo_math.run.replaced import replaced
 
 # Caches from which a row can be dropped.

@@ -18,6 +18,9 @@ from grpo_math.reading import home, is_folder, near, read_json
 from grpo_math.run.dtypes import overflow_report
 from grpo_math.run.replaced import replaced
 
+# RoPEs that choose their frequencies by the largest position of a pass.
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+
 
 def model_path(name: str | None) -> str:
     """Return a name for `from_pretrained`: the folder of the embedded model, or the name itself."""
@@ -119,6 +122,31 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def longest_width(config: Any) -> int | None:
+    """Return the padded width from which a pass has other frequencies than a narrower one, or None.
+
+    TRL pads a rollout to one width, so a RoPE that depends on the longest row has the same frequencies in all its
+    passes. Below this width, rows may be packed or dropped: all have the frequencies of short rows.
+
+    >>> from types import SimpleNamespace as Config
+    >>> rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    >>> longest_width(Config(get_text_config=lambda: Config(rope_parameters=rope, max_position_embeddings=131072)))
+    4096
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Some models have parameters for each kind of layer.
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    return min(
+        (
+            part.get("original_max_position_embeddings") or text.max_position_embeddings
+            for part in parts
+            if part.get("rope_type") in LENGTH_DEPENDENT
+        ),
+        default=None,
+    )
 
 
 def auto_class(architectures: Iterable[str] | None) -> str:

@@ -28,8 +28,6 @@ NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
 ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
 STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
-# RoPEs that choose their frequencies by the largest position of a pass.
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
 LONGEST_ROW = "positions that depend on the longest row of a pass"
 # Arguments that layers pass, and that do not change attention scores.
 UNUSED = {"position_ids", "use_cache", "scored_index", "output_router_logits"}
@@ -156,31 +154,6 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"layers of type {other[0]!r}"
     return None
-
-
-def longest_width(config: Any) -> int | None:
-    """Return the padded width from which rows cannot be packed, or None for any width.
-
-    TRL pads a rollout to one width, so a RoPE that depends on the longest row has the same frequencies in all its
-    passes. Packed rows differ in length. Below this width all of them have the frequencies of short rows.
-
-    >>> from types import SimpleNamespace as Config
-    >>> rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
-    >>> longest_width(Config(get_text_config=lambda: Config(rope_parameters=rope, max_position_embeddings=131072)))
-    4096
-    """
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    # Some models have parameters for each kind of layer.
-    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
-    return min(
-        (
-            part.get("original_max_position_embeddings") or text.max_position_embeddings
-            for part in parts
-            if part.get("rope_type") in LENGTH_DEPENDENT
-        ),
-        default=None,
-    )
 
 
 def register(asked: str) -> str:

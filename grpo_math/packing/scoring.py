@@ -18,6 +18,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from grpo_math.generation.models import longest_width
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, layout, pack, unpack
@@ -186,7 +187,7 @@ class PackedScorer:
         self.budget = budget
         self.models = [_bare(model) for model in models]
         # The padded width from which rows are scored as TRL does, or None.
-        self.longest = min(filter(None, (attention.longest_width(model.config) for model in self.models)), default=None)
+        self.longest = min(filter(None, (longest_width(model.config) for model in self.models)), default=None)
         self.verified = False
 
     def bare(self, model: Any) -> Any:

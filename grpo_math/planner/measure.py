@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, DynamicCache
 
 from grpo_math.errors import first_line
+from grpo_math.generation.models import longest_width
 from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
@@ -243,7 +244,7 @@ def shape(config: Any) -> Json:
     used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
     idle = sum(p[used:].numel() for p in parameters if p.dim() == 3)
     total = sum(p.numel() for p in parameters)
-    longest = attention.longest_width(whole.config)
+    longest = longest_width(whole.config)
     return {
         "layers": sum(times),
         "hidden": text.hidden_size,
