@@ -185,7 +185,7 @@ class RecipeProblems:
         if self._during:
             rows = self._without_heldout(self._divided[1] or self._to_evaluate(HELDOUT_N + len(self.heldout)))
             return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
-        entries = s["heldout"] if evaluates(s) else []
+        entries = s["heldout"]
         for entry in entries:
             # Not isinstance: true is an int in Python.
             typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
@@ -195,7 +195,7 @@ class RecipeProblems:
         names = [entry["data"] for entry in entries]
         if len({*names}) < len(names):
             raise ConfigError("heldout", names, "names a set twice", "name each once")
-        return [self._heldout_set(entry) for entry in entries]
+        return [self._heldout_set(entry) for entry in entries] if evaluates(s) else []
 
     def _heldout_set(self, entry: Mapping[str, Any]) -> HeldOutSet:
         s, n, split = self.settings, entry.get("n"), entry.get("split", "test")

@@ -95,6 +95,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
             "eval_n=99 is more than the 41 problems of generated:pro",
         ),
         (["--heldout", '{"n": 3}', *EVERY], "is not a set to evaluate"),
+        (["--heldout", '{"n": 3}'], "is not a set to evaluate"),  # nothing evaluates it, but `evaluate --run` reads it
         *(
             (["--heldout", json.dumps({"data": "generated", **value}), *EVERY], "is not a set to evaluate")
             for value in (
