@@ -165,8 +165,10 @@ def load_weights(model: PreTrainedModel, checkpoint: str) -> None:
     transformers' trainer would leave out weights that have other names in the model, such as those of experts
     (huggingface/transformers#48805).
     """
+    # The widest dtype loses nothing. A script may have cast single weights.
+    dtype = max((parameter.dtype for parameter in model.parameters()), key=lambda dtype: dtype.itemsize)
     with one_loading_bar():
-        loaded = type(model).from_pretrained(checkpoint, dtype="auto")
+        loaded = type(model).from_pretrained(checkpoint, dtype=dtype)
     model.load_state_dict(loaded.state_dict())
 
 

@@ -79,7 +79,10 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
 def test_weights_with_other_names_on_the_hub_are_resumed_and_loaded_as_the_best(family, ours, tmp_path):
     tiny_model(family).save_pretrained(tmp_path / "model")
     settings = {"model": str(tmp_path / "model"), "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    settings |= {"model_init_kwargs": {"dtype": "bfloat16"}, "bf16": True}
     whole, again, best = (ours(drawn, ROWS, **settings) for _ in range(3))
+    for one in (whole, again, best):
+        one.model.lm_head.float()  # as some scripts do
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     best.state.best_model_checkpoint = str(tmp_path / "checkpoint-2")
