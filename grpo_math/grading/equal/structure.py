@@ -36,6 +36,7 @@ from grpo_math.grading.equal.tree import (
     Matrix,
     MinusPlus,
     Negative,
+    Number,
     Percent,
     PlusMinus,
     Product,
@@ -98,6 +99,8 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
             return _equal_relations(one, two, rules)
         case one, Relation() as two:
             return _gives(one, two, rules)
+        case Relation(parts, signs), Number() as two if "~" in signs and two in parts:  # 2/3, about 0.67
+            return EQUAL
         case Relation() as one, two:
             # The value of an equation is an answer: the gold answer a + b = 6 accepts 6.
             given = values(one) if sides(one) and not has_names(two) else (equation_members(one) or ("", ()))[1]
