@@ -51,6 +51,10 @@ LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
 )
 CHOICE = re.compile(r"(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
+POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
+MODULUS = re.compile(
+    r"(?<=\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?)?\( ?\\?b?mod ?\}? ?\d+ ?\)\}?)\Z"
+)  # 2 (mod 5)
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 MEMBERS = re.compile(r"(=|\\approx|,(?!\d{3}(?!\d))|;|\b(?:and|or)\b)")  # between equal values, or values of a list
@@ -165,12 +169,14 @@ def _spaceless(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # longer texts are read as they are, with and without a unit
-    label = LABEL.match(text) if short else None
+    label = (LABEL.match(text) or POINT.match(text)) if short else None
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
     choice = CHOICE.match(text) if short and answer else None
     if choice is not None:
         text = text[choice.end() :]
+    if short and answer and "\\equiv" not in text:
+        text = MODULUS.sub("", text)
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:
