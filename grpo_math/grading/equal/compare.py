@@ -52,9 +52,9 @@ LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 
 )
 CHOICE = re.compile(r"(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
 POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
-MODULUS = re.compile(
-    r"(?<=\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?)?\( ?\\?b?mod ?\}? ?\d+ ?\)\}?)\Z"
-)  # 2 (mod 5)
+MODULUS = re.compile(  # 2 (mod 5)
+    r"(?<=\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
+)
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 MEMBERS = re.compile(r"(=|\\approx|,(?!\d{3}(?!\d))|;|\b(?:and|or)\b)")  # between equal values, or values of a list
