@@ -237,7 +237,7 @@ def _clean(text: str) -> str:
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text
-    if "\\" in text or "$" in text or "~" in text or "{,}" in text:
+    if "\\" in text or "$" in text or "~" in text or "{" in text:
         text = DOLLAR.sub(MONEY, text.rstrip("\\ "))
         if "\\\\" in text and "\\begin" not in text:  # doubled escapes; in a matrix they end a row
             text = re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
