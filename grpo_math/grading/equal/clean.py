@@ -73,8 +73,8 @@ SPELLINGS = [
         (rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*\Z", r"(\1(1),\2(1))"),
         (r"(\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm|in)\]", r"\1"),  # the distance between two rows
         (rf"\A\\(?:mathbf|boldsymbol|bm)\s*\{{((?![A-Za-z]*\}}){_INSIDE})\}}\Z", r"\1"),
-        # Braces around a whole answer. {1, 2} is a set.
-        (rf"\A\{{((?![^,]*,(?!.*\\cup)){_INSIDE})\}}\Z", r"\1"),
+        # Braces around a whole answer. {1, 2} and {x | x > 1} are sets.
+        (rf"\A\{{((?![^,]*,(?!.*\\cup)|.*(?:[|:]|\\mid)){_INSIDE})\}}\Z", r"\1"),
         (r",\\!\s*", ","),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
@@ -134,7 +134,7 @@ FORMS = [
         (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
         (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
         (
-            r"(?<=\d)\s*\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
+            r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
         ),
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),

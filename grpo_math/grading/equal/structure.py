@@ -140,6 +140,8 @@ def _equal_relations(gold: Relation, answer: Relation, rules: Rules) -> Comparis
 def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     gold, answer = (_without_zeros(tree) if contains(tree, Matrix, Based) else tree for tree in (gold, answer))
     match gold, answer:
+        case (Set((Tuple() as pair,)), Tuple() as other) | (Tuple() as other, Set((Tuple() as pair,))):  # {(1, 2)}
+            return _equal_tuples(pair, other, rules)
         case Tuple(), Tuple():
             return _equal_tuples(gold, answer, rules)
         case (Union() | Intersection(), _) | (_, Union() | Intersection()):
