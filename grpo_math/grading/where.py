@@ -202,9 +202,12 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
 
 
 def _is_remark(phrase: _Mark, text: str) -> bool:
+    """Return True for "answer is" with words before the first value, and for a phrase without a value."""
     valued = _VALUED.search(phrase.text)
-    is_sentence = text[phrase.start : phrase.end].rstrip().lower().endswith(" is")
-    return valued is None or (is_sentence and _PROSE.search(phrase.text, 0, valued.start()) is not None)
+    words = text[: phrase.end].rstrip().endswith(" is") and _PROSE.search(
+        phrase.text, 0, valued.start() if valued else 0
+    )
+    return valued is None or bool(words)
 
 
 def _opened(text: str) -> str:

@@ -50,10 +50,10 @@ LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 
     rf"(?!.*\b(?i:{'|'.join(sorted(FUNCTIONS))}) -?\$?[\d,.])"  # sin 30
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
 )
-CHOICE = re.compile(r"(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
+CHOICE = re.compile(r"\A(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
 POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
 MODULUS = re.compile(  # 2 (mod 5)
-    r"(?<=\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
+    r"\A((?!.*\\equiv).*\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
 )
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
@@ -172,11 +172,8 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     label = (LABEL.match(text) or POINT.match(text)) if short else None
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
-    choice = CHOICE.match(text) if short and answer else None
-    if choice is not None:
-        text = text[choice.end() :]
-    if short and answer and "\\equiv" not in text:
-        text = MODULUS.sub("", text)
+    if short and answer:
+        text = MODULUS.sub(r"\1", CHOICE.sub("", text))
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:
