@@ -175,9 +175,8 @@ class _Reader(Scanner):
     def power(self) -> Tree:
         base = self.atom()
         while True:
-            if self.peek("!!") is not None:
-                raise Unreadable("a double factorial")
-            if self.peek("!=") is None and (sign := self.take(*SUFFIXES)):
+            # A double factorial cannot be read.
+            if self.peek("!=", "!!") is None and (sign := self.take(*SUFFIXES)):
                 base = SUFFIXES[sign](base)
             elif self.take("^", "**"):
                 base = Power(base, self.exponent())
