@@ -51,9 +51,9 @@ COMMANDS = {
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("to", "rightarrow"), "\\to "),
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
-    "langle": "(", "rangle": ")", "textdollar": MONEY, "pounds": "£", "euro": "€", "varphi": "\\phi ", "varepsilon": "\\epsilon ",
+    "langle": "(", "rangle": ")", "textdollar": MONEY, "pounds": "£", "euro": "€", "varphi": "\\phi ",
     "backslash": "\\setminus ", "iff": "=", "simeq": "\\approx ", "lbrace": "\\{", "rbrace": "\\}",
-    "varnothing": "\\emptyset ",
+    "varnothing": "\\emptyset ", "varepsilon": "\\epsilon ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 # Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
