@@ -104,9 +104,10 @@ def find(completion: str, answer_format: str | None = None) -> Found:
     marker = _FORMAT_MARKERS.get(answer_format or "")
     requested = [mark for mark in marks if mark.how == marker]
     if not requested:
-        # A phrase next to other markers counts only after them, and only with a number, a formula or a choice.
+        # A phrase next to other markers counts only after them, and only with a number, a formula or a choice. "The
+        # answer is less than 10" only remarks on the answer before.
         phrases = _phrases(text, start=max((mark.end for mark in marks), default=0))
-        marks += [phrase for phrase in phrases if not marks or _VALUED.search(phrase.text)]
+        marks += [phrase for phrase in phrases if not marks or not _is_remark(phrase, text)]
     if not marks:
         return Found(_value(text[-NEAR:]), "value")
     last = max(requested or marks, key=lambda mark: mark.start)
@@ -198,6 +199,15 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
         if value := _value(text[phrase.end() : phrase.end() + NEAR], last=False):
             return [_Mark(*phrase.span(), value, "phrase")]
     return []
+
+
+def _is_remark(phrase: _Mark, text: str) -> bool:
+    """Return True for "answer is" with words before the first value, and for a phrase without a value."""
+    valued = _VALUED.search(phrase.text)
+    words = text[: phrase.end].rstrip().endswith(" is") and _PROSE.search(
+        phrase.text, 0, valued.start() if valued else 0
+    )
+    return valued is None or bool(words)
 
 
 def _opened(text: str) -> str:

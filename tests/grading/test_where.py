@@ -39,6 +39,10 @@ RULES = {
         ("**Final Answer:** 42", "42"),
         ("The answer is:\n$$42$$", "$$42$$"),
     ],
+    "a remark after a marker": [
+        (r"\boxed{5}. The answer is reasonable, because 5 < 10.", "5"),
+        ("\\boxed{5}\nThe answer is an integer between 0 and 999.", "5"),
+    ],
     "a marker in a marker": [
         (r"\boxed{\boxed{42}}", "42"),
         (r"<answer>so \boxed{42}</answer>", "42"),

@@ -53,7 +53,7 @@ COMMANDS = {
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
     "langle": "(", "rangle": ")", "textdollar": MONEY, "pounds": "£", "euro": "€", "varphi": "\\phi ",
     "backslash": "\\setminus ", "iff": "=", "simeq": "\\approx ", "lbrace": "\\{", "rbrace": "\\}",
-    "varnothing": "\\emptyset ",
+    "varnothing": "\\emptyset ", "varepsilon": "\\epsilon ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 # Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
@@ -61,6 +61,7 @@ _I, _J, _K = (
     rf"\\(?:math(?:bf|rm)|boldsymbol|bm|vec|[wW]?hat|text|overrightarrow)\s*(?:\{{\s*)?\\?{letter}(?:math)?\s*\}}?"
     for letter in "ijk"
 )
+_INSIDE = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"  # balanced braces
 SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -70,6 +71,10 @@ SPELLINGS = [
             r"(\1(1),\2(1),\3(1))",
         ),
         (rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*\Z", r"(\1(1),\2(1))"),
+        (r"(\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm|in)\]", r"\1"),  # the distance between two rows
+        (rf"\A\\(?:mathbf|boldsymbol|bm)\s*\{{((?![A-Za-z]*\}}){_INSIDE})\}}\Z", r"\1"),
+        # Braces around a whole answer. {1, 2} and {x | x > 1} are sets.
+        (rf"\A\{{((?![^,]*,(?!.*\\cup)|.*(?:[|:]|\\mid)){_INSIDE})\}}\Z", r"\1"),
         (r",\\!\s*", ","),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
@@ -129,7 +134,7 @@ FORMS = [
         (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
         (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
         (
-            r"(?<=\d)\s*\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
+            r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
         ),
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
@@ -232,7 +237,7 @@ def _clean(text: str) -> str:
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text
-    if "\\" in text or "$" in text or "~" in text or "{,}" in text:
+    if "\\" in text or "$" in text or "~" in text or "{" in text:
         text = DOLLAR.sub(MONEY, text.rstrip("\\ "))
         if "\\\\" in text and "\\begin" not in text:  # doubled escapes; in a matrix they end a row
             text = re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
@@ -255,14 +260,15 @@ def _clean(text: str) -> str:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = CASES.sub(_pairs, text)
+    text = spelled.digits(_without_parenthesis(text.strip()))
     for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
-    text = _without_parenthesis(text.strip())
+    text = text.strip()
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
     elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
         text = re.sub(rf"(?<![A-Za-z\\]){multiple[1]}(?![A-Za-z])", "k", text)
-    text = PERCENT.sub("%", spelled.digits(text))
+    text = PERCENT.sub("%", text)
     return strip_wrappers(re.sub(r"\s+", " ", text.removeprefix("=")))
 
 

@@ -20,6 +20,7 @@ from grpo_math.grading.equal import units
 from grpo_math.grading.equal.clean import CACHED_CHARACTERS, clean
 from grpo_math.grading.equal.exact import rational
 from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
+from grpo_math.grading.equal.notation import FUNCTIONS
 from grpo_math.grading.equal.relations import equation_members
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
@@ -42,14 +43,21 @@ LABEL = re.compile(
 )
 
 LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 5
-    r"(?!.*\b(?i:under|over|below|above|beyond|within|excluding|divided|multiplied|thrice|quadruple|quintuple"
+    r"(?!.*\b(?i:up|under|over|below|above|beyond|within|excluding|divided|multiplied|thrice|quadruple|quintuple"
     r"|(?:square|cube|reciprocal|opposite|inverse|complement|conjugate|negation|multiple|factor|divisor|digit|power|root"
     r"|dozen|log|logarithm|sine|cosine|tangent|successor|predecessor|derivative|integral|permutation|combination)s? of)"
     r"\b)"
+    rf"(?!.*\b(?i:{'|'.join(sorted(FUNCTIONS))}) -?\$?[\d,.])"  # sin 30
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
+)
+CHOICE = re.compile(r"\A(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
+POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
+MODULUS = re.compile(  # 2 (mod 5)
+    r"\A((?!.*\\equiv).*\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
 )
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
+MEMBERS = re.compile(r"(=|\\approx|,(?!\d{3}(?!\d))|;|\b(?:and|or)\b)")  # between equal values, or values of a list
 
 _SIGNS: dict[type[Tree], Unit] = {Degrees: {"degree": 1}, Percent: {"%": 1}}
 
@@ -161,9 +169,11 @@ def _spaceless(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # longer texts are read as they are, with and without a unit
-    label = LABEL.match(text) if short else None
+    label = (LABEL.match(text) or POINT.match(text)) if short else None
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
+    if short and answer:
+        text = MODULUS.sub(r"\1", CHOICE.sub("", text))
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:
@@ -189,20 +199,19 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
 
 
 def _without_units(text: str) -> tuple[str, Unit | None]:
-    """Split off the unit at the end, and in a chain of equalities the same unit after the other members."""
+    """Split off the unit at the end, and the same unit after the other members of a chain of equalities or a list."""
     bare, unit = units.split(text)
-    if "=" not in bare:
+    if MEMBERS.search(bare) is None:
         return bare, unit
-    unit = unit or units.split(text.rpartition("=")[2].strip())[1]  # 20 + 5 = $25
-    if unit is None:
+    pieces = MEMBERS.split(re.sub(r" ?\b(and|or)\s*\}", r"} \1 ", bare))  # \text{ cm and }
+    unit = unit or units.split(pieces[-1].strip())[1]  # 20 + 5 = $25
+    if unit is None or (not unit and "=" not in bare):  # 3 apples, 4 oranges
         return bare, unit
-    members = []
-    for member in bare.split("="):
-        member = re.sub(r"\\?\$\s?(?=[\d.])", "", member) if unit.keys() == {"dollar"} else member  # 54(\$0.15)
+    for at in range(0, len(pieces), 2):
+        member = re.sub(r"\\?\$\s?(?=[\d.])", "", pieces[at]) if unit.keys() == {"dollar"} else pieces[at]  # 54(\$0.15)
         terms = [units.split(term.strip()) for term in SUM.split(member)]  # 20 cents + 5 cents
-        same = all(one in (None, unit) for _, one in terms)
-        members.append("".join(term for term, _ in terms) if same else "?")
-    return " = ".join(members), unit
+        pieces[at] = "".join(term for term, _ in terms) if all(one in (None, unit) for _, one in terms) else "?"
+    return " ".join(pieces), unit
 
 
 def readings(text: str, answer: bool = False) -> tuple[Reading, ...]:

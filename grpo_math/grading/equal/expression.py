@@ -175,7 +175,8 @@ class _Reader(Scanner):
     def power(self) -> Tree:
         base = self.atom()
         while True:
-            if self.peek("!=") is None and (sign := self.take(*SUFFIXES)):
+            # A double factorial cannot be read.
+            if self.peek("!=", "!!") is None and (sign := self.take(*SUFFIXES)):
                 base = SUFFIXES[sign](base)
             elif self.take("^", "**"):
                 base = Power(base, self.exponent())
@@ -317,7 +318,10 @@ class _Reader(Scanner):
             arguments = inner.parts if isinstance(inner, Tuple) else (inner,)
         else:
             factors = [self.power()]
-            while self.starts_factor() and self.text[self.at] not in DIGITS and not self.peek(*notation.NEXT):
+            # "\sin 2(x + 1)" has the argument 2(x + 1), and "\ln 2(x + 1)" is a product.
+            doubled = isinstance(factors[0], Number) and name in ("sin", "cos", "tan")
+            following = notation.NEXT[:-1] if doubled else notation.NEXT
+            while self.starts_factor() and self.text[self.at] not in DIGITS and not self.peek(*following):
                 factors.append(self.power())
             arguments = (joined(Product, factors),)
         if name == "log" and base is not None:

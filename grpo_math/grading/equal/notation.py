@@ -31,7 +31,8 @@ way we who why yes yet
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
                "\\rfloor", "\\rceil", "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
-NEXT = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "(")  # end an argument without brackets
+NEXT = (*(f"{slash}{name}" for name in "sin cos tan cot sec csc ln log".split() for slash in ("\\", "")), "(")  # noqa: SIM905
+# end an argument without brackets
 SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}  # by how they are written
 PLUS = ("+", "-", "\\pm", "\\mp")
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv",

@@ -184,6 +184,9 @@ def resolved(tree: Tree) -> Tree:
             if len(spans) == len(parts) and any(isinstance(span, Tuple | Union) for span in spans):
                 spans = [_point(span) for span in spans]
                 if all(isinstance(span, Tuple | Union | Set) for span in spans):
+                    subjects = [Variable("".join(sorted(names(part)))) for part in parts]
+                    if len(set(subjects)) > 1:  # x > 0, y < 5: pairs of a name and its interval
+                        return List(tuple(map(Tuple, zip(subjects, spans, strict=True))))
                     holes = any(part.signs == ("!=",) for part in parts if isinstance(part, Relation))
                     both = isinstance(tree, Both) or (holes and not isinstance(tree, Either))
                     return (Intersection if both else Union)(tuple(spans))

@@ -36,6 +36,7 @@ from grpo_math.grading.equal.tree import (
     Matrix,
     MinusPlus,
     Negative,
+    Number,
     Percent,
     PlusMinus,
     Product,
@@ -98,6 +99,8 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
             return _equal_relations(one, two, rules)
         case one, Relation() as two:
             return _gives(one, two, rules)
+        case Relation(parts, signs), Number() as two if "~" in signs and two in parts:  # 2/3, about 0.67
+            return EQUAL
         case Relation() as one, two:
             # The value of an equation is an answer: the gold answer a + b = 6 accepts 6.
             given = values(one) if sides(one) and not has_names(two) else (equation_members(one) or ("", ()))[1]
@@ -137,6 +140,8 @@ def _equal_relations(gold: Relation, answer: Relation, rules: Rules) -> Comparis
 def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
     gold, answer = (_without_zeros(tree) if contains(tree, Matrix, Based) else tree for tree in (gold, answer))
     match gold, answer:
+        case (Set((Tuple() as pair,)), Tuple() as other) | (Tuple() as other, Set((Tuple() as pair,))):  # {(1, 2)}
+            return _equal_tuples(pair, other, rules)
         case Tuple(), Tuple():
             return _equal_tuples(gold, answer, rules)
         case (Union() | Intersection(), _) | (_, Union() | Intersection()):

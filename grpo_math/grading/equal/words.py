@@ -35,8 +35,8 @@ SIZES = {
     "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
     "month": ("months", 1), "year": ("months", 12), "cent": ("money", 1), "dollar": ("money", 100),
     "degree": ("angle", 3600), "arcminute": ("angle", 60), "arcsecond": ("angle", 1),
-    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1), "m": ("metres", 100),
-    "cm": ("metres", 1), "kg": ("grams", 1000), "g": ("grams", 1),
+    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1), "km": ("metres", 10**6),
+    "m": ("metres", 1000), "cm": ("metres", 10), "mm": ("metres", 1), "kg": ("grams", 1000), "g": ("grams", 1),
 }  # fmt: skip
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
@@ -53,7 +53,9 @@ BESIDE = re.compile(
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
-AFFIRMED = re.compile(r"(yes|no|true|false)(?:[,.;] (?!.*\b(?:yes|no|true|false|or|not)\b).*)?")
+AFFIRMED = re.compile(
+    r"(?:(yes|true)(?:[,.;] (?!.*\b(?:no|false|or|not)\b).*)?|(no|false)(?:[,.;] (?!.*\b(?:yes|true|or)\b).*)?)"
+)
 SAME_WORDS = {
     **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
     **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
@@ -127,8 +129,8 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
         verdict = compare(label, plain_answer)[0] if label else UNDECIDED
         return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
     amount, other = quantity(plain_gold), quantity(plain_answer)
-    if (
-        amount and (other or NUMBER.fullmatch(plain_answer)) and len(amount[1] + (other[1][1:] if other else [])) > 1
+    if amount and (
+        (other and other[1] != amount[1]) or (len(amount[1]) > 1 and (other or NUMBER.fullmatch(plain_answer)))
     ):  # 2 hours 12 minutes, 2.2 hours
         return compared(
             amount[2] == (other[2] if other else Fraction(plain_answer) * amount[1][0])
@@ -203,7 +205,7 @@ def _words(text: str) -> str:
         return SAME_WORDS.get(text.replace(" ", ""), "")
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
     if affirmed := AFFIRMED.fullmatch(words):
-        return {"true": "yes", "false": "no"}.get(affirmed[1], affirmed[1])
+        return "yes" if affirmed[1] else "no"
     words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words))
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
