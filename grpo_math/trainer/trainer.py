@@ -55,7 +55,7 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.run.user_functions import event_loop, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
@@ -160,6 +160,9 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if self._has_async_funcs:
+            # The tools, the rewards, and the checks of rewards before the run may share a client.
+            self.async_loop = event_loop()
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
