@@ -44,6 +44,21 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
     assert not any("missing" in note for note in files.notes)
 
 
+def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_path, capsys):
+    """A script may save its own settings before it trains, or train in the current folder."""
+    mine = ["config.yaml", "history.jsonl", "report.html", "plots/mine.png", "completions/mine.txt", "adapter/mine.bin"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("model: mine")
+    trainer = ours(max_steps=1)
+    trainer.train()
+    renamed = [name if "/" in name or name == "report.html" else f"old-{name}" for name in mine]
+    assert {(tmp_path / name).read_text() for name in renamed} == {"model: mine"}
+    assert f"renamed  {tmp_path / 'config.yaml'}" in capsys.readouterr().err
+    ours(max_steps=1).train()
+    assert (tmp_path / "old-config.yaml").read_text() == (tmp_path / "completions" / "mine.txt").read_text()
+
+
 @pytest.mark.parametrize("log_completions", [True, False])
 def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     log_completions, ours, small, tmp_path, capsys, monkeypatch
