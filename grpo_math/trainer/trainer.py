@@ -245,6 +245,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
+        gradients.keep_gradients_of_4_bit(self.model)
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
