@@ -136,7 +136,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
         # whose template supports tool calls.
-        warning = check_gold_answers(reward_funcs, train_dataset)
+        warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = self.settings.reference_model
         if teacher:
