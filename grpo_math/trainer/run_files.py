@@ -8,9 +8,13 @@ Does not evaluate: ``evaluate(trainer, problems)`` before and after writes befor
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import transformers.trainer
 from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
@@ -19,6 +23,7 @@ from grpo_math.rewards.columns import column_names
 from grpo_math.run import checkpoints
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
+from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
+# Paths in a run directory that TRL's trainer does not write, as patterns. TRL writes its table only if it is asked for.
+OURS = (
+    *("config.yaml", "history.jsonl", "training_history.json", "finished.json", "before.json", "after.json"),
+    *("adapter/*", ".*.unfinished", "evaluation*/*", "report.html", "plots/*"),
+)
 
 
 class RunFiles(History):
@@ -82,6 +92,28 @@ class RunFiles(History):
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
             # `print` would write into the line of the progress bar.
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
+
+
+@contextmanager
+def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
+    """Keep the files of a run out of what transformers pushes to the Hub inside this context.
+
+    A script asks to publish its model. `grpo-math push` publishes a run.
+    """
+    if not trainer.writes_run_files:
+        yield
+        return
+    patterns = OURS if trainer.log_completions else (*OURS, "completions/*")
+    # transformers 5.17 has the function alone.
+    is_function = hasattr(transformers.trainer, "upload_folder")
+    hub: Any = transformers.trainer if is_function else copy(transformers.trainer.hf_api())
+    upload = hub.upload_folder
+
+    def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
+        return upload(*args, ignore_patterns=[*ignore_patterns, *patterns], **settings)
+
+    with replaced(hub, upload_folder=upload_folder), replaced(transformers.trainer, hf_api=lambda: hub):
+        yield
 
 
 def _put_aside_without(mark: str, file: Path) -> None:

@@ -64,7 +64,7 @@ from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
-from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.run_files import RunFiles, unpublished
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, make_conversation
 
@@ -861,8 +861,12 @@ class MathGRPOTrainer(GRPOTrainer):
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
 
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        with unpublished(self):
+            return super().push_to_hub(*args, **kwargs)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with pickled_without_tokens(self.args):
+        with pickled_without_tokens(self.args), unpublished(self):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _restore_state(self, position: int = 0) -> None:
@@ -970,8 +974,12 @@ class MathGRPOTrainer(GRPOTrainer):
     @property
     def writes_completions(self) -> bool:
         """True if the run directory has a file of completions for each log line."""
-        callbacks = self.callback_handler.callbacks
-        return self.log_completions or any(isinstance(callback, RunFiles) for callback in callbacks)
+        return self.log_completions or self.writes_run_files
+
+    @property
+    def writes_run_files(self) -> bool:
+        """True if this trainer of a script writes a run directory: the script may remove the callback."""
+        return any(isinstance(callback, RunFiles) for callback in self.callback_handler.callbacks)
 
     @property
     def mode(self) -> str:

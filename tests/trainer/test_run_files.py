@@ -13,6 +13,7 @@ import torch
 import transformers
 import yaml
 from datasets import Dataset
+from huggingface_hub.utils import filter_repo_objects
 from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
@@ -138,6 +139,29 @@ def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_toke
         assert (saved.learning_rate, saved.hub_token) == (0.05, None)
         assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
     assert tokens == ["hf_x"]
+
+
+def test_a_script_publishes_what_trl_would(ours, tmp_path, monkeypatch):
+    """Its completions and settings are published by `grpo-math push`, and only then."""
+    published = {}
+
+    def upload_folder(folder_path, ignore_patterns=(), repo_id="", **settings):
+        files = (str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file())
+        pushed = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
+        published.setdefault(Path(folder_path).name, []).append(pushed)
+        return Future()
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: SimpleNamespace(upload_folder=upload_folder))
+    for kind in KINDS:
+        trainer = ours(letters, ROWS, folder=kind, save_steps=1, **SAVED, **KINDS[kind])
+        trainer.hub_model_id, trainer.push_in_progress = "ada/sums", None
+        trainer.train()
+        trainer._push_from_checkpoint(str(tmp_path / kind / "checkpoint-2"))
+        trainer.push_in_progress = None  # which never ends here
+        trainer.push_to_hub()
+    assert published["ours"] == published["trl"]
+    assert len(published["trl"]) == 2
+    assert "adapter_model.safetensors" in published["trl"][1]
 
 
 @pytest.mark.parametrize("log_completions", [True, False])
