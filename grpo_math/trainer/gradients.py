@@ -58,7 +58,7 @@ class FlatGradientBuffer:
             parameter.grad = slot.copy_(parameter.grad)
 
 
-def keep_gradients_of_4_bit(model: torch.nn.Module) -> None:
+def keep_gradients_of_4_bit(model: Any) -> None:
     """Keep bitsandbytes from repacking 4-bit weights in evaluation mode, which it does on a CPU with AVX512-BF16.
 
     The products with repacked weights have no gradient, also when the model is trained again.
