@@ -163,6 +163,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._has_async_funcs:
             # The tools, the rewards, and the checks of rewards before the run may share a client.
             self.async_loop = event_loop()
+        gradients.keep_gradients_of_4_bit(self.model)
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
@@ -245,7 +246,6 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
-        gradients.keep_gradients_of_4_bit(self.model)
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
