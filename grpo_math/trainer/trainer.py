@@ -168,8 +168,6 @@ class MathGRPOTrainer(GRPOTrainer):
         if teacher:
             self.beta = args.beta
             self.ref_model = load_teacher(self.settings, self.model, self.accelerator)
-        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
-        self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
@@ -445,9 +443,11 @@ class MathGRPOTrainer(GRPOTrainer):
             results.append(calculate(*arguments))
             return results[0]
 
+        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
+        scale = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         # The rewards are those that TRL gets: a subclass may change what our method returns, and TRL's table has room
         # for one rollout only.
-        with replaced(self, _calculate_rewards=calculated):
+        with replaced(self, _calculate_rewards=calculated, scale_rewards=scale):
             rows = super()._generate_and_score_completions(inputs)
         rewards = results[0]
         rows["group"] = torch.tensor(self._local_groups(len(inputs)), device=rows["advantages"].device)
@@ -475,7 +475,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rewards = sums.view(-1, self.group_size).cpu()
         if self.multi_objective_aggregation == "sum_then_normalize":
             values = advantages(
-                rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k
+                rewards, settings.baseline, self.scale_rewards, settings.advantage_eps, settings.k
             ).flatten()
             local = values[self._local_rows(len(output["advantages"]))]
             output["advantages"] = local.to(output["advantages"].device)
