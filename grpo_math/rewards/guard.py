@@ -3,7 +3,6 @@
 The trainer decides how a run ends, on every rank alike.
 """
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -18,7 +17,7 @@ from typing import Any
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import RESERVED, Completions, Prompts, Reward, Rewards
 from grpo_math.run.signals import Stopped
-from grpo_math.run.user_functions import said_by, start
+from grpo_math.run.user_functions import said_by
 
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
@@ -87,8 +86,7 @@ def checked(
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
         with _caught(name, errors, len(completions)) as rewards:
             more = columns_for(reward, {**columns, **added})
-            # Not in TRL's loop: the checks before the run and the tools use the same clients.
-            values = await asyncio.wrap_future(start(reward(prompts=prompts, completions=completions, **more)))
+            values = await reward(prompts=prompts, completions=completions, **more)
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 

@@ -34,8 +34,9 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
 
     The report of an earlier run or part of a run is removed: it would be next to new data.
     """
-    for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
-        stale.unlink(missing_ok=True)
+    if path.exists():
+        for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
+            stale.unlink(missing_ok=True)
     content = {
         **without_secrets(settings),
         "distributed_type": distributed_type,

@@ -94,12 +94,12 @@ def start(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         except BaseException as error:
             result.set_exception(error)
 
-    asyncio.run_coroutine_threadsafe(run(), _event_loop())
+    asyncio.run_coroutine_threadsafe(run(), event_loop())
     return result
 
 
 @cache
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
     """Return one loop for all calls, because a client of a call cannot be used in another loop."""
     loop = asyncio.new_event_loop()
     Thread(target=loop.run_forever, daemon=True).start()
@@ -107,7 +107,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 # A forked process does not have the thread.
-os.register_at_fork(after_in_child=_event_loop.cache_clear)
+os.register_at_fork(after_in_child=event_loop.cache_clear)
 
 
 def said_by(error: BaseException) -> str:

@@ -58,6 +58,16 @@ class FlatGradientBuffer:
             parameter.grad = slot.copy_(parameter.grad)
 
 
+def keep_gradients_of_4_bit(model: Any) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights in evaluation mode, which it does on a CPU with AVX512-BF16.
+
+    The products with repacked weights have no gradient, also when the model is trained again.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def have_foreign_hooks(models: Iterable[Any]) -> bool:
     """Return True if something other than a buffer has hooks on gradients, such as a script's optimizer.
 

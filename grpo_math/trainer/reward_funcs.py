@@ -26,13 +26,14 @@ def resolved(reward_funcs: Any) -> Any:
     return REWARDS.get(reward_funcs, reward_funcs) if isinstance(reward_funcs, str) else reward_funcs
 
 
-def check_gold_answers(rewards: Any, data: Any) -> str | None:
+def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -> str | None:
     """Return a warning about rows without a gold answer, or None.
 
     Raises `ConfigError` if a reward needs gold answers and the data has none, for problems without prompts, and for a
     column with the name of an argument that training passes to rewards: training would replace that column.
 
-    ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
+    ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``. With an
+    ``environment_factory``, the environments may make the prompts.
 
     >>> from datasets import Dataset
     >>> check_gold_answers("accuracy", Dataset.from_list([{"prompt": "1 + 1?"}]))
@@ -48,7 +49,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
     if (names := column_names(data)) is None:
         return None
     # Rows of a data file. TRL would raise a KeyError in the first step.
-    if "problem" in names and "prompt" not in names:
+    if "problem" in names and "prompt" not in names and not has_environment:
         reason = f"has the columns {', '.join(names)}, and no prompt"
         raise ConfigError("dataset", "train_dataset", reason, "give each row a prompt, as load_problems does")
     columns = [name for name in GOLD_COLUMNS if name in names]

@@ -7,11 +7,14 @@ transformers callback itself; ``trainer.remove_callback(RunFiles)`` removes it.
 Does not evaluate: ``evaluate(trainer, problems)`` before and after writes before.json and after.json.
 """
 
-import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import transformers.trainer
 from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
@@ -20,6 +23,7 @@ from grpo_math.rewards.columns import column_names
 from grpo_math.run import checkpoints
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
+from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
+# Paths in a run directory that TRL's trainer does not write, as patterns. TRL writes its table only if it is asked for.
+OURS = (
+    *("config.yaml", "history.jsonl", "training_history.json", "finished.json", "before.json", "after.json"),
+    *("adapter/*", ".*.unfinished", "evaluation*/*", "report.html", "plots/*"),
+)
 
 
 class RunFiles(History):
@@ -39,14 +48,16 @@ class RunFiles(History):
         super().__init__(self.run_dir)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
         if not state.is_world_process_zero:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        config = self.run_dir / "config.yaml"
+        # Files of the script with the names of ours, as a script may save its own settings.
+        _put_aside_without("\nnum_processes: ", config)
+        _put_aside_without('{"step": ', self.path)
         # A new run in a used folder: the report must not mix the two.
-        is_new = state.global_step == 0 and any(
-            (self.run_dir / name).exists() for name in ("config.yaml", checkpoints.FINISHED)
-        )
+        is_new = state.global_step == 0 and any(file.exists() for file in (config, self.run_dir / checkpoints.FINISHED))
+        super().on_train_begin(args, state, control, **kwargs)
         # The results of a complete run are those of its weights.
         if state.global_step < state.max_steps:
             checkpoints.retire_results(self.run_dir, base_too=is_new and "before.json" not in self.evaluated)
@@ -55,14 +66,15 @@ class RunFiles(History):
                 f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
                 file=sys.stderr,
             )
-            shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
+            for table in self.run_dir.glob("completions/completions_*.parquet"):
+                table.unlink()
             # `ask` and `evaluate --run` would take it for the adapter of the new run.
             checkpoints.put_aside(self.run_dir / "adapter")
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
         write_config(
-            self.run_dir / "config.yaml",
+            config,
             recipe_settings(self.trainer),
             ["python", *sys.argv],
             str(self.trainer.accelerator.distributed_type),
@@ -80,6 +92,36 @@ class RunFiles(History):
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
             # `print` would write into the line of the progress bar.
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
+
+
+@contextmanager
+def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
+    """Keep the files of a run out of what transformers pushes to the Hub inside this context.
+
+    A script asks to publish its model. `grpo-math push` publishes a run.
+    """
+    if not trainer.writes_run_files:
+        yield
+        return
+    patterns = OURS if trainer.log_completions else (*OURS, "completions/*")
+    # transformers 5.17 has the function alone.
+    is_function = hasattr(transformers.trainer, "upload_folder")
+    hub: Any = transformers.trainer if is_function else copy(transformers.trainer.hf_api())
+    upload = hub.upload_folder
+
+    def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
+        return upload(*args, ignore_patterns=[*ignore_patterns, *patterns], **settings)
+
+    with replaced(hub, upload_folder=upload_folder), replaced(transformers.trainer, hf_api=lambda: hub):
+        yield
+
+
+def _put_aside_without(mark: str, file: Path) -> None:
+    """Rename a file that lacks this text, which each of our files of that name contains."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    if text and mark not in text:
+        checkpoints.put_aside(file)
+        print(f"renamed  {file}, which is not a file of a run, to old-{file.name}", file=sys.stderr)
 
 
 def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:

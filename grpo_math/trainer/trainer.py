@@ -55,7 +55,7 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.run.user_functions import event_loop, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
@@ -64,7 +64,7 @@ from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.overrides import is_foreign, sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
-from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.run_files import RunFiles, unpublished
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
 from grpo_math.trainer.turns import Turns, make_conversation
 
@@ -136,7 +136,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.train_sampler: Any = None
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
         # whose template supports tool calls.
-        warning = check_gold_answers(reward_funcs, train_dataset)
+        warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = self.settings.reference_model
         if teacher:
@@ -160,12 +160,14 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if self._has_async_funcs:
+            # The tools, the rewards, and the checks of rewards before the run may share a client.
+            self.async_loop = event_loop()
+        gradients.keep_gradients_of_4_bit(self.model)
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
             self.ref_model = load_teacher(self.settings, self.model, self.accelerator)
-        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
-        self.scale_rewards = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
@@ -441,9 +443,11 @@ class MathGRPOTrainer(GRPOTrainer):
             results.append(calculate(*arguments))
             return results[0]
 
+        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
+        scale = self.scale_rewards if self.scale_rewards in ("group", "batch") else "none"
         # The rewards are those that TRL gets: a subclass may change what our method returns, and TRL's table has room
         # for one rollout only.
-        with replaced(self, _calculate_rewards=calculated):
+        with replaced(self, _calculate_rewards=calculated, scale_rewards=scale):
             rows = super()._generate_and_score_completions(inputs)
         rewards = results[0]
         rows["group"] = torch.tensor(self._local_groups(len(inputs)), device=rows["advantages"].device)
@@ -471,7 +475,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rewards = sums.view(-1, self.group_size).cpu()
         if self.multi_objective_aggregation == "sum_then_normalize":
             values = advantages(
-                rewards, settings.baseline, settings.scale_rewards, settings.advantage_eps, settings.k
+                rewards, settings.baseline, self.scale_rewards, settings.advantage_eps, settings.k
             ).flatten()
             local = values[self._local_rows(len(output["advantages"]))]
             output["advantages"] = local.to(output["advantages"].device)
@@ -857,8 +861,12 @@ class MathGRPOTrainer(GRPOTrainer):
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
 
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        with unpublished(self):
+            return super().push_to_hub(*args, **kwargs)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with pickled_without_tokens(self.args):
+        with pickled_without_tokens(self.args), unpublished(self):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _restore_state(self, position: int = 0) -> None:
@@ -966,8 +974,12 @@ class MathGRPOTrainer(GRPOTrainer):
     @property
     def writes_completions(self) -> bool:
         """True if the run directory has a file of completions for each log line."""
-        callbacks = self.callback_handler.callbacks
-        return self.log_completions or any(isinstance(callback, RunFiles) for callback in callbacks)
+        return self.log_completions or self.writes_run_files
+
+    @property
+    def writes_run_files(self) -> bool:
+        """True if this trainer of a script writes a run directory: the script may remove the callback."""
+        return any(isinstance(callback, RunFiles) for callback in self.callback_handler.callbacks)
 
     @property
     def mode(self) -> str:

@@ -22,6 +22,7 @@ from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completi
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run.signals import Stopped, stopping
+from grpo_math.run.user_functions import start
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
 GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"
@@ -44,7 +45,7 @@ def of_kind(kind, function):
 
 def called(guarded, completions, **columns):
     rewards = guarded(["p"] * len(completions), completions, **columns)
-    return asyncio.run(rewards) if inspect.isawaitable(rewards) else rewards
+    return start(rewards).result() if inspect.isawaitable(rewards) else rewards
 
 
 def test_an_async_reward_has_one_loop_for_all_its_calls():
@@ -317,13 +318,18 @@ def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(
     assert str(errors[0]) == str(caught.value), "the first error is the reason"
 
 
-def test_an_error_names_the_line_of_the_reward_that_led_to_it():
-    def mine(prompts, completions, **columns):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_names_the_line_of_the_reward_that_led_to_it(is_async):
+    def plain(prompts, completions, **columns):
         json.loads("{")
 
+    async def later(prompts, completions, **columns):
+        json.loads("{")
+
+    mine = later if is_async else plain
     position = f"{__file__}:{mine.__code__.co_firstlineno + 1}"
     with pytest.raises(RewardError, match=f" at {position}: training stops instead of assuming a reward of 0"):
-        guard.checked(mine)(["p"], ["a"])
+        called(guard.checked(mine), ["a"])
     with pytest.raises(RewardError, match="at its call: training stops"):
         guard.checked(lambda completions: [1.0])(["p"], ["a"])
 

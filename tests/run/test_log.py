@@ -31,7 +31,7 @@ def test_settings_are_written_without_secrets_at_any_depth_and_an_old_report_goe
         "judges": [{"url": "http://localhost", "api_key": "s3cr3t"}],
     }
     (tmp_path / "plots").mkdir()
-    for old in ("report.html", "plots/training.png"):
+    for old in ("config.yaml", "report.html", "plots/training.png"):
         (tmp_path / old).touch()
     write_config(
         tmp_path / "config.yaml",

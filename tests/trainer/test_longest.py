@@ -94,7 +94,10 @@ class Sums:
     ("factory", "rows"),
     [
         (Sums, [{"prompt": [{"role": "user", "content": "Well: " * n}]} for n in (1, 5)] * 4),
-        ({"some": Sums, "others": Sums}, [{"environment": name} for name in ("some", "others") * 4]),
+        (
+            {"some": Sums, "others": Sums},
+            [{"environment": name, "problem": "3 + 4"} for name in ("some", "others") * 4],
+        ),
     ],
     ids=["with prompts", "of two kinds, without"],
 )

@@ -102,6 +102,16 @@ def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_wit
     assert relative(ended["ours"], unchanged) > 1e-5  # so the change is seen at all
 
 
+def test_a_setting_that_a_script_gives_the_trainer_counts_as_in_trl(ours):
+    ended = {}
+    for kind in KINDS:
+        trainer = ours(folder=kind, **{**SMALL, **STEPS, **KINDS[kind]})
+        trainer.scale_rewards, trainer.beta, trainer.epsilon_high = "none", 0.0, 0.5
+        trainer.train()
+        ended[kind] = weights(trainer.model)
+    assert relative(ended["ours"], ended["trl"]) < 1e-6
+
+
 @pytest.mark.parametrize("method", ROW_METHODS)
 def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
     assert not sees_rows(ours())

@@ -13,6 +13,7 @@ import torch
 import transformers
 import yaml
 from datasets import Dataset
+from huggingface_hub.utils import filter_repo_objects
 from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
@@ -42,6 +43,21 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
     files = report(tmp_path)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
+
+
+def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_path, capsys):
+    """A script may save its own settings before it trains, or train in the current folder."""
+    mine = ["config.yaml", "history.jsonl", "report.html", "plots/mine.png", "completions/mine.txt", "adapter/mine.bin"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("model: mine")
+    trainer = ours(max_steps=1)
+    trainer.train()
+    renamed = [name if "/" in name or name == "report.html" else f"old-{name}" for name in mine]
+    assert {(tmp_path / name).read_text() for name in renamed} == {"model: mine"}
+    assert f"renamed  {tmp_path / 'config.yaml'}" in capsys.readouterr().err
+    ours(max_steps=1).train()
+    assert (tmp_path / "old-config.yaml").read_text() == (tmp_path / "completions" / "mine.txt").read_text()
 
 
 @pytest.mark.parametrize("log_completions", [True, False])
@@ -123,6 +139,29 @@ def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_toke
         assert (saved.learning_rate, saved.hub_token) == (0.05, None)
         assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
     assert tokens == ["hf_x"]
+
+
+def test_a_script_publishes_what_trl_would(ours, tmp_path, monkeypatch):
+    """Its completions and settings are published by `grpo-math push`, and only then."""
+    published = {}
+
+    def upload_folder(folder_path, ignore_patterns=(), repo_id="", **settings):
+        files = (str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file())
+        pushed = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
+        published.setdefault(Path(folder_path).name, []).append(pushed)
+        return Future()
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: SimpleNamespace(upload_folder=upload_folder))
+    for kind in KINDS:
+        trainer = ours(letters, ROWS, folder=kind, save_steps=1, **SAVED, **KINDS[kind])
+        trainer.hub_model_id, trainer.push_in_progress = "ada/sums", None
+        trainer.train()
+        trainer._push_from_checkpoint(str(tmp_path / kind / "checkpoint-2"))
+        trainer.push_in_progress = None  # which never ends here
+        trainer.push_to_hub()
+    assert published["ours"] == published["trl"]
+    assert len(published["trl"]) == 2
+    assert "adapter_model.safetensors" in published["trl"][1]
 
 
 @pytest.mark.parametrize("log_completions", [True, False])

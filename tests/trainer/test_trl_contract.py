@@ -52,6 +52,7 @@ SIGNATURES = {
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
     "_save": ["self", "output_dir", "state_dict"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
+    "push_to_hub": ["self", "commit_message", "blocking", "token", "revision", "private", "kwargs"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_maybe_log_save_evaluate": [
         *("self", "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time"),

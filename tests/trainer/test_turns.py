@@ -1,5 +1,6 @@
 """Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
 
+import asyncio
 import json
 from contextlib import nullcontext
 from copy import deepcopy
@@ -14,6 +15,7 @@ from small_vllm import SmallVLLM
 from transformers import Gemma3Config
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.chat import prepare
 from grpo_math.run import metrics
 from grpo_math.trainer.turns import Turns, make_conversation
 
@@ -39,7 +41,7 @@ def rewards(completions, **columns):
     return letters([" ".join(message["content"] for message in messages) for messages in completions])
 
 
-def trained(ours, tokenizer, **settings):
+def trained(ours, tokenizer, rewards=rewards, **settings):
     """A trained trainer with the calls of `FIRST` and `SECOND` in place of what it samples, and its prompts a turn."""
     settings = {"max_steps": 2, "max_completion_length": 240, "tools": [python], **settings}
     trainer, turns = ours(rewards, ROWS, tokenizer=tokenizer, **settings), []
@@ -148,3 +150,41 @@ def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, token
     assert first["weights"] == second["weights"]
     calls = sum(len(output) // 2 for _, output in first["heard"] + second["heard"])
     assert sum(line["tools/call_frequency"] for line in first["told"]) == pytest.approx(calls / 8)
+
+
+class Counting:
+    """Counts calls under an asyncio lock, which belongs to the loop in which somebody waits for it first."""
+
+    def __init__(self):
+        self.lock, self.count = asyncio.Lock(), 0
+
+    def reset(self, **row):
+        self.count = 0
+
+    async def python(self, code: str) -> str:
+        """
+        Calculate.
+
+        Args:
+            code: What to calculate.
+        """
+        await asyncio.gather(self._wait(), self._wait())
+        self.count += 1
+        return code
+
+    async def get_reward(self):
+        await asyncio.gather(self._wait(), self._wait())
+        return float(self.count)
+
+    async def _wait(self):
+        async with self.lock:
+            await asyncio.sleep(0)
+
+
+def test_the_async_tools_and_reward_of_an_environment_share_a_loop(ours, chars):
+    tokenizer = deepcopy(chars)
+    prepare(tokenizer, [python])
+    trainer, _ = trained(
+        ours, tokenizer, rewards=None, tools=None, environment_factory=Counting, max_tool_calling_iterations=1
+    )
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(7 / 8)
