@@ -181,8 +181,10 @@ def _run(argv: list[str]) -> int:
     args, fields = parser.parse_known_args(words)
     args.fields = fields
     args.after_dashes = after_dashes
-    if unknown := fields * (not command.fields) + ["--"] * (bool(after_dashes) and name != "serve"):
-        raise _unknown(parser, unknown[0])
+    if fields and not command.fields:
+        raise _unknown(parser, fields[0])
+    if after_dashes and name != "serve":
+        raise _unknown(parser, "--")
     try:
         answer = _module(name).run(args)
     except OSError as error:  # a file that the command names, or a file next to it

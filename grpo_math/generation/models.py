@@ -152,8 +152,8 @@ def longest_width(config: Any) -> int | None:
 def auto_class(architectures: Iterable[str] | None) -> str:
     """Return the class of transformers that loads a model as TRL does in training, by its config's ``architectures``.
 
-    AutoModelForCausalLM loads the text model alone of some families that see (Qwen3.5). Its layers have other names
-    than an adapter of the whole model.
+    For some families with vision (Qwen3.5), AutoModelForCausalLM loads only the text model, whose layers have other
+    names than an adapter of the whole model.
 
     >>> auto_class(["Qwen3_5ForConditionalGeneration"]), auto_class(["Qwen3ForCausalLM"])
     ('AutoModelForImageTextToText', 'AutoModelForCausalLM')

@@ -157,7 +157,7 @@ class AdapterGeneration(VLLMGeneration):
         # TRL's constructor ends with `_init_vllm`, which reads these attributes.
         self.args = args
         self.run = uuid.uuid4().hex[:8]
-        self.sent = 0  # adapters, each in a folder of its own
+        self.sent = 0  # adapters; each has its own folder
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0

@@ -13,7 +13,6 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from yaml import YAMLError
 
-from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import moved, table
 from grpo_math.generation.models import auto_class, config_file
 from grpo_math.generation.request import Request, request_from
@@ -65,7 +64,7 @@ def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dic
     keys = ("license", "license_name", "license_link", "base_model")
     card_data = {key: value for key in keys if data and isinstance(value := data.get(key), str)}
     architectures = None
-    with suppress(ConfigError, ValueError, OSError):
+    with suppress(ValueError, OSError):
         architectures = read_json(config_file(name, revision, offline=True)).get("architectures")
     return {
         "hub": hub,

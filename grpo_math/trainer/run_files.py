@@ -52,7 +52,7 @@ class RunFiles(History):
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
         config = self.run_dir / "config.yaml"
-        # Files of the script with the names of ours, as a script may save its own settings.
+        # The script may have saved files under these names, such as its settings.
         _put_aside_without("\nnum_processes: ", config)
         _put_aside_without('{"step": ', self.path)
         # A new run in a used folder: the report must not mix the two.

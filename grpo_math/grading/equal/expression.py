@@ -319,8 +319,8 @@ class _Reader(Scanner):
         else:
             factors = [self.power()]
             # "\sin 2(x + 1)" has the argument 2(x + 1), and "\ln 2(x + 1)" is a product.
-            doubled = isinstance(factors[0], Number) and name in ("sin", "cos", "tan")
-            following = notation.NEXT[:-1] if doubled else notation.NEXT
+            takes_bracket = isinstance(factors[0], Number) and name in ("sin", "cos", "tan")
+            following = notation.NEXT if takes_bracket else (*notation.NEXT, "(")
             while self.starts_factor() and self.text[self.at] not in DIGITS and not self.peek(*following):
                 factors.append(self.power())
             arguments = (joined(Product, factors),)

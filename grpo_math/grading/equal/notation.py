@@ -31,8 +31,9 @@ way we who why yes yet
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
                "\\rfloor", "\\rceil", "\\subset", "\\supset", "\\subseteq", "\\supseteq")  # fmt: skip
-NEXT = (*(f"{slash}{name}" for name in "sin cos tan cot sec csc ln log".split() for slash in ("\\", "")), "(")  # noqa: SIM905
-# end an argument without brackets
+# These end an argument without brackets. An opening bracket mostly does, too.
+NEXT = ("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log",
+        "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log")  # fmt: skip
 SIGNS = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}  # by how they are written
 PLUS = ("+", "-", "\\pm", "\\mp")
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv",
