@@ -23,7 +23,7 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.equal.rounding import places
+from grpo_math.grading.equal.rounding import is_rounded_or_cut, places
 from grpo_math.grading.equal.structure import Rules, exact_leaf
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
@@ -93,7 +93,7 @@ def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
     at = places(decimal.value, digits) if isinstance(decimal, Number) else None
     number = None if at is None else _real(exact, at + 20)
     with mp.workdps((at or 0) + 30):
-        return number is not None and abs(_value(decimal, {}) - number) * 10 ** (at or 0) < 1
+        return number is not None and is_rounded_or_cut(_value(decimal, {}), number, at or 0)
 
 
 def _real(tree: Tree, precision: int = LOW) -> Any:
