@@ -122,7 +122,9 @@ def _parsed(text: str) -> list[Basic | MatrixBase]:
     parsed = parse(f"${text}$", extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
     items = [item for item in parsed if isinstance(item, (Basic, MatrixBase))]
     # Without a side, a limit is that from the right for sympy, also if the limit from the left is another.
-    return items if ONE_SIDED.search(text) else [item.replace(Limit, lambda *of: Limit(*of[:3], "+-")) for item in items]
+    return (
+        items if ONE_SIDED.search(text) else [item.replace(Limit, lambda *of: Limit(*of[:3], "+-")) for item in items]
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,19 @@ import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from grpo_math.grading.equal.tree import Call, Degrees, Negative, Number, Percent, Power, Product, Quotient, Residue, Sum, Tree
+from grpo_math.grading.equal.tree import (
+    Call,
+    Degrees,
+    Negative,
+    Number,
+    Percent,
+    Power,
+    Product,
+    Quotient,
+    Residue,
+    Sum,
+    Tree,
+)
 
 BITS = 4_000  # of a number that is computed
 
