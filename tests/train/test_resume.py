@@ -389,7 +389,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(change, settin
     code, lines = again(**{name: value.replace("RUN", str(run_dir)) for name, value in settings.items()})
     assert code == 0
     assert printed.replace("RUN", str(run_dir)) in "\n".join(lines)
-    assert {path.name for path in run_dir.glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
+    assert [*run_dir.glob("earlier/1/checkpoint-2"), *run_dir.glob("checkpoint-2")] == [
+        run_dir / "earlier/1/checkpoint-2",
+        run_dir / "checkpoint-2",
+    ]
     assert (run_dir / name).read_bytes() == (finished / "run" / name).read_bytes()
 
 
