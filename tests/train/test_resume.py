@@ -378,7 +378,7 @@ def test_force_goes_on_with_other_settings_and_keeps_the_newest_checkpoint_whate
             lambda run_dir: [edit(run_dir), cut(run_dir, "checkpoint-2/optimizer.pt")],
             {},
             "warning: RUN/checkpoint-2 cannot be resumed (optimizer.pt is not what was written): continuing from "
-            "RUN/checkpoint-1\nResuming from RUN/checkpoint-1.",
+            "RUN/checkpoint-1\nmoved    checkpoint-2 to RUN/earlier/1\nResuming from RUN/checkpoint-1.",
         ),
     ],
     ids=["named", "damaged"],
