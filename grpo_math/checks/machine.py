@@ -75,6 +75,16 @@ def versions(setup: Setup) -> Iterator[Finding]:
         needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
     if s["use_liger_kernel"]:
         needed["liger_kernel"] = "use_liger_kernel"
+    # Such a version was installed without its dependencies, or after this package.
+    untested = [
+        required
+        for name, required in supported().items()
+        if name in installed and name not in needed and installed[name] not in required.specifier
+    ]
+    if untested:
+        names = ", ".join(f"{required.name} {installed[required.name]} ({required.specifier})" for required in untested)
+        ranges = " ".join(f'"{required.name}{required.specifier}"' for required in untested)
+        yield Finding("warning", f"not in the range that was tested: {names}", f"pip install {ranges}")
     for name, why in needed.items():
         required = supported().get(name)
         # Without the marker of an extra, which pip refuses.

@@ -27,7 +27,7 @@ def main_memory() -> float:
 
 PACKAGES = (
     *("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify", "bitsandbytes"),
-    *("vllm-bnb-plugin", "liger_kernel"),
+    *("vllm-bnb-plugin", "liger_kernel", "datasets", "huggingface_hub"),
 )
 
 
