@@ -1,4 +1,4 @@
-"""The supported versions: pyproject.toml's bounds are what the two ends of .ci/run try, and constraints.txt lies between."""
+"""The bounds of pyproject.toml are the two ends that .ci/run tries, and constraints.txt lies between them."""
 
 import re
 import tomllib
