@@ -176,7 +176,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"versions": {}},
             [
                 "error: a model or an optimizer in 4 or 8 bit needs bitsandbytes, which is not installed. Remedy: pip "
-                'install "bitsandbytes>=0.46.1" (versions)'
+                'install "bitsandbytes>=0.49" (versions)'
             ],
         ),
         (SERVER, {"versions": {}}, []),

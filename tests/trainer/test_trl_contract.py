@@ -14,6 +14,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
 
 import grpo_math.trainer.trainer
+from grpo_math.errors import UserError
 from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.trainer import state
 from grpo_math.trainer.config import TRL_EQUAL, MathGRPOConfig
@@ -220,4 +221,13 @@ def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor(
     assert {name: names - trls for name, names in read.items() if names - trls} == {}
     assert set(state.ATTRIBUTES) <= {*trls, *re.findall(r"self\.(\w+) = ", source)}
     ours = inspect.getsource(MathGRPOTrainer)
-    assert {name for name in extra - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
+    made = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", ours), *re.findall(r"def (_[a-z]\w*)\(\s*self", ours)}
+    assert extra - trls - made == set()
+
+
+@pytest.mark.parametrize("module", [grpo_math, grpo_math.trainer])
+def test_a_script_with_another_minor_version_of_trl_ends_before_trl_is_imported(module, monkeypatch):
+    monkeypatch.delitem(vars(module), "MathGRPOTrainer", raising=False)
+    monkeypatch.setattr("grpo_math.run.machine.versions", lambda: {"trl": "1.17.0"})
+    with pytest.raises(UserError, match=r"^trl 1\.17\.0 is not a version that this works with .*: pip install"):
+        _ = module.MathGRPOTrainer
