@@ -317,7 +317,7 @@ def _has_prose(text: str) -> bool:
 def _values(text: str) -> tuple[list[re.Match[str]], bool, bool]:
     """Return the values of a sentence, and whether it begins with one, and whether it has few words."""
     items = list(_ITEM.finditer(text))
-    around = zip([None, *items[:-1]], items, [*items[1:], None], strict=True)
+    around = zip([None, *items], items, [*items[1:], None], strict=False)
     values = [item for before, item, after in around if _is_value(before, item, after)]
     values = values or [item for item in items if item["formula"]]
     return values, bool(values) and values[0] is items[0], len(items) <= 5
