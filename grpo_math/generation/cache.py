@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from grpo_math.run.speed_ups import switched_off
+
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
 SAVED = 256
 # Additional tokens for which a layer's buffer is allocated, so that the cache is copied once per 64 tokens.
@@ -26,9 +28,6 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     """
     cache, mask = model_kwargs["past_key_values"], model_kwargs.get("attention_mask")
     mask = torch.ones_like(prompts) if mask is None else mask
-    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
-        return 0  # a state has no columns
-
     padding = mask.argmax(dim=1, keepdim=True)
     columns = torch.arange(prompts.size(1), device=prompts.device)
     # The column of token t in each row, so that rows are compared without their padding. Behind a row's end, its last
@@ -43,6 +42,9 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
     # The prefix is computed once instead of for each prompt.
     if (prompts.size(0) - 1) * length < SAVED:
+        return 0
+    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+        switched_off("shared prefix", "a layer of the model has a state instead of keys and values")
         return 0
 
     first = slice(int(padding[0]), int(padding[0]) + length)

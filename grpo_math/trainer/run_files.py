@@ -34,7 +34,7 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 # Paths in a run directory that TRL's trainer does not write, as patterns. TRL writes its table only if it is asked for.
 OURS = (
     *("config.yaml", "history.jsonl", "training_history.json", "finished.json", "before.json", "after.json"),
-    *("adapter/*", ".*.unfinished", "evaluation*/*", "report.html", "plots/*"),
+    *("switched_off.json", "adapter/*", ".*.unfinished", "evaluation*/*", "report.html", "plots/*"),
 )
 
 
