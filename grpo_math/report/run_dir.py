@@ -115,7 +115,7 @@ def read_run(run_dir: str | Path) -> RunDir:
             # One row per step: the newest attempt of a resumed run counts.
             run.history = settled(read_lines(history))
     if (reasons := folder / speed_ups.FILE).exists():
-        run.switched_off = read_json(reasons)
+        run.switched_off = read_json(reasons)["switched_off"]
     run.before = _evaluation(folder, BEFORE)
     run.after = _evaluation(folder, AFTER)
     _read_completions(run)

@@ -44,6 +44,6 @@ def forget() -> None:
 def write(run_dir: Path) -> None:
     """Write the reasons so far, or remove those of an earlier run."""
     if _reasons:
-        write_json(run_dir / FILE, _reasons)
+        write_json(run_dir / FILE, {"switched_off": _reasons})
     else:
         (run_dir / FILE).unlink(missing_ok=True)

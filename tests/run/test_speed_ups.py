@@ -32,7 +32,8 @@ def test_a_reason_is_logged_once_for_each_trainer_and_only_by_the_main_process(c
     ]
     file = tmp_path / speed_ups.FILE
     speed_ups.write(tmp_path)
-    assert json.loads(file.read_text()) == {"packing": ["sinks", "a softcap"], "prefetch": ["a batch differed"]}
+    reasons = {"packing": ["sinks", "a softcap"], "prefetch": ["a batch differed"]}
+    assert json.loads(file.read_text()) == {"switched_off": reasons}
     speed_ups.forget()
     speed_ups.write(tmp_path)
     assert not file.exists(), "the reasons of an earlier run"

@@ -78,7 +78,7 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     read = {path.stem: json.loads(path.read_text()) for path in run_dir.glob("*.json")}
     assert read["best"] == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
     # LoRA has dropout by default.
-    assert read["switched_off"] == {"shared prefill": ["the model generates with dropout"]}
+    assert read["switched_off"] == {"switched_off": {"shared prefill": ["the model generates with dropout"]}}
     assert caplog.text.count("Switched off: shared prefill: the model generates with dropout; ") == 1
     assert read["finished"] == {"step": 3, "weights": "adapter"}
     before, after = read["before"], read["after"]
