@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from grpo_math.generation.names import cache_name
 from grpo_math.run.speed_ups import switched_off
 
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
@@ -26,7 +27,7 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     A row with k tokens of padding has its first token in column k. The prefix of L tokens fills columns k to L - 1 of
     the row. The last k tokens of the prefix are computed with the remaining tokens of the row.
     """
-    cache, mask = model_kwargs["past_key_values"], model_kwargs.get("attention_mask")
+    cache, mask = model_kwargs[cache_name(model_kwargs)], model_kwargs.get("attention_mask")
     mask = torch.ones_like(prompts) if mask is None else mask
     padding = mask.argmax(dim=1, keepdim=True)
     columns = torch.arange(prompts.size(1), device=prompts.device)

@@ -23,13 +23,14 @@ from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_ma
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.generation.models import longest_width
+from grpo_math.generation.names import cache_name
 from grpo_math.run.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
 
 # Caches from which a row can be dropped.
 CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
-# Arguments that `generate` passes to its loop, besides the settings.
-LOOP_ARGUMENTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+# Arguments that `generate` passes to its loop, besides the settings and the cache.
+LOOP_ARGUMENTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: with fewer rows they return the same scores. A repetition penalty also
 # depends on the padding of each row: transformers runs such calls.
 ROW_BY_ROW = {
@@ -156,7 +157,7 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
     prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
 
-    cache = model_kwargs["past_key_values"]
+    cache = model_kwargs[cache_name(model_kwargs)]
     # A sliding layer would drop keys by their position. If all keys are kept, the mask excludes the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
     if shared := fill_shared_prefix(model, prompts, selected):
@@ -183,7 +184,7 @@ def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any
     holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
     places[holes] = movers
 
-    for layer in model_kwargs["past_key_values"].layers:
+    for layer in model_kwargs[cache_name(model_kwargs)].layers:
         if isinstance(layer, GrowingLayer):
             layer.move(movers, holes, n)
         else:
@@ -253,11 +254,12 @@ def _check_settings(
     model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
 ) -> None:
     """Raise `UnknownSetting` unless `decode` gives the result of transformers' loop with these prepared settings."""
-    held = model_kwargs.get("past_key_values")
+    name = cache_name(model_kwargs)
+    held = model_kwargs.get(name)
     # A RoPE that reads the longest row would miss the rows that are dropped.
     limit = longest_width(model.config)
     mode = generation_config.get_generation_mode()
-    others = ", ".join(sorted(set(model_kwargs) - LOOP_ARGUMENTS))
+    others = ", ".join(sorted(set(model_kwargs) - LOOP_ARGUMENTS - {name}))
     processors = {type(processor) for processor in logits_processor} - ROW_BY_ROW
     _refuse(
         {
