@@ -89,7 +89,7 @@ class History(TrainerCallback):
             speed_ups.write(self.path.parent)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with files.writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers({metrics.STEP: self.earlier_steps + step, **values})) + "\n")
 
     def last_step(self) -> int:
