@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import transformers
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from small_generation import BYTES, PROMPTS, counted, small_model
 from small_model import END
@@ -198,7 +197,7 @@ def test_what_the_loop_does_not_know_is_left_to_transformers_with_a_line(setting
 
 def test_an_argument_of_a_newer_transformers_is_named_with_the_version(model, grouped, monkeypatch, caplog):
     monkeypatch.setattr(decoding, "LOOP_ARGUMENTS", decoding.LOOP_ARGUMENTS - {"use_cache"})
-    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    monkeypatch.setattr(decoding.transformers, "__version__", "9.9.9")
     speed_ups.forget()
     plain, ours, _ = both(model, grouped(), **SAMPLED)
     assert plain == ours
