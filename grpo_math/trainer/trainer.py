@@ -51,7 +51,7 @@ from grpo_math.rewards import REWARDS, completion_text
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer, row_format
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
-from grpo_math.run import checkpoints, metrics
+from grpo_math.run import checkpoints, lock, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
@@ -816,20 +816,29 @@ class MathGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        # One process reads the folder: on a network file system ranks may see different checkpoints.
-        resume = broadcast_from_main(
-            lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
-        )
+        run_dir = Path(str(self.args.output_dir))
+
+        def begin() -> Any:
+            # A recipe has locked the folder already, until its report is written.
+            if self.writes_run_files:
+                lock.hold(run_dir)
+            return checkpoints.to_resume(run_dir, resume_from_checkpoint)
+
         self.last_step = None
         self.saved_step = 0
         # An earlier call may have ended within an optimizer step.
         self._optimizer_step = OptimizerStep()
         try:
-            return super().train(resume, *args, **kwargs)
+            # One process reads the folder: on a network file system ranks may see different checkpoints.
+            return super().train(broadcast_from_main(begin), *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             saved = state.agree_to_save_last_step(self)
             raise type(error)(f"{error}{saved}") from error.__cause__
+        finally:
+            # A notebook may stay open for days after its training.
+            if self.writes_run_files:
+                lock.release(run_dir)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
