@@ -26,7 +26,6 @@ from grpo_math.run.log import History, write_config
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.settings.fields import fields
-from grpo_math.trainer.config import MathGRPOConfig
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -136,6 +135,8 @@ def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
 
 def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
+    from grpo_math.trainer.config import MathGRPOConfig
+
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
     options: dict[str, Any] = trainer.args.model_init_kwargs or {}
