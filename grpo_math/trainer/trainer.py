@@ -53,6 +53,7 @@ from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gol
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
 from grpo_math.run import checkpoints, lock, metrics
+from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
@@ -834,6 +835,13 @@ class MathGRPOTrainer(GRPOTrainer):
         except (RewardError, ServerUnavailable) as error:
             saved = state.agree_to_save_last_step(self)
             raise type(error)(f"{error}{saved}") from error.__cause__
+        except UserError:
+            raise
+        except Exception as error:
+            # Without the chain, which is a page about torch or tokenizers.
+            if reported := failure(error, run_dir, state.how_to_continue(self)):
+                raise reported from None
+            raise
         finally:
             # A notebook may stay open for days after its training.
             if self.writes_run_files:
