@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
-from transformers.generation import GenerationConfig, GenerationMode, logits_process
+from transformers.generation import GenerationConfig, GenerationMixin, GenerationMode, logits_process
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
-from grpo_math.generation.models import longest_width
+from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.generation.names import cache_name
 from grpo_math.run.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
+from grpo_math.run.user_functions import is_foreign
 
 # Caches from which a row can be dropped.
 CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
@@ -56,6 +58,17 @@ def lean_generation(model: Any) -> Iterator[None]:
     other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
     plain = model.generate
+    # A method of the user may not take an argument that TRL does not pass, and `decode` would skip the user's loop.
+    bare = model.get_base_model() if is_peft_model(model) else model
+    methods = {name: getattr(bare, name) for name in ("generate", "_sample")}
+    is_own = any(
+        getattr(method, "__func__", None) is not getattr(GenerationMixin, name) or is_foreign(method)
+        for name, method in methods.items()
+    )
+    if is_own or is_foreign(plain):
+        switched_off("shared prefill", f"{type(bare).__name__} has its own generate or _sample")
+        yield
+        return
 
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -230,7 +243,6 @@ def _check_call(model: Any, kwargs: dict[str, Any]) -> None:
     # With a function as ``custom_generate``, `generate` drops streamer, synced_gpus and assistant_model.
     known = {"generation_config", "logits_processor", "stopping_criteria"} | set(vars(GenerationConfig()))
     others = sorted(set(kwargs) - known)
-    adapters = getattr(model, "peft_config", {}).values()
     drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     _refuse(
         {
@@ -238,10 +250,8 @@ def _check_call(model: Any, kwargs: dict[str, Any]) -> None:
             # Every forward gathers weights from all processes, so a process may not stop before the others.
             "ZeRO-3 or FSDP splits the weights": is_deepspeed_zero3_enabled()
             or any(is_fsdp_managed_module(module) for module in model.modules()),
-            # Prompt learning adds virtual tokens. aLoRA has an offset for each row of the whole batch.
-            "the adapter is prompt learning or an aLoRA": any(
-                adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None) for adapter in adapters
-            ),
+            # No row may leave the batch, or share its prompt.
+            f"the adapter is {rowwise_adapter(model)}": bool(rowwise_adapter(model)),
             # Dropout draws random numbers for each row that is computed, so fewer rows would change the samples.
             "the model generates with dropout": bool(
                 model.training and (drops or getattr(model.config, "attention_dropout", 0))
