@@ -85,7 +85,7 @@ class History(TrainerCallback):
             self.append(state.global_step, logs)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with files.writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(numbers({metrics.STEP: self.earlier_steps + step, **values})) + "\n")
 
     def last_step(self) -> int:
