@@ -31,7 +31,7 @@ from grpo_math.generation.request import PLAIN, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import replace_text, write_json
+from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
@@ -221,7 +221,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
 
 def store(path: Path, records: Iterable[Record]) -> None:
     """Add the records in one write, so that a killed process can cut only the last line."""
-    with open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 

@@ -42,6 +42,7 @@ from grpo_math.algorithm.rows import Rollout, Rows, scored
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
+from grpo_math.generation.names import experts_for_trl
 from grpo_math.generation.request import request_from
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
@@ -51,7 +52,8 @@ from grpo_math.rewards import REWARDS, completion_text
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
-from grpo_math.run import checkpoints, metrics
+from grpo_math.run import checkpoints, lock, metrics
+from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
@@ -247,10 +249,6 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        config = models[0].config.get_text_config()
-        if self.aux_loss_enabled and not hasattr(config, "num_experts"):
-            # TRL reads this name in the config of any family, and Granite's has another one.
-            type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
         packs = settings.pack_updates and scoring.agree_to_register(
             models,
             self.args,
@@ -748,7 +746,9 @@ class MathGRPOTrainer(GRPOTrainer):
         plain = super()._get_per_token_logps_and_entropies
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         # Offloading intercepts what autograd saves for the backward pass.
-        with self._offload if torch.is_grad_enabled() else nullcontext():
+        offload = self._offload if torch.is_grad_enabled() else nullcontext()
+        config = self.accelerator.unwrap_model(model).config.get_text_config()
+        with offload, experts_for_trl(config) if compute_aux_loss else nullcontext():
             # A script may have replaced TRL's method.
             if self.scorer is not None and not is_foreign(plain):
                 return self.scorer(plain, *rows, group, compute_aux_loss, **kwargs)
@@ -816,20 +816,36 @@ class MathGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        # One process reads the folder: on a network file system ranks may see different checkpoints.
-        resume = broadcast_from_main(
-            lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
-        )
+        run_dir = Path(str(self.args.output_dir))
+
+        def begin() -> Any:
+            # A recipe has locked the folder already, until its report is written.
+            if self.writes_run_files:
+                lock.hold(run_dir)
+            return checkpoints.to_resume(run_dir, resume_from_checkpoint)
+
         self.last_step = None
         self.saved_step = 0
         # An earlier call may have ended within an optimizer step.
         self._optimizer_step = OptimizerStep()
         try:
-            return super().train(resume, *args, **kwargs)
+            # One process reads the folder: on a network file system ranks may see different checkpoints.
+            return super().train(broadcast_from_main(begin), *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             saved = state.agree_to_save_last_step(self)
             raise type(error)(f"{error}{saved}") from error.__cause__
+        except UserError:
+            raise
+        except Exception as error:
+            # Without the chain, which is a page about torch or tokenizers.
+            if reported := failure(error, run_dir, state.how_to_continue(self)):
+                raise reported from None
+            raise
+        finally:
+            # A notebook may stay open for days after its training.
+            if self.writes_run_files:
+                lock.release(run_dir)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
