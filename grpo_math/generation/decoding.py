@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
-from transformers.generation import GenerationConfig, GenerationMode, logits_process
+from transformers.generation import GenerationConfig, GenerationMixin, GenerationMode, logits_process
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
-from grpo_math.generation.models import longest_width
+from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.generation.names import cache_name
 from grpo_math.run.replaced import replaced
+from grpo_math.run.user_functions import is_foreign
 
 # Caches from which a row can be dropped.
 CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
@@ -54,6 +56,16 @@ def lean_generation(model: Any) -> Iterator[None]:
     other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
     plain = model.generate
+    # A method of the user may not take an argument that TRL does not pass, and `decode` would skip the user's loop.
+    bare = model.get_base_model() if is_peft_model(model) else model
+    methods = {name: getattr(bare, name) for name in ("generate", "_sample")}
+    is_own = any(
+        getattr(method, "__func__", None) is not getattr(GenerationMixin, name) or is_foreign(method)
+        for name, method in methods.items()
+    )
+    if is_own or is_foreign(plain):
+        yield
+        return
 
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -226,10 +238,9 @@ def _supports_call(model: Any, kwargs: dict[str, Any]) -> bool:
     # Every forward gathers weights from all processes, so a process may not stop before the others.
     if is_deepspeed_zero3_enabled() or any(is_fsdp_managed_module(module) for module in model.modules()):
         return False
-    # Prompt learning adds virtual tokens. aLoRA has an offset for each row of the whole batch, so no row may leave.
-    for adapter in getattr(model, "peft_config", {}).values():
-        if adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None):
-            return False
+    # No row may leave the batch, or share its prompt.
+    if rowwise_adapter(model):
+        return False
     # Dropout draws random numbers for each row that is computed, so fewer rows would change the samples.
     drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     return not (model.training and (drops or getattr(model.config, "attention_dropout", 0)))

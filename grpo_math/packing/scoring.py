@@ -18,7 +18,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_math.generation.models import longest_width
+from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, layout, pack, unpack
@@ -45,17 +45,17 @@ WORDS = "one two three four five six seven eight nine ten"
 Scores = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, bool]) -> bool:
+def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, Any]) -> bool:
     """Switch the policy and the reference model to packed attention. Return False if a model does not support it.
 
     ``hindrances``: reasons against packing, and whether each applies. All ranks call this, and agree.
     """
-    adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
+    rowwise = next(filter(None, map(rowwise_adapter, models)), None)
     device_maps = [getattr(_bare(model), "hf_device_map", None) or {} for model in models]
     hindrances = {
         **hindrances,
         "layers on several devices (device_map)": any(len(set(devices.values())) > 1 for devices in device_maps),
-        "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
+        f"an adapter whose effect depends on the whole row ({rowwise})": rowwise,
         "torch_compile, which would compile again for every packed row": args.torch_compile,
         "neftune_noise_alpha, whose noise depends on the length of a row": args.neftune_noise_alpha,
     }

@@ -1,32 +1,17 @@
 """Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
-import inspect
-from typing import Any
-
 from accelerate.logging import get_logger
+
+from grpo_math.run.user_functions import is_foreign
 
 logger = get_logger(__name__)
 
 SCORING = "_get_per_token_logps_and_entropies"
-# torch, because TRL decorates methods with ``torch.no_grad()``.
-PACKAGES = ("trl", "transformers", "grpo_math", "torch")
 # Methods that get an update's rows.
 ROW_METHODS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
     *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
 )
-
-
-def is_foreign(function: Any) -> bool:
-    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
-
-    >>> is_foreign(sees_rows), is_foreign(lambda: None)
-    (False, False)
-    >>> is_foreign(print), is_foreign(inspect.unwrap)
-    (True, True)
-    """
-    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
-    return any(name.partition(".")[0] not in PACKAGES for name in modules)
 
 
 def sees_rows(trainer: object) -> bool:

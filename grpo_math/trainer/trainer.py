@@ -49,7 +49,7 @@ from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TokenBudget, TrainingStep
 from grpo_math.rewards import REWARDS, completion_text
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer, row_format
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
 from grpo_math.run import checkpoints, lock, metrics
@@ -57,13 +57,13 @@ from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
-from grpo_math.run.user_functions import event_loop, is_user_function
+from grpo_math.run.user_functions import event_loop, is_foreign, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.meter import StepMeter, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.overrides import is_foreign, sees_rows
+from grpo_math.trainer.overrides import sees_rows
 from grpo_math.trainer.prefetch import Prefetch, order
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles, unpublished
@@ -145,7 +145,7 @@ class MathGRPOTrainer(GRPOTrainer):
             refuse_teacher(teacher, model, args, processing_class)
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
-        with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar(), without:
+        with adapter_sync(self.settings.vllm_sync, self.settings), console.one_loading_bar(), without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -395,7 +395,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return grade_batch(
             [read_gold_answer(row) or "" for row in inputs],
             [completion_text(completion) for completion in completions],
-            answer_format=[row.get("answer_format") for row in inputs],
+            answer_format=[row_format(row) for row in inputs],
             timeout=self.settings.grade_timeout,
         )
 
@@ -454,7 +454,7 @@ class MathGRPOTrainer(GRPOTrainer):
             return Rollout(rows, rewards, None)
         # A row that names no format, as in most scripts, asks for none.
         local = [
-            (grade.verdict, grade.in_format if row.get("answer_format") else None)
+            (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in zip(self._grades, inputs, strict=True)
         ]
         verdicts, in_format = zip(*gather_object(local), strict=True)
@@ -1005,11 +1005,15 @@ class MathGRPOTrainer(GRPOTrainer):
         for name, value in values.items():
             self._metrics[self.mode][name].append(value)
 
+    def _log_metric(self, name: str, value: float) -> None:
+        super()._log_metric(metrics.reserved(name), value)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._restore_state()  # if no epoch was left to run
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
+        metrics.prefer_scripts(self._metrics[self.mode])
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
         file_only = self.writes_completions and metrics.LOSS in logs and not self.log_completions
