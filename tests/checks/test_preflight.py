@@ -358,6 +358,19 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         (ROWS, {"files": rows_of(*HALVES[:3])}, ["info: 3 problems to train on"]),
         (
+            ROWS,
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"), ("<|user|>\n1 + 1?<|end|>", "2"), ("|x| < |y|?", "a"))},
+            [
+                "info: 3 problems to train on",
+                "warning: problems that contain a chat template already: 2; the first is mine/1; the prompt becomes a",
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "as_is"],
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"))},
+            ["info: 1 problem to train on"],
+        ),
+        (
             ["--eval_n", "5", "--heldout_every", "1"],
             {},
             [
