@@ -254,5 +254,8 @@ def agree_to_save_last_step(trainer: "MathGRPOTrainer") -> str:
     name = f"checkpoint-{step}"
     if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
         return ""
-    resume = "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
-    return f" ({name} is saved: {resume} continues from it)"
+    return f" ({name} is saved: {how_to_continue(trainer)} continues from it)"
+
+
+def how_to_continue(trainer: "MathGRPOTrainer") -> str:
+    return "the same command" if trainer.of_recipe else "train(resume_from_checkpoint=True)"
