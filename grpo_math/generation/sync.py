@@ -49,6 +49,7 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
+from grpo_math.run.addresses import url_of
 from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
@@ -267,8 +268,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _connect(self) -> tuple[bool, int]:
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
-        # 0.0.0.0, TRL's default, is an address to listen on. The server on this machine is at 127.0.0.1.
-        url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
+        url = self.server_base_url or url_of(self.server_host, self.server_port)
         # An answer may take long, so a server that no longer answers is noticed after this hour. `_outliving_restarts`
         # repeats a request, so the client does not.
         self.server = server = Server(url, timeout=3600.0, retries=0)

@@ -598,7 +598,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             [*SERVER, "--vllm_server_port", "9"],
             {},
-            ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
+            ["warning: no vLLM server answers at http://127.0.0.1:9. Remedy: start it before the run"],
         ),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
