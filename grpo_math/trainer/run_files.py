@@ -26,7 +26,7 @@ from grpo_math.run.log import History, write_config
 from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
 
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
@@ -41,7 +41,8 @@ OURS = (
 class RunFiles(History):
     """The files of a run, written by its main process; an adapter by all processes together."""
 
-    def __init__(self, trainer: "MathGRPOTrainer") -> None:
+    def __init__(self, trainer: "GRPOTrainer", settings: "GRPOConfig") -> None:
+        self.settings = settings
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
         self.evaluated = set[str]()  # before.json and after.json, if this process has written them
@@ -75,7 +76,7 @@ class RunFiles(History):
         # The same file that `grpo-math train` writes, so that the report reads both.
         write_config(
             config,
-            recipe_settings(self.trainer),
+            recipe_settings(self.trainer, self.settings),
             ["python", *sys.argv],
             str(self.trainer.accelerator.distributed_type),
             self.trainer.accelerator.num_processes,
@@ -94,13 +95,18 @@ class RunFiles(History):
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
 
+def writes_run_files(trainer: "GRPOTrainer") -> bool:
+    """Return True if this trainer of a script writes a run directory: the script may remove the callback."""
+    return any(isinstance(callback, RunFiles) for callback in trainer.callback_handler.callbacks)
+
+
 @contextmanager
-def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
+def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     """Keep the files of a run out of what transformers pushes to the Hub inside this context.
 
     A script asks to publish its model. `grpo-math push` publishes a run.
     """
-    if not trainer.writes_run_files:
+    if not writes_run_files(trainer):
         yield
         return
     patterns = OURS if trainer.log_completions else (*OURS, "completions/*")
@@ -124,13 +130,13 @@ def _put_aside_without(mark: str, file: Path) -> None:
         print(f"renamed  {file}, which is not a file of a run, to old-{file.name}", file=sys.stderr)
 
 
-def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+def recipe_settings(trainer: Any, own: "GRPOConfig") -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
     options: dict[str, Any] = trainer.args.model_init_kwargs or {}
     settings = {
-        **trainer.settings.to_dict(),
+        **own.to_dict(),
         "model_name_or_path": name,
         "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),

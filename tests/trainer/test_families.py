@@ -49,8 +49,8 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     model = tiny_model(family)
     if IS_OLD and family in PLAIN_IF_OLD:
         trainer = ours(model=model)
-        trainer._agree_to_pack()
-        assert trainer.scorer is None
+        trainer.grpo_math.updates.agree_to_pack()
+        assert trainer.grpo_math.updates.scorer is None
         return
     inputs = chars([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
@@ -58,7 +58,7 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     # Some shorter than a convolution, one longer than a chunk, and completions of one token.
     for rows in (((7, 3, 12),), ((1, 2, 7),), ((70,),), ((7, 3), 4, (1,))):
         scored_alike(trainer, *rows)
-    assert trainer.scorer is not None
+    assert trainer.grpo_math.updates.scorer is not None
     with counted(model) as shapes, lean_generation(model):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True), plain)
     # transformers 5.17 gives Gemma 3 a cache from which rows can be dropped.
@@ -99,7 +99,7 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     trainer = ours(model=model)
     try_first(trainer)
     scored_alike(trainer, (7, 3, 12))
-    assert (trainer.scorer, trainer.budget.splits) == (None, False)
+    assert (trainer.grpo_math.updates.scorer, trainer.grpo_math.updates.budget.splits) == (None, False)
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
@@ -113,14 +113,16 @@ WRONG = ("bart", "blenderbot-small", "camembert", "marian", "pegasus", "plbart",
 @pytest.mark.parametrize("family", [*(name for name in IN_DOCS if name not in NOT_TRIED), *WRONG])
 def test_bfloat16_packs_the_same_families_as_float32(family, ours):
     trainer = ours(model=tiny_model(family).to(torch.bfloat16))
-    trainer._agree_to_pack()
-    assert (trainer.scorer is not None) == (family in IN_DOCS and not (IS_OLD and family in PLAIN_IF_OLD))
+    trainer.grpo_math.updates.agree_to_pack()
+    assert (trainer.grpo_math.updates.scorer is not None) == (
+        family in IN_DOCS and not (IS_OLD and family in PLAIN_IF_OLD)
+    )
 
 
 @pytest.mark.parametrize("settings", [{"neftune_noise_alpha": 5.0}, {"optim": "galore_adamw_layerwise"}], ids=str)
 def test_what_depends_on_the_length_or_number_of_passes_is_not_packed(settings, trainer_in, tmp_path):
     trainer = trainer_in(tmp_path, config_class=GRPOConfig, **settings)  # whose settings no rule reads
-    assert trainer.scorer is None
+    assert trainer.grpo_math.updates.scorer is None
 
 
 def test_an_optimizer_in_the_hooks_of_a_script_is_not_packed(ours):
@@ -145,11 +147,11 @@ def test_float32_weights_are_compared_without_autocast(ours):
     for family in ("llama", "plbart"):
         trainer = ours(model=tiny_model(family), bf16=True, max_steps=1)
         trainer.train()
-        assert (trainer.scorer is not None) == (family == "llama")
+        assert (trainer.grpo_math.updates.scorer is not None) == (family == "llama")
 
 
 @pytest.mark.full
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, ours):
     trainer = ours(model=smollm, tokenizer=tokenizer, model_init_kwargs={"dtype": "bfloat16"})
     try_first(trainer)
-    assert trainer.scorer is not None
+    assert trainer.grpo_math.updates.scorer is not None

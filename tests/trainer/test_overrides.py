@@ -123,7 +123,7 @@ def test_one_line_says_why_updates_are_not_put_together(method, ours, caplog):
         f"pack_updates: Told overrides {method}; "
         "each update keeps TRL's rows and, if TRL has it, TRL's loss; only its prompts are shared."
     }
-    assert trainer.scorer is not None
+    assert trainer.grpo_math.updates.scorer is not None
 
 
 def test_a_method_that_a_script_replaces_in_trls_class_gets_trls_rows_and_its_scores_count(ours, monkeypatch):

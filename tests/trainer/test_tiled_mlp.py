@@ -91,12 +91,12 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, ours
     model = AutoModelForCausalLM.from_pretrained(tiny("wide"), quantization_config=quantised, dtype=torch.float32)
     trainer = trainer_of(ours, "all-linear", model=model, max_steps=2)
     assert "Linear4bit" in str(trainer.model)
-    assert trainer.tiled_layers == 2
+    assert trainer.grpo_math.updates.tiled_layers == 2
     for name, parameter in trainer.model.named_parameters():
         if "lora_" in name:  # TRL makes a quantised model's adapter bfloat16, whose rounding would hide a difference
             parameter.data = parameter.data.float()
     plain = gradient_of(trainer, kind=GRPOTrainer, tile=WHOLE)
-    trainer._agree_to_pack()  # in evaluation mode, in which bitsandbytes may repack the weights
+    trainer.grpo_math.updates.agree_to_pack()  # in evaluation mode, in which bitsandbytes may repack the weights
     for tile in (WHOLE, SMALL_TILE):
         assert relative(gradient_of(trainer, tile=tile), plain) < 1e-5
     trainer.train()
@@ -174,7 +174,7 @@ def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, our
 )
 def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, ours):
     trainer = trainer_of(ours, **kwargs)
-    assert bool(trainer.tiled_layers) == served
+    assert bool(trainer.grpo_math.updates.tiled_layers) == served
     assert (widest(trainer, LONG) <= WIDTH) == served
 
 
