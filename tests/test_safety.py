@@ -15,7 +15,6 @@ from small_http import SmallHTTP, send
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import load_tokenizer
 from grpo_math.generation.server import Server
-from grpo_math.rewards.judge import make_llm_judge
 from grpo_math.run.http import ServerError
 
 
@@ -43,14 +42,8 @@ def test_a_model_that_comes_with_code_is_refused_and_nobody_is_asked_to_run_it(t
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("url", ["http://ada:secret@127.0.0.1", "file:///etc/passwd", "nonsense"])
-def test_the_judges_address_is_http_and_holds_no_password(url):
-    with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL='\*\*\*' is not an address"):
-        make_llm_judge(url, "m")(["3 + 4?"], ["#### 8"], answer=["7"])
-
-
 @pytest.mark.parametrize("status", [301, 307])
-def test_no_redirect_and_no_column_of_the_data_takes_a_key_to_another_address(status, monkeypatch):
+def test_no_redirect_takes_a_key_to_another_address(status, monkeypatch):
     asked = []
 
     def redirect(server, request):
@@ -59,12 +52,10 @@ def test_no_redirect_and_no_column_of_the_data_takes_a_key_to_another_address(st
 
     monkeypatch.setattr(SmallHTTP, "handle", redirect, raising=False)
     server = SmallHTTP()
-    judge = make_llm_judge(base_url=server.url, model="m", api_key="sk-judge-fake", retries=0)
-    assert judge(["3 + 4?"], ["#### 8"], answer=["7"], base_url=["http://127.0.0.1:9"], url=["http://h"]) == [None]
     with pytest.raises(ServerError):
         Server(server.url, api_key="vllm-fake", retries=0).load_adapter("a", "b")
     server.stop()
-    assert asked == ["/chat/completions", "/v1/load_lora_adapter"]
+    assert asked == ["/v1/load_lora_adapter"]
 
 
 # Each place that a token can be given in, and the token.

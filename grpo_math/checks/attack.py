@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> Answer:
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
-    # A judge is a model that may cost money. golds() has reported gold answers that cannot be graded.
-    if setup.settings["rewards"] and "llm_judge" not in setup.settings["rewards"] and gradable(setup, 1):
+    # golds() has reported gold answers that cannot be graded.
+    if setup.settings["rewards"] and gradable(setup, 1):
         result = attack(setup)
         message = "; ".join(result["faults"]) or result["best"]
         # rewards() has reported rewards that do not pay a right answer more.

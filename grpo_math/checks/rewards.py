@@ -4,7 +4,6 @@ The checks use made-up completions in the template's format.
 """
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
@@ -158,8 +157,6 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     if not names or len(weights or names) != len(names):
         return  # settings() has reported it
     reward_functions(setup)
-    if "llm_judge" in names:
-        return  # a trial would ask a model that may cost money
     rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported it
@@ -181,8 +178,6 @@ def rewards(setup: Setup) -> Iterator[Finding]:
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
     names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
-    for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL") if "llm_judge" in names else ():
-        setup.refuse("rewards", not os.environ.get(variable), f"needs the variable {variable}", "set it")
     with naming({"reward_funcs": "rewards"}):
         return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))
 

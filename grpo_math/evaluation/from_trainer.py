@@ -89,11 +89,12 @@ def evaluate(
     )
     name = "after.json" if trainer.state.global_step else "before.json"
     if trainer.accelerator.is_main_process:
-        write_json(Path(str(trainer.args.output_dir)) / name, evaluated)
-        for callback in trainer.callback_handler.callbacks:
-            # The callback that writes the report of a script.
-            if hasattr(callback, "evaluated"):
-                callback.evaluated.add(name)
+        file = Path(str(trainer.args.output_dir)) / name
+        # `RunFiles` of a script: the folder may contain the evaluation of an earlier run.
+        for run_files in [one for one in trainer.callback_handler.callbacks if hasattr(one, "archive")]:
+            run_files.archive([file])
+            run_files.written.add(file)
+        write_json(file, evaluated)
     return evaluated
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from grpo_math.generation.names import cache_name
+
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
 SAVED = 256
 # Additional tokens for which a layer's buffer is allocated, so that the cache is copied once per 64 tokens.
@@ -24,7 +26,7 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     A row with k tokens of padding has its first token in column k. The prefix of L tokens fills columns k to L - 1 of
     the row. The last k tokens of the prefix are computed with the remaining tokens of the row.
     """
-    cache, mask = model_kwargs["past_key_values"], model_kwargs.get("attention_mask")
+    cache, mask = model_kwargs[cache_name(model_kwargs)], model_kwargs.get("attention_mask")
     mask = torch.ones_like(prompts) if mask is None else mask
     if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
         return 0  # a state has no columns

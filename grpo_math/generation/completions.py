@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
 from grpo_math.generation.turns import Conversation
 
@@ -162,7 +163,8 @@ def tokens(
     read alternately.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
-    inputs, cache = torch.tensor([ids], device=model.device), None
+    inputs = torch.tensor([ids], device=model.device)
+    cache: dict[str, Any] = {}
     model.eval()
     settings = settings_for(model, tokenizer, request)
     # The samplers and criteria that `generate` itself would use.
@@ -171,8 +173,10 @@ def tokens(
     for _ in range(request.max_new_tokens):
         # Entered for each token and left before `yield`: meanwhile the reader may use the model with its adapter.
         with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
-            output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
-        cache, logits = output.past_key_values, process(sequence, output.logits[:, -1].float())[0]
+            output = model(input_ids=inputs, **cache, use_cache=True)
+        name = cache_name(output)
+        cache = {name: output[name]}
+        logits = process(sequence, output.logits[:, -1].float())[0]
         if request.temperature:
             token = int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator))
         else:

@@ -22,12 +22,13 @@ from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_ma
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.generation.models import longest_width
+from grpo_math.generation.names import cache_name
 from grpo_math.run.replaced import replaced
 
 # Caches from which a row can be dropped.
 CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}
-# Arguments that `generate` passes to its loop, besides the settings.
-LOOP_ARGUMENTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+# Arguments that `generate` passes to its loop, besides the settings and the cache.
+LOOP_ARGUMENTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: with fewer rows they return the same scores. A repetition penalty also
 # depends on the padding of each row: transformers runs such calls.
 ROW_BY_ROW = {
@@ -155,7 +156,7 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
     prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
 
-    cache = model_kwargs["past_key_values"]
+    cache = model_kwargs[cache_name(model_kwargs)]
     # A sliding layer would drop keys by their position. If all keys are kept, the mask excludes the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
     if shared := fill_shared_prefix(model, prompts, selected):
@@ -182,7 +183,7 @@ def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any
     holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
     places[holes] = movers
 
-    for layer in model_kwargs["past_key_values"].layers:
+    for layer in model_kwargs[cache_name(model_kwargs)].layers:
         if isinstance(layer, GrowingLayer):
             layer.move(movers, holes, n)
         else:
@@ -238,7 +239,8 @@ def _supports_settings(
     model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
 ) -> bool:
     """Return True if `decode` gives the same result as transformers' loop with these prepared settings."""
-    held = model_kwargs.get("past_key_values")
+    name = cache_name(model_kwargs)
+    held = model_kwargs.get(name)
     # A RoPE that reads the longest row would miss the rows that are dropped.
     limit = longest_width(model.config)
     return (
@@ -246,7 +248,7 @@ def _supports_settings(
         and not generation_config.return_dict_in_generate
         and generation_config.prefill_chunk_size is None
         and (limit is None or generation_config.max_length < limit)
-        and set(model_kwargs) <= LOOP_ARGUMENTS
+        and set(model_kwargs) <= LOOP_ARGUMENTS | {name}
         and type(held) is DynamicCache
         and not held.offloading
         and held.get_seq_length() == 0

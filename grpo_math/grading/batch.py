@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_math.errors import require_choice
 from grpo_math.grading.equal.compare import compare
-from grpo_math.grading.formats import FORMATS, in_format
+from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
 from grpo_math.grading.where import find, gold_answer
 from grpo_math.grading.workers import Job, Progress, shared_pool
@@ -82,7 +82,7 @@ def grade_batch(
     for job, graded in zip(jobs, shared_pool().run(jobs, timeout, ended) if jobs else [], strict=True):
         blamed = _blamed(job, graded, timeout)
         for row in undecided[job]:
-            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_is_in_format(row[1], row[2]))
+            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_is_in_format(job[0], *row[1:]))
     return [done[row] for row in rows]
 
 
@@ -125,7 +125,7 @@ def _quickly(
             quick = _quick(*row, policy)
         except Exception as error:  # no known text raises; an unknown one must not end the batch
             reason = f"{type(error).__name__} while reading the answer"
-            quick = Grade(Verdict.UNCHECKABLE, None, _is_in_format(row[1], row[2]), reason=reason)
+            quick = Grade(Verdict.UNCHECKABLE, None, _is_in_format("", *row[1:]), reason=reason)
         if isinstance(quick, Grade):
             done[row] = quick._replace(seconds=time.perf_counter() - started)
             tell(count[row])
@@ -136,8 +136,8 @@ def _quickly(
 
 def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
     """Return a grade, or the (gold, answer) that only a worker can compare."""
-    kept = _is_in_format(completion, answer_format)
     expected = gold_answer(gold)
+    kept = _is_in_format(expected, completion, answer_format)
     if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
     extracted = find(completion, answer_format)
@@ -149,5 +149,5 @@ def _quick(gold: str, completion: str, answer_format: str | None, policy: Gradin
     return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
 
 
-def _is_in_format(completion: str, answer_format: str | None) -> bool:
-    return answer_format is None or in_format(completion, answer_format)
+def _is_in_format(gold: str, completion: str, answer_format: str | None) -> bool:
+    return answer_format is None or in_format_for(gold, completion, answer_format)

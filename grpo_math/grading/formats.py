@@ -3,10 +3,15 @@
 where.py finds the answer in a completion, and problems/prompts.py builds prompts.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
 from grpo_math.errors import require_choice
+from grpo_math.grading.equal import spelled, units
+from grpo_math.grading.equal.clean import clean
+from grpo_math.grading.equal.compare import value
+from grpo_math.grading.equal.text import MAX_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ def _in_tags(thought: str) -> AnswerFormat:
 # hostile completion finds no nested quantifiers, and no two in a row that match the same spaces.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
 # A sum or a product of plain numbers, possibly after "x =" or before a unit. It equals the answer, but a policy that
-# learns to repeat "What is 24 + 26?" as "#### 24 + 26" has calculated nothing.
+# learns to repeat "What is 24 + 26?" as "#### 24 + 26" has calculated nothing. If the gold answer is known to be one
+# number, `in_format_for` refuses every calculation.
 _NUMBER = r"[\\({\[$ \t]*-?\d[\d.,]*[\\)}\]$ \t]*"
 _SIGN = r"(?:[-+*×·]|\\times|\\cdot|(?=\())"
 _CALCULATION = rf"(?:[ \t]*[A-Za-z][ \t]*=)?{_NUMBER}(?:{_SIGN}{_NUMBER})+(?:[A-Za-z]{{2}}[^\n#\d=]*)?(?:\n|\Z)"
@@ -96,6 +102,49 @@ def in_format(completion: str, answer_format: str) -> bool:
     """
     require_choice("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].strict.fullmatch(completion) is not None
+
+
+ONE_NUMBER_FORMATS = ("gsm8k", "direct")
+_LATEX_FRACTION = re.compile(r"\\frac ?\{? ?(\d+?) ?\}? ?\{? ?(\d+) ?\}?")
+_ONE_NUMBER = re.compile(
+    r"[-+]? ?(?:(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:[.,]\d+)?|\.\d+)|(?:\d+ )?((\d+) ?/ ?(\d+))) ?%?"
+)
+
+
+def in_format_for(gold: str, completion: str, answer_format: str) -> bool:
+    r"""Return True if the completion keeps to the format, with one number if the gold answer is one number.
+
+    The second rule is one of `ONE_NUMBER_FORMATS`: a policy that repeats the calculation in a problem has calculated
+    nothing. ``gold`` is a bare answer.
+
+    >>> [in_format_for("24", f"#### {answer}", "gsm8k") for answer in ("$24", "24 apples", "48/2", "4!", "x = 24")]
+    [True, True, False, False, False]
+    >>> in_format_for(r"4\sqrt{3}", r"#### 2\sqrt{12}", "gsm8k")
+    True
+    """
+    if not in_format(completion, answer_format):
+        return False
+    answer = completion.rpartition("####")[2].strip()
+    if answer_format not in ONE_NUMBER_FORMATS or answer == gold or answer.isdecimal() or value(gold) is None:
+        return True
+    return len(answer) <= MAX_CHARACTERS and is_one_number(answer, gold)
+
+
+def is_one_number(answer: str, gold: str) -> bool:
+    r"""Return True for a number in digits with at most a unit: a decimal, a percentage, or a fraction in lowest terms.
+
+    A fraction of the gold answer need not be in lowest terms.
+
+    >>> [is_one_number(text, "0.5") for text in ("1,500", "-3.5%", r"\frac{1}{2}", "1 1/2 cups", "48/2", "2^3", "ten")]
+    [True, True, True, True, False, False, False]
+    """
+    plain, plain_gold = (_LATEX_FRACTION.sub(r" \1/\2 ", clean(text)).strip() for text in (answer, gold))
+    number = _ONE_NUMBER.fullmatch(units.split(plain)[0])
+    # clean() has turned number words into digits.
+    if number is None or spelled.digits(answer) != answer:
+        return False
+    fraction, above, below = number.groups()
+    return fraction is None or fraction in plain_gold or (math.gcd(int(above), int(below)) == 1 < int(below))
 
 
 def made_up(answer: str, answer_format: str) -> str:

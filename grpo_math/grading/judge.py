@@ -21,7 +21,7 @@ from pathlib import Path
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, MatrixBase
+from sympy import Basic, Limit, MatrixBase
 
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import compare, readings
@@ -30,6 +30,7 @@ from grpo_math.grading.equal.words import beyond, pure, several
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 
 NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # the name of a value in an answer
+ONE_SIDED = re.compile(r"\\to[^{}]*\^\s*\{?\s*\+")
 MAX_CHARACTERS = 400  # Math-Verify's parser takes more than linear time; gold answers of MATH have at most 159
 
 CONFIG = [
@@ -119,7 +120,11 @@ def without_conditions(text: str) -> str:
 def _parsed(text: str) -> list[Basic | MatrixBase]:
     # Expressions only: a string inside sympy's containers would be sympified, and that evaluates it.
     parsed = parse(f"${text}$", extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
-    return [item for item in parsed if isinstance(item, (Basic, MatrixBase))]
+    items = [item for item in parsed if isinstance(item, (Basic, MatrixBase))]
+    # Without a side, a limit is that from the right for sympy, also if the limit from the left is another.
+    return (
+        items if ONE_SIDED.search(text) else [item.replace(Limit, lambda *of: Limit(*of[:3], "+-")) for item in items]
+    )
 
 
 if __name__ == "__main__":

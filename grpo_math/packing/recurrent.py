@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo_math.generation.names import cache_name
 from grpo_math.packing.pack import GroupLayout, Unpackable
 
 
@@ -83,22 +84,25 @@ def fork_states(model: nn.Module) -> None:
     for module in stateful(model):
         if getattr(module.forward, "func", None) is _forward:
             continue
-        # Mamba's layers name the cache differently from those of linear attention.
-        cache = "cache_params" if "cache_params" in signature(module.forward).parameters else "past_key_values"
-        module.forward = partial(_forward, module.forward, cache, type(module))
+        name = cache_name(signature(module.forward).parameters)
+        module.forward = partial(_forward, module.forward, name, type(module))
 
 
 def _forward(
     plain: Callable[..., Tensor],
-    cache: str,
+    name: str,
     kind: type,
+    /,
     hidden_states: Tensor,
     *args: Any,
     packed_groups: tuple[GroupLayout, ...] | None = None,
     packed_calls: Counter[str] | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
+    """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed.
+
+    ``name``: the argument of ``plain`` that is the cache.
+    """
     if packed_groups is None:
         mask = kwargs.get("attention_mask")
         # `PackedScorer` passes a mask of four dimensions. A mask of a batch has two.
@@ -111,13 +115,13 @@ def _forward(
     for group in packed_groups:
         states, start = States(), group.start
         if group.prompt:
-            outputs.append(plain(hidden_states[:, start : start + group.prompt], **{cache: states})[0])
+            outputs.append(plain(hidden_states[:, start : start + group.prompt], **{name: states})[0])
         start += group.prompt
         completions = hidden_states[0, start : start + sum(group.lengths)]
         segments = pad_sequence(completions.split(group.lengths), batch_first=True)
         # For a single token some layers update their state in place, which autograd forbids. Pad to two.
         if segments.size(1) == 1:
             segments = nn.functional.pad(segments, (0, 0, 0, 1))
-        after = plain(segments, **{cache: states.repeated(len(segments))})
+        after = plain(segments, **{name: states.repeated(len(segments))})
         outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

@@ -11,6 +11,7 @@ memory.py adds the LM head, the optimizer and the allocator. Changes torch: run 
 import json
 import re
 import sys
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig, DynamicCache, GenerationMixin
 
 from grpo_math.errors import first_line
 from grpo_math.generation.models import longest_width
+from grpo_math.generation.names import cache_name, experts_per_token
 from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
@@ -128,7 +130,9 @@ def prefill(
         # Prompts are padded, so transformers builds a mask of all pairs of tokens.
         if not recurrent.stateful(model):
             given["attention_mask"] = torch.zeros(rows, 1, length, length, dtype=torch.bool)
-        model.base_model(**given, past_key_values=cache, use_cache=cache is not None)
+        # The model may be wrapped by peft, which hides its arguments.
+        name = cache_name(signature(GenerationMixin.prepare_inputs_for_generation).parameters)
+        model.base_model(**given, **{name: cache}, use_cache=cache is not None)
     for hook in hooks:
         hook.remove()
     stretches = live.stretches[1:]
@@ -241,7 +245,7 @@ def shape(config: Any) -> Json:
     # Two lengths separate the constant part of a cache from the part per token. An element has two bytes.
     few, many = (cached(model, times, length) for length in (64, 128))
     # transformers stacks the experts of a layer in one tensor of three dimensions. A token goes through some of them.
-    used = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 1
+    used = experts_per_token(text)
     idle = sum(p[used:].numel() for p in parameters if p.dim() == 3)
     total = sum(p.numel() for p in parameters)
     longest = longest_width(whole.config)

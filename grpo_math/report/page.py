@@ -28,6 +28,7 @@ from grpo_math.report.progress import duration, progress, spent
 from grpo_math.report.render import flat, page
 from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
+from grpo_math.run.earlier import REPORT, archive, in_the_way
 from grpo_math.run.files import replace_text
 from grpo_math.run.streams import Answer
 
@@ -98,6 +99,8 @@ def report(run_dir: str | Path) -> ReportFiles:
     run = read_run(run_dir)
     findings = run.findings
     drawn = [(plot, lines) for plot in PLOTS if (lines := curves(run.evaluated_history, plot))] if run.history else []
+    names = {f"plots/{name}.png": REPORT["plots/*.png"] for name in ("training", "details")}
+    archive(run.directory, in_the_way(run.directory, {**REPORT, **names}))
     plots = []
     for name, part in {"training": drawn[:FIRST], "details": drawn[FIRST:]}.items():
         path = run.directory / "plots" / f"{name}.png"

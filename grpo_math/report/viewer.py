@@ -2,16 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from grpo_math.report.run_dir import RunDir
-from grpo_math.report.step_loss import Panel, Row, panels
 from grpo_math.rewards.columns import completion_text
-from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
@@ -31,6 +29,9 @@ SEPARATE_COLUMNS = (
     "turns",
 )
 
+# A row of a table of completions or of an evaluation.
+Row = Mapping[str, Any]
+
 
 class Source(NamedTuple):
     """Rows of one kind, and the words for values of their fields.
@@ -48,7 +49,9 @@ class Source(NamedTuple):
 def sources(run: RunDir) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
     heldout = Source("Held-out problems", _heldout(run), CATEGORIES)
-    training = Source("Training completions", [row for rows in _steps(run) for row in rows], {})
+    # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
+    groups = [list(rows) for _, rows in groupby(run.completions, key=itemgetter("step", "group"))]
+    training = Source("Training completions", [_training(rows) for rows in groups], {})
     shown = []
     for source in filter(attrgetter("rows"), (heldout, training)):
         size = sum(len(text) for row in source.rows for one in row["completions"] for _, text in one["turns"])
@@ -85,17 +88,7 @@ def _heldout(run: RunDir) -> list[dict[str, Any]]:
     return items
 
 
-def _steps(run: RunDir) -> Iterator[Iterator[dict[str, Any]]]:
-    """Yield the rows of each step, a row for each group."""
-    lines = {line[metrics.STEP]: line for line in run.history}
-    for step, completions in groupby(run.completions, key=itemgetter("step")):
-        rows: list[Row] = list(completions)
-        # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
-        groups = [list(group) for _, group in groupby(rows, key=itemgetter("group"))]
-        yield map(_training, groups, panels(groups, run.config, lines.get(step, {})))
-
-
-def _training(rows: list[Row], panel: Panel) -> dict[str, Any]:
+def _training(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the row of a group: a problem's completions in one step."""
     first, prompt = rows[0], rows[0]["prompt"]
     badges = [row["verdict"] or "" for row in rows]
@@ -122,7 +115,6 @@ def _training(rows: list[Row], panel: Panel) -> dict[str, Any]:
         "question": completion_text(prompt, "user"),
         "prompt": whole,
         "completions": completions,
-        "panel": panel,
         "fields": {"step": [str(first["step"])], "verdict": badges, "note": notes},
         "keys": keys,
     }

@@ -18,7 +18,6 @@ TRL weighs and sums the rewards (``reward_weights``).
 from grpo_math.errors import ConfigError, require_choice
 from grpo_math.rewards.columns import Reward, completion_text
 from grpo_math.rewards.guard import checked, reward_name
-from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
     brevity,
@@ -39,7 +38,6 @@ from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
-    "JUDGE_PROMPT",
     "REWARDS",
     "Reward",
     "accuracy",
@@ -52,7 +50,6 @@ __all__ = [
     "gsm8k",
     "integer_only",
     "load_reward",
-    "make_llm_judge",
     "make_overlong",
     "make_repetition",
     "make_shaped",
@@ -79,7 +76,7 @@ REWARDS: dict[str, Reward] = {
             number_match,
             brevity,
         ),
-        *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge(), make_tool_use()),
+        *(make_shaped(), make_overlong(), make_repetition(), make_tool_use()),
         gated(format_soft, on=accuracy, name="gated"),  # TRL logs rewards/<__name__>/mean
     )
 }
@@ -102,5 +99,9 @@ def load_reward(name: str) -> Reward:
     module, dot, function = name.rpartition(".")
     if dot:  # as `trl grpo` writes a function of the user
         raise ConfigError("reward_funcs", name, "is not known", f"did you mean {module}:{function}?")
+    if name == "llm_judge":  # a reward of grpo_math 0.2
+        raise ConfigError(
+            "reward_funcs", name, "is not known", "copy examples/llm_judge.py, and name llm_judge:llm_judge"
+        )
     require_choice("reward_funcs", name, tuple(REWARDS))
     return REWARDS[name]

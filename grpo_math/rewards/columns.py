@@ -9,6 +9,8 @@ from typing import Any
 
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, grade_batch
+from grpo_math.grading.formats import in_format_for
+from grpo_math.grading.where import gold_answer
 
 Completion = str | list[dict[str, Any]]
 # The arguments and the result of a reward function: one of each for each completion.
@@ -97,6 +99,19 @@ def in_formats(completions: Completions, columns: dict[str, Any]) -> list[tuple[
     return [
         (completion_text(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)
     ]
+
+
+def formats_kept(completions: Completions, columns: dict[str, Any]) -> list[bool]:
+    """Return True for each completion that keeps to its format. The gold answer counts, if the columns have it.
+
+    >>> columns = {"answer_format": "gsm8k", "answer": ["50"]}
+    >>> formats_kept(["#### 50"], columns), formats_kept(["#### 48/2 + 26"], columns)
+    ([True], [False])
+    """
+    known = any(columns.get(name) is not None for name in GOLD_COLUMNS)
+    golds = read_gold_answers("", columns) if known else [""] * len(completions)
+    texts = in_formats(completions, columns)
+    return [in_format_for(gold_answer(gold), text, f) for gold, (text, f) in zip(golds, texts, strict=True)]
 
 
 def completion_lengths(completions: Completions, columns: dict[str, Any]) -> list[int]:

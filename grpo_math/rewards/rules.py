@@ -13,7 +13,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
-from grpo_math.grading.formats import FORMATS, in_format
+from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.columns import (
     DEFAULT_LIMIT,
@@ -26,6 +26,7 @@ from grpo_math.rewards.columns import (
     completion_grades,
     completion_lengths,
     completion_text,
+    formats_kept,
     in_formats,
     prompt_formats,
     read_gold_answers,
@@ -68,9 +69,10 @@ def _within_format(name: str, completions: Completions, columns: dict[str, Any])
     # Existing grades are of another format, so the answers are graded again.
     if any(f != name for f in prompt_formats(completions, columns)):
         columns = {**columns, "answer_format": name, GRADE: None}
+    grades, kept = completion_grades(name, completions, columns), formats_kept(completions, columns)
     return [
-        is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(completion_text(completion), name) else 0.0
-        for completion, g in zip(completions, completion_grades(name, completions, columns), strict=True)
+        is_right(g) if g.verdict is Verdict.BAD_GOLD or in_its_format else 0.0
+        for g, in_its_format in zip(grades, kept, strict=True)
     ]
 
 
@@ -126,12 +128,12 @@ def make_shaped(
 
     def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-        grades, texts = completion_grades("shaped", completions, columns), in_formats(completions, columns)
+        grades, in_format = completion_grades("shaped", completions, columns), formats_kept(completions, columns)
         return [
             None
             if (right := is_right(g)) is None
-            else correct * right + kept * in_format(text, f) + short * max(0.0, 1 - n / limit)
-            for g, (text, f), n in zip(grades, texts, completion_lengths(completions, columns), strict=True)
+            else correct * right + kept * in_its_format + short * max(0.0, 1 - n / limit)
+            for g, in_its_format, n in zip(grades, in_format, completion_lengths(completions, columns), strict=True)
         ]
 
     return shaped
@@ -146,7 +148,7 @@ def format_strict(prompts: Prompts, completions: Completions, **columns: Any) ->
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
     [1.0, 0.0]
     """
-    return [float(in_format(text, f)) for text, f in in_formats(completions, columns)]
+    return [float(kept) for kept in formats_kept(completions, columns)]
 
 
 def format_soft(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.reading import Unreadable, read_json, read_object
 from grpo_math.run.files import flush, replace_text
 
 FILES = "files.json"  # the size of each file of a checkpoint
@@ -22,23 +22,6 @@ STATE = "state_{}.pt"
 FINISHED = "finished.json"
 BEST = "best.json"  # step, metric, value and path of the best checkpoint of a run
 UNFINISHED = ".{}.unfinished"
-
-
-def retire_results(run_dir: Path, base_too: bool) -> None:
-    """Delete or rename the evaluations of earlier weights in a folder in which training begins or resumes.
-
-    ``base_too``: also the evaluations of the base, which is another model in a new run.
-    """
-    sides = {"after.json": "trained", **({"before.json": "base"} if base_too else {})}
-    for name in (FINISHED, *sides):
-        (run_dir / name).unlink(missing_ok=True)
-    # With their answers, because `grpo-math evaluate --run` would refuse to continue those of other weights.
-    # A run that resumes has the checkpoints of evaluation-checkpoint-N, or renames both.
-    folders = "evaluation*" if base_too else "evaluation"
-    for side in sides.values():
-        for path in [*run_dir.glob(f"{folders}/**/{side}.*")]:
-            put_aside(path)
-
 
 # Writing
 
@@ -57,9 +40,10 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
         # The token comes first: if the power fails at any later moment, the folder is unfinished.
         replace_text(_token(folder), "")
         flush(folder.parent)
-        # An earlier run may have files here that this run does not write, such as the state of further ranks.
-        if (folder / FILES).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        # An earlier run may have files here that this run does not write, such as the state of further ranks. Files
+        # that a script has added to its checkpoint stay.
+        for name in (*(read_object(folder / FILES) or ()), FILES):
+            (folder / name).unlink(missing_ok=True)
     # No rank writes before the old files are deleted.
     accelerator.wait_for_everyone()
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,22 +186,6 @@ def checkpoint_step(folder: Path) -> int:
     except (ValueError, KeyError, TypeError, OverflowError):
         reason = "has no trainer_state.json with its step"
         raise ConfigError("resume_from_checkpoint", str(folder), reason, "give a checkpoint's folder") from None
-
-
-def rename_later_checkpoints(run_dir: Path, step: int) -> None:
-    """Rename checkpoints after this step, with their evaluations, to old-...: the run will write these steps again."""
-    for number, folder in checkpoints(run_dir):
-        if number > step:
-            put_aside(folder)
-            put_aside(run_dir / f"evaluation-{folder.name}")
-
-
-def put_aside(path: Path) -> None:
-    """Rename a file or a folder, if it exists, to old-NAME, in place of an earlier one of that name."""
-    if path.exists():
-        old = path.with_name(f"old-{path.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:

@@ -1,4 +1,5 @@
-"""A lock, so that only one run uses a run directory. The lock names its process and ends with the process.
+"""A lock, so that only one run uses a run directory. The lock names its process and ends with the process, or when
+`trainer.train()` of a script ends.
 
 The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves no lock. The file itself remains.
 
@@ -16,7 +17,7 @@ from typing import IO
 from grpo_math.errors import ConfigError
 
 NAME = ".lock"
-_held: dict[Path, IO[str]] = {}  # for as long as this process lives
+_held: dict[Path, IO[str]] = {}
 
 
 def hold(run_dir: Path) -> None:
@@ -35,7 +36,7 @@ def hold(run_dir: Path) -> None:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     # Not mode w, which would erase the owner's name before this process has the lock.
-    file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open for the life of this process
+    file = open(run_dir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 - open until `release`
     try:
         while not _locked(file, fcntl.LOCK_EX):
             # A report that calls `owner` holds the lock for a moment, and is not a run.
@@ -47,6 +48,12 @@ def hold(run_dir: Path) -> None:
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     _held[folder] = file
+
+
+def release(run_dir: Path) -> None:
+    """Unlock the folder, if this process has the lock."""
+    if file := _held.pop(run_dir.absolute(), None):
+        file.close()
 
 
 def _let_go() -> None:

@@ -30,13 +30,7 @@ MAX_LOG_LINES = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
-    """Write the resolved settings of a run, its machine and its versions, without tokens and keys.
-
-    The report of an earlier run or part of a run is removed: it would be next to new data.
-    """
-    if path.exists():
-        for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
-            stale.unlink(missing_ok=True)
+    """Write the resolved settings of a run, its machine and its versions, without tokens and keys."""
     content = {
         **without_secrets(settings),
         "distributed_type": distributed_type,
@@ -74,12 +68,14 @@ class History(TrainerCallback):
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "history.jsonl"
+        self.earlier_steps = 0  # of earlier calls of ``train()`` by this trainer, which each begin at step 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero and self.path.exists():
             lines = map(numbers, read_lines(self.path))
-            kept = [line for line in lines if line and line[metrics.STEP] <= state.global_step]
+            last = self.earlier_steps + state.global_step
+            kept = [line for line in lines if line and line[metrics.STEP] <= last]
             files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -90,7 +86,10 @@ class History(TrainerCallback):
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(numbers({metrics.STEP: step, **values})) + "\n")
+            file.write(json.dumps(numbers({metrics.STEP: self.earlier_steps + step, **values})) + "\n")
+
+    def last_step(self) -> int:
+        return max((line[metrics.STEP] for line in read_lines(self.path)), default=0) if self.path.exists() else 0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():

@@ -1,6 +1,6 @@
 """The names of settings in other programs, which names.yaml lists -> the fields of this program.
 
-A recipe for `trl grpo` or open-r1 runs unchanged. A field that TRL or transformers has removed or renamed is
+A recipe for `trl grpo` runs unchanged. A field that TRL or transformers has removed or renamed is
 reported in one line.
 
 recipe.py checks the values after the translation.
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import UserError
-from grpo_math.problems.columns import as_text
 from grpo_math.problems.prompts import AS_IS, PROBLEM
 from grpo_math.reading import is_table
 from grpo_math.yaml_files import read_yaml
@@ -26,7 +25,7 @@ MEANT = {name: field for field, names in NAMES["meant"].items() for name in name
 # Values that switch a field off, as text: the command line has only texts.
 OFF = ("none", "null", "false", "no", "off", "", "[]")
 # A recipe with one of these is for a script.
-SCRIPTS = ("dataset_name", "dataset_config", "dataset_configs", "dataset_prompt_column")
+SCRIPTS = ("dataset_name", "dataset_config")
 
 
 def hint(name: str, known: Collection[str]) -> str:
@@ -101,20 +100,11 @@ def _plain(value: Any) -> str:
 
 
 def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return translated fields with a script's configuration, problem column and prompt in our fields.
-
-    TRL trains on the column ``prompt`` unchanged; open-r1 adds a system prompt.
-    """
+    """Return translated fields of TRL's script with our own: its configuration, and its prompts, which are a column."""
     ours = dict(fields)
-    configs, column = ours.pop("dataset_config", None) or [], ours.pop("dataset_prompt_column", None)
-    # Older recipes have a list. Several names are joined; no set has that name, and the error shows it.
-    config = ",".join(map(str, configs if isinstance(configs, list) else [configs]))
+    config = ours.pop("dataset_config", None)
     # Only a set on the Hub has configurations. A file has none.
     if config and not is_table(str(ours.get("dataset"))):
         ours["dataset"] = f"{ours.get('dataset')}:{config}"
-    if column:
-        stated = (as_text(ours.get("columns")) or "").split(",")
-        others = [part for part in stated if part and not part.strip().startswith("problem=")]
-        ours["columns"] = ",".join([*others, f"problem={column}"])
-    ours.setdefault("prompt_template", PROBLEM if column or ours.get("system_prompt") else AS_IS)
+    ours.setdefault("prompt_template", PROBLEM if ours.get("system_prompt") else AS_IS)
     return ours

@@ -38,6 +38,7 @@ from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.rules import no_reward
 from grpo_math.run import checkpoints, lock, resume
+from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
@@ -241,7 +242,7 @@ class TrainingRun:
                 print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
-            checkpoints.retire_results(run_dir, base_too=replaces)
+            archive_results(run_dir, is_new=replaces)
             state = trainer.accelerator.state
             write_config(
                 run_dir / "config.yaml",

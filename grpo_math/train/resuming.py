@@ -11,6 +11,7 @@ from typing import Any
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, resume
+from grpo_math.run.earlier import archive_later_checkpoints
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.batch import alternatives, batch_from, divisors
 from grpo_math.trainer.config import MathGRPOConfig
@@ -55,7 +56,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if held is not None and step:
         _refuse_processes(held, config, step)
     # After all refusals: a run that is refused changes nothing.
-    checkpoints.rename_later_checkpoints(run_dir, step)
+    archive_later_checkpoints(run_dir, step)
     if checkpoint:
         why = f" (the run has started from {asked} already)" if not named and Path(str(asked)).is_dir() else ""
         print(f"Resuming from {checkpoint}{why}.", file=sys.stderr)

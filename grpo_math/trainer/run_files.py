@@ -8,7 +8,7 @@ Does not evaluate: ``evaluate(trainer, problems)`` before and after writes befor
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -20,9 +20,10 @@ from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.problems.prompts import AS_IS, TEMPLATES
 from grpo_math.rewards.columns import column_names
-from grpo_math.run import checkpoints
+from grpo_math.run import checkpoints, earlier, lock
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
+from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
-# Paths in a run directory that TRL's trainer does not write, as patterns. TRL writes its table only if it is asked for.
-OURS = (
-    *("config.yaml", "history.jsonl", "training_history.json", "finished.json", "before.json", "after.json"),
-    *("adapter/*", ".*.unfinished", "evaluation*/*", "report.html", "plots/*"),
-)
 
 
 class RunFiles(History):
@@ -45,32 +41,36 @@ class RunFiles(History):
         self.settings = settings
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
-        self.evaluated = set[str]()  # before.json and after.json, if this process has written them
+        self.written = set[Path]()  # the evaluations that this process has written
+        self.earlier: Path | None = None  # the folder to which this run has moved files of an earlier one
+        self.is_first = True  # until this trainer trains
+        self.evaluations: list[tuple[int, dict[str, Any]]] = []  # before this trainer trains
         super().__init__(self.run_dir)
+
+    def archive(self, paths: Iterable[Path]) -> None:
+        """Move files of an earlier run aside, except what this process has written."""
+        self.earlier = earlier.archive(self.run_dir, (path for path in paths if path not in self.written), self.earlier)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        config = self.run_dir / "config.yaml"
-        # The script may have saved files under these names, such as its settings.
-        _put_aside_without("\nnum_processes: ", config)
-        _put_aside_without('{"step": ', self.path)
-        # A new run in a used folder: the report must not mix the two.
-        is_new = state.global_step == 0 and any(file.exists() for file in (config, self.run_dir / checkpoints.FINISHED))
+        config, finished = self.run_dir / "config.yaml", self.run_dir / checkpoints.FINISHED
+        self.archive(earlier.in_the_way(self.run_dir, earlier.TRAINING))
+        if state.global_step == 0 and not self.is_first:
+            self.earlier_steps = self.last_step()
+        elif state.global_step == 0 and (config.exists() or finished.exists()):
+            # A new run in a used folder: the report must not mix the two.
+            self.archive(earlier.files_of_run(self.run_dir))
         super().on_train_begin(args, state, control, **kwargs)
         # The results of a complete run are those of its weights.
         if state.global_step < state.max_steps:
-            checkpoints.retire_results(self.run_dir, base_too=is_new and "before.json" not in self.evaluated)
-        if is_new:
-            print(
-                f"new run  {self.run_dir}: replaces the log and table of an earlier run, whose checkpoints stay",
-                file=sys.stderr,
-            )
-            for table in self.run_dir.glob("completions/completions_*.parquet"):
-                table.unlink()
-            # `ask` and `evaluate --run` would take it for the adapter of the new run.
-            checkpoints.put_aside(self.run_dir / "adapter")
+            finished.unlink(missing_ok=True)
+            self.written.discard(self.run_dir / "after.json")
+            self.archive(earlier.files_of_run(self.run_dir, earlier.OF_LAST_WEIGHTS))
+        self.earlier, self.is_first = None, False
+        for step, values in self.evaluations:
+            self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
         # The same file that `grpo-math train` writes, so that the report reads both.
@@ -82,15 +82,26 @@ class RunFiles(History):
             self.trainer.accelerator.num_processes,
         )
 
+    def append(self, step: int, values: dict[str, Any]) -> None:
+        # Until training begins, the history may be that of an earlier run.
+        if self.is_first:
+            self.evaluations.append((step, values))
+        else:
+            super().append(step, values)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_end(args, state, control, **kwargs)
         has_adapter = hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config")
         if has_adapter and args.save_strategy != SaveStrategy.NO:
             target = self.run_dir / "adapter"
-            with checkpoints.sealed(target, self.trainer.accelerator):
-                self.trainer.save_model(str(target))
+            # A script may keep an adapter of its own there, which it loads.
+            if not broadcast_from_main(lambda: earlier.in_the_way(self.run_dir, {"adapter": checkpoints.FILES})):
+                with checkpoints.sealed(target, self.trainer.accelerator):
+                    self.trainer.save_model(str(target))
+            elif state.is_world_process_zero:
+                print(f"kept     {target}, which no run has written: the adapter is not saved there", file=sys.stderr)
         if state.is_world_process_zero:
-            write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
+            write_json(self.run_dir / checkpoints.FINISHED, {"step": self.earlier_steps + state.global_step})
             # `print` would write into the line of the progress bar.
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
@@ -109,25 +120,22 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     if not writes_run_files(trainer):
         yield
         return
-    patterns = OURS if trainer.log_completions else (*OURS, "completions/*")
     # transformers 5.17 has the function alone.
     is_function = hasattr(transformers.trainer, "upload_folder")
     hub: Any = transformers.trainer if is_function else copy(transformers.trainer.hf_api())
     upload = hub.upload_folder
 
     def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
-        return upload(*args, ignore_patterns=[*ignore_patterns, *patterns], **settings)
+        run_dir = Path(str(trainer.args.output_dir))
+        # A pattern that ends with a slash is a folder.
+        ours = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.files_of_run(run_dir)]
+        # TRL writes the table too, if it is asked for.
+        ours = [name for name in ours if not (trainer.log_completions and name.startswith("completions/"))]
+        hidden = [".*.unfinished", lock.NAME, f"{earlier.EARLIER}/"]
+        return upload(*args, ignore_patterns=[*ignore_patterns, *ours, *hidden], **settings)
 
     with replaced(hub, upload_folder=upload_folder), replaced(transformers.trainer, hf_api=lambda: hub):
         yield
-
-
-def _put_aside_without(mark: str, file: Path) -> None:
-    """Rename a file that lacks this text, which each of our files of that name contains."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    if text and mark not in text:
-        checkpoints.put_aside(file)
-        print(f"renamed  {file}, which is not a file of a run, to old-{file.name}", file=sys.stderr)
 
 
 def recipe_settings(trainer: Any, own: "GRPOConfig") -> dict[str, Any]:

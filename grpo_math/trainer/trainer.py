@@ -43,7 +43,7 @@ from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.packing import scoring
-from grpo_math.run import checkpoints, metrics
+from grpo_math.run import checkpoints, lock, metrics
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
@@ -141,20 +141,28 @@ class MathGRPOTrainer(GRPOTrainer):
     # A run begins, or continues
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        # One process reads the folder: on a network file system ranks may see different checkpoints.
-        resume = broadcast_from_main(
-            lambda: checkpoints.to_resume(Path(str(self.args.output_dir)), resume_from_checkpoint)
-        )
-        parts = self.grpo_math
+        parts, run_dir = self.grpo_math, Path(str(self.args.output_dir))
+
+        def begin() -> Any:
+            # A recipe has locked the folder already, until its report is written.
+            if writes_run_files(self):
+                lock.hold(run_dir)
+            return checkpoints.to_resume(run_dir, resume_from_checkpoint)
+
         parts.run.last_step, parts.run.saved_step = None, 0
         # An earlier call may have ended within an optimizer step.
         parts.updates.reset()
         try:
-            return super().train(resume, *args, **kwargs)
+            # One process reads the folder: on a network file system ranks may see different checkpoints.
+            return super().train(broadcast_from_main(begin), *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             saved = parts.run.agree_to_save_last_step(parts.of_recipe)
             raise type(error)(f"{error}{saved}") from error.__cause__
+        finally:
+            # A notebook may stay open for days after its training.
+            if writes_run_files(self):
+                lock.release(run_dir)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)

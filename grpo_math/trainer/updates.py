@@ -22,6 +22,7 @@ from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.errors import ConfigError
+from grpo_math.generation.names import experts_for_trl
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import (
     MicroBatch,
@@ -67,10 +68,6 @@ class Updates:
         if args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
         models = [accelerator.unwrap_model(model) for model in self._models]
-        config = models[0].config.get_text_config()
-        if trainer.aux_loss_enabled and not hasattr(config, "num_experts"):
-            # TRL reads this name in the config of any family, and Granite's has another one.
-            type(config).attribute_map = {**config.attribute_map, "num_experts": "num_local_experts"}
         packs = settings.pack_updates and scoring.agree_to_register(
             models,
             args,
@@ -326,11 +323,19 @@ class Updates:
         return compute_loss(inputs, step.settings)
 
     def score(
-        self, trl_method: Callable[..., scoring.Scores], *rows: Any, group: Tensor | None, **kwargs: Any
+        self,
+        trl_method: Callable[..., scoring.Scores],
+        *rows: Any,
+        group: Tensor | None,
+        compute_aux_loss: bool,
+        **kwargs: Any,
     ) -> scoring.Scores:
         """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
         # Offloading intercepts what autograd saves for the backward pass.
-        with self.offload if torch.is_grad_enabled() else nullcontext():
+        offload = self.offload if torch.is_grad_enabled() else nullcontext()
+        config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()
+        kwargs["compute_aux_loss"] = compute_aux_loss
+        with offload, experts_for_trl(config) if compute_aux_loss else nullcontext():
             # A script may have replaced TRL's method.
             scorer: Any = self.scorer
             if scorer is not None and not is_foreign(trl_method):

@@ -59,7 +59,7 @@ def main() -> None:
     golds = [json.loads(line)["answer"].rpartition("####")[2].strip() for line in rng.sample(lines, 300)]
     pairs = [(gold, str(int(gold.replace(",", "")) + rng.choice((1, 2, 5, 10)))) for gold in golds]
     print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
-    for name in sorted(set(REWARDS) - {"llm_judge"}):
+    for name in sorted(REWARDS):
         form = FORMATS.get(name, "gsm8k")
         right = mean(name, golds, [made_up(gold, form) for gold in golds])
         knowing_nothing = {case: mean(name, golds, [text] * len(golds)) for case, text in blind(form).items()}

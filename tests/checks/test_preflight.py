@@ -437,12 +437,6 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
     ],
     "rewards": [
-        (
-            ["--rewards", "llm_judge"],
-            {"env": {"OPENAI_BASE_URL": ""}},
-            ["error: rewards=['llm_judge'] needs the variable OPENAI_BASE_URL. Remedy: set it"],
-        ),
-        (["--rewards", "llm_judge"], {"env": {"OPENAI_BASE_URL": "<URL>", "GRPO_MATH_JUDGE_MODEL": "m"}}, []),
         (["--rewards", "accuracy", "format_strict", "--reward_weights", "1", "0.5"], {}, []),
         (["--rewards", "accuracy", "--reward_weights", "1", "0.5"], {}, []),  # settings() reports it
         ([*BOXED, "tried:later"], {"files": REWARDS}, []),
@@ -661,7 +655,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
         monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
-    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC", "GRPO_MATH_JUDGE_MODEL"), "")
+    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))
     # The Hub's client reads its variables when it is imported.

@@ -3,6 +3,7 @@
 import copy
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import signature
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,12 +12,13 @@ import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from small_generation import BYTES, PROMPTS, counted, small_model
 from small_model import END
-from transformers import LogitsProcessorList
+from transformers import GenerationMixin, LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation import cache, completions
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
 
 SAMPLED = {"do_sample": True, "top_k": 0}
@@ -168,11 +170,12 @@ def by_position(input_ids, scores):
     return scores + torch.arange(scores.size(0))[:, None] * (torch.arange(scores.size(1)) % 5)
 
 
+CACHE_NAME = cache_name(signature(GenerationMixin.prepare_inputs_for_generation).parameters)
 OTHER_WAYS = {
     "beams": {"num_beams": 2},
     "a static cache": {"cache_implementation": "static"},
     "no cache": {"use_cache": False},
-    "a cache of the caller's": {"past_key_values": DynamicCache},
+    "a cache of the caller's": {CACHE_NAME: DynamicCache},
     "scores returned": {"return_dict_in_generate": True, "output_scores": True},
     "a prefill in chunks": {"prefill_chunk_size": 4},
     "a processor that mixes rows": {"logits_processor": LogitsProcessorList([by_position])},

@@ -162,6 +162,20 @@ def test_a_worker_names_the_rule_and_asks_math_verify_only_about_formulas_beyond
 
 
 @pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (r"\lim_{x\to0}\frac{|x|}{x}", "wrong"),
+        (r"\lim_{x\to0^{+}}\frac{|x|}{x}", "correct"),
+        (r"\lim_{x\to0^{-}}\frac{|x|}{x}", "wrong"),
+        (r"\lim_{x\to0}\frac{\sin x}{x}", "correct"),
+        (r"\lim_{x\to\infty}\frac{x+1}{x}", "correct"),
+    ],
+)
+def test_a_limit_exists_only_if_both_sides_agree(answer, verdict):
+    assert judge("1", answer)[0] == verdict
+
+
+@pytest.mark.parametrize(
     ("error", "text"),
     [
         *((Unreadable, text) for text in ("", "(", "1 2", "2 +", r"\frac{1}", "x^", "apples", "[1, 2", r"\int_0^3 i")),

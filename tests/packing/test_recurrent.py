@@ -27,3 +27,20 @@ def test_a_layer_that_reads_the_attributes_of_its_cache_continues_a_prompt():
     row = torch.arange(1.0, 7.0).view(1, -1, 1)
     packed = model[0].forward(row, packed_groups=(GroupLayout(0, 2, (3, 1)),))
     assert packed.flatten().tolist() == [1, 3, 6, 10, 15, 9]
+
+
+class RenamedSums(nn.Module):
+    """The same layer with the name of transformers 5.24."""
+
+    def forward(self, hidden_states, cache=None):
+        assert cache is None or cache.update_conv_state
+        return Sums.forward(self, hidden_states, cache)
+
+
+def test_the_cache_of_a_layer_may_have_the_name_of_transformers_5_24():
+    model = nn.Sequential(RenamedSums())
+    recurrent.fork_states(model)
+    row = torch.arange(1.0, 7.0).view(1, -1, 1)
+    assert model[0].forward(row, cache=None).flatten().tolist() == [1, 3, 6, 10, 15, 21]
+    packed = model[0].forward(hidden_states=row, packed_groups=(GroupLayout(0, 2, (3, 1)),))
+    assert packed.flatten().tolist() == [1, 3, 6, 10, 15, 9]

@@ -82,12 +82,7 @@ def test_the_viewer_has_the_rows_of_both_kinds_with_their_filters(run):
         "1 + 2 = 3 #### 3 after wrong, in the format answer 8 in format yes tokens 14 truncated no 1 + 2 = 8 "
         "#### 8"
     )
-    panel = words(training, "Why is the loss 0?", "</details>")
-    assert panel.startswith("The advantages of this group add up to ")
-    assert "left out share of the gradient 1 correct 1 0.429 0.75 8 no 4.7% 2 wrong" in panel
-    assert words(training, "<article", "completion 2").replace(f"Why is the loss 0? {panel} ", "").partition("> ")[
-        2
-    ] == (
+    assert words(training, "<article", "completion 2").partition("> ")[2] == (
         "step 10, problem What is 10 + 0?, gold 7, correct 3 of 8, rewards 0 to 1 What is 10 + 0? whole prompt system: "
         "Work it out. user: What is 10 + 0? completion 1 correct correctness reward 1 advantage 0.75 extracted 7 in "
         "format yes reward 1 tokens 8 truncated no 3 + 4 = 7 #### 7 (10.0)"

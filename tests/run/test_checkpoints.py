@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.run import checkpoints, files, resume, weights
+from grpo_math.run import checkpoints, earlier, files, resume, weights
 
 
 def accelerator(events=None, main=True):
@@ -80,7 +80,6 @@ def test_another_machine_neither_seals_nor_deletes(tmp_path):
 
 def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_path):
     one, two, ten = (checkpoint(tmp_path, step) for step in (1, 2, 10))
-    written(tmp_path / "old-checkpoint-10", {})
     (ten / "state_0.pt").write_text("")
     assert checkpoints.newest_whole(tmp_path) == (
         two,
@@ -89,11 +88,11 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
     assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
     for step in (2, 10):
         (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
-    checkpoints.rename_later_checkpoints(tmp_path, 2)
+    earlier.archive_later_checkpoints(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("checkpoint-1", "checkpoint-2", "evaluation-checkpoint-2"),
-        *("old-checkpoint-10", "old-evaluation-checkpoint-10"),
+        *("checkpoint-1", "checkpoint-2", "earlier", "evaluation-checkpoint-2")
     ]
+    assert {path.name for path in tmp_path.glob("earlier/1/*")} == {"checkpoint-10", "evaluation-checkpoint-10"}
     (one / "state_0.pt").unlink()
     written(two, {"model": ""})
     with pytest.raises(UserError) as error:
@@ -185,28 +184,3 @@ def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_
     assert resume.changed_problems(tmp_path, [*rows[:2], {**rows[2], "answer": "4"}]) == [
         "the dataset: 3 problems -> 3 problems, not all the same"
     ]
-
-
-def test_a_run_that_begins_or_resumes_has_no_results_of_earlier_weights(tmp_path):
-    (tmp_path / "evaluation/gsm8k").mkdir(parents=True)
-    of_checkpoint = tmp_path / "evaluation-checkpoint-7/trained.json"
-    of_checkpoint.parent.mkdir()
-    of_checkpoint.write_text("{}")
-    names = ("trained.json", "trained.answers.jsonl", "base.json", "gsm8k/trained.json")
-    for name in ("finished.json", "before.json", "after.json", *(f"evaluation/{name}" for name in names)):
-        (tmp_path / name).write_text("{}")
-    checkpoints.retire_results(tmp_path, base_too=False)
-    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json*")) == [
-        "before.json",
-        "evaluation-checkpoint-7/trained.json",
-        "evaluation/base.json",
-        "evaluation/gsm8k/old-trained.json",
-        "evaluation/old-trained.answers.jsonl",
-        "evaluation/old-trained.json",
-    ]
-    (tmp_path / "evaluation/trained.json").write_text("{}")
-    checkpoints.retire_results(tmp_path, base_too=True)
-    assert {path.name for path in tmp_path.glob("evaluation/*.json")} == {"old-base.json", "old-trained.json"}
-    assert not [*tmp_path.rglob("b*.json")]
-    assert not of_checkpoint.exists()
-    checkpoints.retire_results(tmp_path / "new", base_too=True)

@@ -18,7 +18,7 @@ OPEN_R1 = {
     "model_name_or_path": "embedded",
     "torch_dtype": "float32",
     "dataset_name": "mine.jsonl",
-    "dataset_prompt_column": "query",
+    "columns": "problem=query",
     "system_prompt": "Think:\n<think>\n...\n</think>\n<answer>\n...\n</answer>",
     "do_eval": True,
     "eval_strategy": "steps",
@@ -60,7 +60,7 @@ def recipe(folder, **output) -> str:
     return str(path)
 
 
-def test_an_open_r1_recipe_becomes_our_fields(tmp_path):
+def test_a_recipe_of_trls_fields_and_open_r1s_rewards_becomes_our_fields(tmp_path):
     results = read(["--config", recipe(tmp_path, **OPEN_R1)]).sound()
     assert {**results.explicit_values(), **OURS} == results.explicit_values()
     assert sorted(note.split()[0].partition("=")[0] for note in results.notes) == [  # one line each
@@ -96,13 +96,11 @@ def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path
 
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
     fields = {"chat_template": "{{ x }}", "cosine_max_len": 1000, "soft_punish_cache": 8, "code_language": "python"}
-    notes = read(["--config", recipe(tmp_path, **fields, num_processes=8, dataset_configs=["all"])]).sound().notes
+    notes = read(["--config", recipe(tmp_path, **fields, num_processes=8)]).sound().notes
     assert sorted(note.partition(" ")[0].partition("=")[0] for note in notes) == sorted([*fields, "num_processes"])
     assert sum(" has no effect: of open-r1, not here: " in note for note in notes) == len(fields)
     # A number in YAML, as a configuration may be named by its year.
     assert translate.for_script({"dataset": "a/b", "dataset_config": 2024})["dataset"] == "a/b:2024"
-    given = ["--dataset_name", "openai/gsm8k", "--dataset_configs", "main"]
-    assert read(given).sound().values["dataset"] == "openai/gsm8k:main"
 
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
@@ -136,9 +134,18 @@ def test_two_names_of_one_setting_that_say_the_same_or_of_which_one_is_off_are_o
     assert translate.translated(dict(reversed(recipe.items())), []) == fields
 
 
-def test_the_column_of_a_script_comes_in_place_of_the_recipes():
-    fields = translate.for_script({"columns": "problem=q,answer=a", "dataset_prompt_column": "prompt"})
-    assert fields["columns"] == "answer=a,problem=prompt"
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("dataset_prompt_column", "columns"),
+        ("dataset_configs", "dataset"),
+        ("wandb_project", "project"),
+        ("hub_model_revision", "hub_revision"),
+    ],
+)
+def test_a_renamed_field_of_open_r1_is_a_hint(name, field):
+    (problem,) = read([f"--{name}", "x"]).problems
+    assert str(problem) == f"--{name} is not a setting: did you mean --{field}?"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +153,7 @@ def test_the_column_of_a_script_comes_in_place_of_the_recipes():
     [
         (["--dataset_name", "gsm8k"], {}, "as_is", "--dataset_name sets prompt_template to 'as_is', as in TRL"),
         (["--dataset_name", "math"], {"dataset": "gsm8k"}, "as_is", "--dataset_name sets prompt_template to 'as_is'"),
-        (["--dataset_prompt_column", "q"], {}, "{problem}", "--dataset_prompt_column sets prompt_template to '{prob"),
         (["--dataset_name", "gsm8k", "--prompt_template", "boxed"], {}, "boxed", None),
-        (["--dataset_prompt_column", "q"], {"prompt_template": "boxed"}, "boxed", None),
         (["--dataset_name", "math"], {"dataset_name": "gsm8k"}, "as_is", None),
         (["--dataset", "math"], {"dataset": "gsm8k"}, None, None),
     ],

@@ -378,7 +378,7 @@ def test_force_goes_on_with_other_settings_and_keeps_the_newest_checkpoint_whate
             lambda run_dir: [edit(run_dir), cut(run_dir, "checkpoint-2/optimizer.pt")],
             {},
             "warning: RUN/checkpoint-2 cannot be resumed (optimizer.pt is not what was written): continuing from "
-            "RUN/checkpoint-1\nResuming from RUN/checkpoint-1.",
+            "RUN/checkpoint-1\nmoved    checkpoint-2 to RUN/earlier/1\nResuming from RUN/checkpoint-1.",
         ),
     ],
     ids=["named", "damaged"],
@@ -389,7 +389,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(change, settin
     code, lines = again(**{name: value.replace("RUN", str(run_dir)) for name, value in settings.items()})
     assert code == 0
     assert printed.replace("RUN", str(run_dir)) in "\n".join(lines)
-    assert {path.name for path in run_dir.glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
+    assert [*run_dir.glob("earlier/1/checkpoint-2"), *run_dir.glob("checkpoint-2")] == [
+        run_dir / "earlier/1/checkpoint-2",
+        run_dir / "checkpoint-2",
+    ]
     assert (run_dir / name).read_bytes() == (finished / "run" / name).read_bytes()
 
 

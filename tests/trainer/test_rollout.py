@@ -69,7 +69,7 @@ def test_rows_without_a_gold_are_said_once_and_are_ungradable(ours, caplog):
     assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
 
 
-@pytest.mark.parametrize("reward", [by_grade, ["format_soft", by_grade], "accuracy", "llm_judge"])
+@pytest.mark.parametrize("reward", [by_grade, ["format_soft", by_grade], "accuracy"])
 @pytest.mark.parametrize(
     "data",
     [

@@ -1,5 +1,6 @@
 """A script's `trainer.train()` leaves a run directory: reported, diagnosed, evaluated and pushed as any other run."""
 
+import fcntl
 import json
 import re
 import sys
@@ -20,10 +21,12 @@ from small_trainers import KINDS, letters
 from transformers import TrainerCallback
 
 from grpo_math import evaluate
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.evaluation import from_run
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report import report
+from grpo_math.report.run_dir import read_run
+from grpo_math.run import lock
 from grpo_math.trainer import run_files
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
@@ -53,21 +56,108 @@ def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_p
         (tmp_path / name).write_text("model: mine")
     trainer = ours(max_steps=1)
     trainer.train()
-    renamed = [name if "/" in name or name == "report.html" else f"old-{name}" for name in mine]
-    assert {(tmp_path / name).read_text() for name in renamed} == {"model: mine"}
-    assert f"renamed  {tmp_path / 'config.yaml'}" in capsys.readouterr().err
-    ours(max_steps=1).train()
-    assert (tmp_path / "old-config.yaml").read_text() == (tmp_path / "completions" / "mine.txt").read_text()
+    stay = [name for name in mine if name not in ("config.yaml", "history.jsonl")]
+    assert {(tmp_path / name).read_text() for name in stay} == {"model: mine"}
+    assert (tmp_path / "earlier/1/config.yaml").read_text() == "model: mine"
+    assert f"moved    config.yaml, history.jsonl to {tmp_path}/earlier/1\n" in capsys.readouterr().err
+    ours(**SAVED).train()
+    assert {(tmp_path / name).read_text() for name in stay} == {"model: mine"}
+    assert [path.name for path in (tmp_path / "adapter").iterdir()] == ["mine.bin"]
+    assert f"kept     {tmp_path}/adapter" in capsys.readouterr().err
+
+
+def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tmp_path, capsys):
+    run_settings = {**SAVED, "save_steps": 2, "log_completions": True, "num_completions_to_print": 0}
+    for number in range(3):
+        trainer = ours(letters, ROWS, **{**run_settings, "max_steps": 2 - number % 2})
+        evaluate(trainer, ROWS[:2])
+        trainer.train()
+        evaluate(trainer, ROWS[:2])
+        report(tmp_path)
+        mine = tmp_path / f"plots/{number}.png"
+        mine.write_text("of the script")
+    files = {"config.yaml", "history.jsonl", "training_history.json", "finished.json", "report.html", "adapter"}
+    files |= {"before.json", "after.json", "plots", "completions"}
+    for number, steps in (1, 2), (2, 1):
+        earlier = tmp_path / f"earlier/{number}"
+        assert {path.name for path in earlier.iterdir()} == files
+        assert len(read_run(earlier).history) == len(read_run(earlier).completions) // 8 == steps
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *files,
+        "earlier",
+        "checkpoint-1",
+        "checkpoint-2",
+        "README.md",
+        ".lock",
+    }
+    assert {path.name for path in tmp_path.glob("plots/?.png")} == {"0.png", "1.png", "2.png"}
+    lines = re.findall(rf"moved    (.*) to {tmp_path}/earlier/2\n", capsys.readouterr().err)
+    assert [line.split(", ")[0] for line in lines] == ["before.json", "after.json"]
+    assert {"history.jsonl", "completions/"} <= set(lines[1].split(", "))
+
+
+def test_a_resumed_run_and_a_second_training_of_one_trainer_continue(ours, tmp_path):
+    trainer = ours(letters, ROWS, **{**SAVED, "save_steps": 1})
+    trainer.evaluate(trainer.train_dataset)
+    evaluate(trainer, ROWS[:2])
+    before = (tmp_path / "before.json").read_text()
+    for steps in ([0, 1, 2], [0, 1, 2, 3, 4]):
+        trainer.train()
+        assert [line["step"] for line in read_run(tmp_path).history] == steps
+        assert json.loads((tmp_path / "finished.json").read_text()) == {"step": steps[-1]}
+    ours(letters, ROWS, **SAVED).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [line["step"] for line in read_run(tmp_path).history] == [0, 1, 2]
+    assert not (tmp_path / "earlier").exists()
+    assert (tmp_path / "before.json").read_text() == before
+
+
+def test_a_script_holds_the_lock_of_its_folder_while_it_trains(ours, tmp_path):
+    """An idle notebook does not: the lock ends with the training, however it ends."""
+    locked = []
+
+    def is_locked():
+        with open(tmp_path / lock.NAME, "a") as other:  # as another process would
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def reward(completions, **columns):
+        locked.append(is_locked())
+        if len(locked) == 2:
+            raise ValueError("wrong")
+        return letters(completions)
+
+    trainer = ours(reward, ROWS, max_steps=1)
+    evaluate(trainer, ROWS[:2])
+    assert not (tmp_path / lock.NAME).exists()
+    trainer.train()
+    assert (locked, is_locked()) == ([True], False)
+    with pytest.raises(RewardError):
+        trainer.train()
+    assert (locked, is_locked()) == ([True, True], False)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with open(tmp_path / lock.NAME, "a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=r"output_dir=.* is in use: .* trains there: wait until it has ended"):
+            ours(letters, ROWS, max_steps=1).train()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 @pytest.mark.parametrize("log_completions", [True, False])
 def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     log_completions, ours, small, tmp_path, capsys, monkeypatch
 ):
-    for folder in ("completions", "adapter"):
-        (tmp_path / folder).mkdir()
-    for name in ("before.json", "after.json", "finished.json", "completions/completions_00009.parquet"):
-        (tmp_path / name).write_text("{}")
+    old = {
+        "before.json": '{"problems_hash": ""}',
+        "after.json": '{"problems_hash": ""}',
+        "finished.json": '{"step": 9}',
+    }
+    old |= {"completions/completions_00009.parquet": "in_format", "adapter/files.json": "{}"}
+    for name, text in old.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
     trainer = ours(letters, rows, max_steps=1, logging_steps=1, log_completions=log_completions, **PEFT)
     sent = set[str]()
@@ -79,10 +169,11 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     trainer.train()
     assert seen == [["trackio"]] * 2, "callbacks get the script's own arguments"
     assert ("completions" in sent) == log_completions, "trackers get the table if it is asked for"
-    assert f"new run  {tmp_path}: replaces the log" in capsys.readouterr().err
+    assert f" to {tmp_path}/earlier/1\n" in capsys.readouterr().err
+    assert {name: (tmp_path / "earlier/1" / name).read_text() for name in old} == old
     left = {path.name for path in tmp_path.iterdir()}
     files = {"config.yaml", "history.jsonl", "training_history.json", "finished.json"}
-    assert left == {*files, "completions", "old-adapter"}, "an adapter of the earlier run is not the new run's"
+    assert left == {*files, "completions", "earlier", ".lock"}, "an adapter of the earlier run is not the new run's"
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
     expected = {

@@ -13,10 +13,16 @@ import unicodedata
 from functools import lru_cache
 
 from grpo_math.grading.equal import spelled
+from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
 
 CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
 
+GREEK_LETTERS = "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΣΦΨΩ∆"
+GREEK_NAMES = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega
+Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega Delta
+""".split()  # noqa: SIM905
 CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－‐‑", "-"),
     **dict.fromkeys("×∗⋅·∙•✕", "*"),
@@ -26,7 +32,8 @@ CHARACTERS = {
     "≤": "<=", "⩽": "<=", "≥": ">=", "⩾": ">=", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ", "√": "\\sqrt ",
     "⊂": "\\subset ", "⊃": "\\supset ", "⊆": "\\subseteq ", "⊇": "\\supseteq ",
     "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "±": "\\pm ", "≈": "\\approx ", "∓": "\\mp ",
-    "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ", "φ": "\\phi ", "º": "°",
+    **{letter: f"\\{name} " for letter, name in zip(GREEK_LETTERS, GREEK_NAMES, strict=True)}, "º": "°",
+    "→": "\\to ", "≡": "\\equiv ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "“": '"', "”": '"', "‘": "'", "’": "'", "，": ",", "；": ";", "：": ":",
     "（": "(", "）": ")", "∠": "\\angle ", "￥": "¥", "、": ",", "‰": "\\permille ",
     **{chr(0x2460 + n): chr(0xE000 + n) for n in range(20)},  # circled digits are names: NFKC would make them digits
@@ -82,6 +89,12 @@ SPELLINGS = [
         (r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
         (r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)", ""),  # around a formula
+        # Functions in an upright font. \\text{ min} and \\text{ sec} are units.
+        (
+            r"\\(?:operatorname\*?|(?:mathrm|text)(?! ?\{ ?(?:min|max|sec)))"
+            rf"\s*\{{\s*({'|'.join(FUNCTIONS | ALIASES.keys())})\s*\}}",
+            r"\\\1 ",
+        ),
         (
             r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})|(?:mathrm|mathbf|mathit|mathsf|mathnormal)(?![A-Za-z]))\*?\s*",
             r"\\text",
@@ -137,6 +150,7 @@ FORMS = [
             r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
         ),
+        (r"(\\equiv.*)\\mod(?![a-z])", r"\1\\pmod"),
         (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
         (r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
         (r"\A一?共有?\s*(?=\d)", ""),

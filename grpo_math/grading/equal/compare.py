@@ -55,6 +55,8 @@ POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
 MODULUS = re.compile(  # 2 (mod 5)
     r"\A((?!.*\\equiv).*\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
 )
+MIXED = re.compile(r"\A(-?\d+)\((\d+/\d+)\)(?=%?\Z)")  # 1(1/2), a gold answer of Math23K
+GLUED = re.compile(r"\A(-?[\d,.]+\d)([mshl])\Z")  # 12m, but 2m may be a product
 NO_LABEL = re.compile(r"\b(?:not|never|nor|but|except|without|or|and|with)\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 MEMBERS = re.compile(r"(=|\\approx|,(?!\d{3}(?!\d))|;|\b(?:and|or)\b)")  # between equal values, or values of a list
@@ -173,7 +175,9 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
     if short and answer:
-        text = MODULUS.sub(r"\1", CHOICE.sub("", text))
+        text = GLUED.sub(r"\1 \2", MODULUS.sub(r"\1", CHOICE.sub("", text)))
+    if not answer:
+        text = MIXED.sub(r"\1 \2", text)
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:

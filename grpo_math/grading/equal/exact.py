@@ -13,7 +13,19 @@ import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from grpo_math.grading.equal.tree import Call, Degrees, Negative, Number, Percent, Power, Product, Quotient, Sum, Tree
+from grpo_math.grading.equal.tree import (
+    Call,
+    Degrees,
+    Negative,
+    Number,
+    Percent,
+    Power,
+    Product,
+    Quotient,
+    Residue,
+    Sum,
+    Tree,
+)
 
 BITS = 4_000  # of a number that is computed
 
@@ -45,6 +57,8 @@ def _value(tree: Tree) -> Fraction:
             return _value(operand)
         case Percent(operand):
             return _value(operand) / 100
+        case Residue(number, modulus):
+            return _value(number) % _value(modulus)
         case Power(base, exponent):
             return _power(_value(base), _value(exponent))
         case Call((square,), "sqrt"):

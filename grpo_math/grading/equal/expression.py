@@ -143,7 +143,7 @@ class _Reader(Scanner):
         while True:
             if self.take("*"):
                 factors.append(self.signed())
-            elif self.take("\\bmod"):
+            elif self.take("\\bmod", "\\mod"):
                 factors = [Residue(joined(Product, factors), self.signed())]
             elif self.take("/"):
                 factors = [Quotient(joined(Product, factors), self.signed())]
@@ -303,13 +303,14 @@ class _Reader(Scanner):
             if not names_only(self.argument()) or re.search("[a-z]{3}", self.text[start : self.at]):
                 raise Unreadable(f"\\{name} over more than letters")
             return Variable(name + self.text[start : self.at].strip())
-        if name in notation.FUNCTIONS:
+        if name in notation.FUNCTIONS or name in notation.ALIASES:
             return self.call(name)
         if name not in notation.GREEK:
             raise Unreadable(f"\\{name} is not of this grammar")
         return self.named(name)
 
     def call(self, name: str) -> Tree:
+        name = notation.ALIASES.get(name, name)
         power = self.exponent() if self.take("^") else None
         base = self.argument() if self.take("_") else None
         power = self.exponent() if power is None and self.take("^") else power
@@ -326,9 +327,9 @@ class _Reader(Scanner):
             arguments = (joined(Product, factors),)
         if name == "log" and base is not None:
             arguments = (*arguments, base)
-        if power == Number(Fraction(-1)) and name in ("sin", "cos", "tan"):
+        if power == Number(Fraction(-1)) and "arc" + name in notation.FUNCTIONS:
             return Call(arguments, "arc" + name)
-        tree = Call(arguments, {"lg": "log"}.get(name, name))
+        tree = Call(arguments, name)
         return tree if power is None else Power(tree, power)
 
     def word(self, word: str) -> Tree:
@@ -336,7 +337,7 @@ class _Reader(Scanner):
         lower = word.lower()
         if lower in notation.WORDS:
             return notation.WORDS[lower]
-        if lower in notation.FUNCTIONS:
+        if lower in notation.FUNCTIONS or (lower in notation.ALIASES and len(lower) > 3):
             if lower != "sqrt":
                 return self.call(lower)
             if not self.peek("{", "("):

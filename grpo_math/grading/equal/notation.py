@@ -15,11 +15,15 @@ ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 FUNCTIONS = frozenset(
     """
-arcsin arccos arctan arccot sinh cosh tanh csch sech coth cosec
+arcsin arccos arctan arccot arcsec arccsc arcsinh arccosh arctanh arccoth arcsech arccsch
+sinh cosh tanh csch sech coth cosec
 sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm
 max min floor ceil
 """.split()  # noqa: SIM905
 )
+ALIASES = {"lg": "log", "tg": "tan", "ctg": "cot"} | {
+    name.replace("arc", short): name for name in FUNCTIONS if name.startswith("arc") for short in ("a", "ar")
+}
 WORDS = {"pi": PI, "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
 SHORT_WORDS = frozenset(
     """
@@ -49,7 +53,7 @@ NUMBER = re.compile(
 )
 THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
-REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
+REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))")
 EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
 MIXED = re.compile(
     r" ?\\frac\s*(?:\{\s*(\d{1,9})\s*\}|(\d))\s*(?:\{\s*(\d{1,9})\s*\}|(\d))| (\d{1,9}) ?/ ?(\d{1,9})(?![\d.])"

@@ -23,7 +23,8 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.equal.rounding import places
+from grpo_math.grading.equal.notation import FUNCTIONS
+from grpo_math.grading.equal.rounding import is_rounded_or_cut, places
 from grpo_math.grading.equal.structure import Rules, exact_leaf
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
@@ -93,7 +94,7 @@ def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
     at = places(decimal.value, digits) if isinstance(decimal, Number) else None
     number = None if at is None else _real(exact, at + 20)
     with mp.workdps((at or 0) + 30):
-        return number is not None and abs(_value(decimal, {}) - number) * 10 ** (at or 0) < 1
+        return number is not None and is_rounded_or_cut(_value(decimal, {}), number, at or 0)
 
 
 def _real(tree: Tree, precision: int = LOW) -> Any:
@@ -255,11 +256,8 @@ def _call(name: str, values: list[Any]) -> Any:
     if name == "log":
         return mpmath.log(values[0]) / mpmath.log(values[1] if len(values) > 1 else 10)
     functions = {
-        "sqrt": mpmath.sqrt, "abs": abs, "ln": mpmath.log, "exp": mpmath.exp, "sin": mpmath.sin, "cos": mpmath.cos,
-        "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin,
-        "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
-        "tanh": mpmath.tanh, "csch": mpmath.csch, "sech": mpmath.sech, "coth": mpmath.coth,
-        "cosec": mpmath.csc, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
+        **{name: getattr(mpmath, name.replace("arc", "a"), None) for name in FUNCTIONS},
+        "abs": abs, "ln": mpmath.log, "cosec": mpmath.csc, "binom": mpmath.binomial,
         "max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm,
         "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
     }  # fmt: skip

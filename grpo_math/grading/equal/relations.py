@@ -40,11 +40,13 @@ from grpo_math.grading.equal.tree import (
     is_infinite,
     names,
     negated,
+    walk,
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------- equalities
 
 
+ANGLES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))  # a problem may ask for sin 2x
 MIRRORED = {">": "<", ">=": "<=", "\\supset": "\\subset", "\\supseteq": "\\subseteq"}
 
 
@@ -104,17 +106,25 @@ def values(tree: Tree) -> tuple[Tree, ...]:
 
 
 def _unsolved(tree: Tree) -> bool:
-    """Return True for ``5x``, ``x + 1`` or ``7AB``: an equation with such a left side is not solved."""
-    scaled = isinstance(tree, Product) and has_names(tree) and any(isinstance(part, Number) for part in tree.parts)
-    if not (scaled or has_loose_names(tree)) or _is_function(tree):
+    r"""Return True for ``5x``, ``x + 1``, ``7AB`` or ``|x - 1|``: an equation with such a left side is not solved.
+
+    A problem may ask for ``|z|``, ``\log_a b`` or ``\sqrt{ab}``. The root of one unknown is always an equation.
+    """
+    if _is_function(tree):
         return False
-    return len(names(tree)) == 1 or contains(tree, Matrix) or _has_numbers(tree)
+    with_number = isinstance(tree, Product | Sum) and any(isinstance(part, Number) for part in tree.parts)
+    if (with_number and has_names(tree)) or has_loose_names(tree):
+        return len(names(tree)) == 1 or contains(tree, Matrix) or _has_numbers(tree)
+    calls = [node for node in walk(tree) if isinstance(node, Call)] if len(names(tree)) == 1 else []
+    return any(call.name == "sqrt" or (call.name not in ANGLES and _has_numbers(*call.parts)) for call in calls)
 
 
-def _has_numbers(tree: Tree) -> bool:
-    """Return True if a tree has numbers outside of exponents. A problem may ask for ``a^2 + b^2``, not ``2a + 1``."""
-    return isinstance(tree, Number | Call | Based) or any(
-        map(_has_numbers, (tree.left,) if isinstance(tree, Power) else tree.children())
+def _has_numbers(*trees: Tree) -> bool:
+    """Return True if trees have numbers outside of exponents. A problem may ask for ``a^2 + b^2``, not ``2a + 1``."""
+    return any(
+        isinstance(tree, Number | Call | Based)
+        or _has_numbers(*((tree.left,) if isinstance(tree, Power) else tree.children()))
+        for tree in trees
     )
 
 

@@ -31,7 +31,17 @@ def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
 def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:
     """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
     at = places(decimal, digits)
-    return at is not None and abs(decimal - exact) * 10**at < 1
+    return at is not None and is_rounded_or_cut(decimal, exact, at)
+
+
+def is_rounded_or_cut(decimal: Any, exact: Any, at: int) -> bool:
+    """Return True if a decimal with ``at`` places is a number, rounded or truncated there.
+
+    >>> [is_rounded_or_cut(Fraction(text), Fraction(2, 3), 2) for text in ("0.66", "0.67", "0.65", "0.68")]
+    [True, True, False, False]
+    """
+    missing = (exact - decimal) * 10**at * (1 if exact > 0 else -1)
+    return bool(-1 <= 2 * missing < 2)
 
 
 def is_rounded(gold: Tree, answer: Tree, number: Callable[[Tree], Any]) -> bool:

@@ -2,10 +2,10 @@ r"""Numbers in English words as digits, if the words are one number.
 
 >>> digits("twenty-five"), digits("two thousand three hundred"), digits("minus seven"), digits("minus 7")
 ('25', '2300', '-7', '-7')
->>> digits("six seven"), digits("two and three"), digits("three halves")
-('six seven', '2 and 3', 'three halves')
+>>> digits("six seven"), digits("two and three"), digits("three fifths"), digits("one and a half")
+('six seven', '2 and 3', '\\frac{3}{5}', '1\\frac{1}{2}')
 
-Does not read fractions.
+Does not read "two twenty-fifths".
 """
 
 import re
@@ -18,7 +18,10 @@ SMALL = {word: n for n, word in enumerate(UNITS.split())}
 TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
 SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NUMBER_WORDS = frozenset((*SMALL, *TENS, *SCALES, "hundred"))
-PARTS = "half halve third quarter fourth fifth sixth seventh eighth ninth tenth hundredth".split()  # noqa: SIM905
+PARTS = {
+    **dict.fromkeys(("half", "halve"), 2), "third": 3, "quarter": 4, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12,
+    **{f"{word}th": n for word, n in SMALL.items() if n > 3}, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
+}  # fmt: skip
 _NAMES = "|".join(sorted(NUMBER_WORDS, key=len, reverse=True))
 _PARTS = "|".join(PARTS)
 _RUN = re.compile(
@@ -26,11 +29,25 @@ _RUN = re.compile(
     rf"(?:{_NAMES})(?:[\s-]+(?:and[\s-]+)?(?:{_NAMES}))*(?![A-Za-z]|[\s-]+(?:{_PARTS}))",
     re.IGNORECASE,
 )
+# "one half", "three fifths", "two and a half": the name is plural behind any number but one.
+_FRACTION = re.compile(
+    rf"(?<![A-Za-z\\.,-])((?:negative|minus)\s+)?(?:({_NAMES})\s+and\s+)?"
+    rf"(?:(?:an?|one)[\s-]+({_PARTS})|({_NAMES})[\s-]+({_PARTS})s)(?![A-Za-z-])",
+    re.IGNORECASE,
+)
 
 
 def digits(text: str) -> str:
-    """Return the text with every number in words as digits."""
-    return text if len(text) > 400 else _RUN.sub(lambda run: _digits(run.group()), text)
+    """Return the text with every number and fraction in words as digits."""
+    return text if len(text) > 400 else _RUN.sub(lambda run: _digits(run.group()), _FRACTION.sub(_fraction, text))
+
+
+def _fraction(words: re.Match[str]) -> str:
+    sign, whole, part, above, parts = (word and word.lower() for word in words.groups())
+    numbers = [_whole([word]) for word in (whole or "zero", above or "one")]
+    if None in numbers:  # "hundred fifths"
+        return words.group()
+    return f"{'-' * bool(sign)}{numbers[0] or ''}\\frac{{{numbers[1]}}}{{{PARTS[part or parts]}}}"
 
 
 def _digits(run: str) -> str:

@@ -12,7 +12,7 @@ MAX_CHARACTERS = 2_000  # of a text that is read; gold answers of GSM8K and MATH
 DOLLAR = re.compile(r"(?<!\\)\\\$")  # an escaped one is money
 EDGE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + '`"“”'
 STOPS = ".,;:?。"
-PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("'", "'"))
 
 # A backslash escape that a program has read as a control character: the "\\f" of "\\frac".
 _LOST = re.compile(

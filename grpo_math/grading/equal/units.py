@@ -41,7 +41,7 @@ _OTHER = """
 in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
 month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
 degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
-yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens
+yuan CNY RMB 元|mL ml|cL cl|dL dl|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens
 """.replace("\n", "|").split("|")
 _TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
 for _symbol, *_names in (line.split() for line in _METRIC if line):
@@ -71,7 +71,8 @@ _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|I
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
-    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-zμ一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
+    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-zμ一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]"
+    r"|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, but 3g may be a product
     r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
     rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"
 )
@@ -152,11 +153,11 @@ def agree(gold: Unit | None, answer: Unit | None) -> bool:
 def _may_follow(word: str) -> bool:
     """Return True if a word after a number, outside of ``\\text{}``, is not a variable or a product of variables."""
     if len(word) == 1:
-        return word in _SHORT or word == "a" or not word.isascii() or not word.isalpha()
+        return word in _SHORT or word == "a" or (not word.isascii() and word != "μ") or not word.isalpha()
     if "-" in word:  # ax-by is a difference
         return all(map(_may_follow, word.split("-")))
-    known = word in _TABLE or word.lower() in SHORT_WORDS or not word.isascii()
-    return known or len(word) > 3 or re.fullmatch("[^aeiou][aeiou].", word.lower()) is not None
+    known = word in _TABLE or word.lower() in SHORT_WORDS or not word.isascii() or (len(word) == 3 and _named(word))
+    return bool(known) or len(word) > 3 or re.fullmatch("[^aeiou][aeiou].", word.lower()) is not None
 
 
 def _named(word: str) -> str | None:

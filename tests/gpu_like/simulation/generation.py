@@ -4,14 +4,17 @@ the last tokens, with keys and values as long as they get.
 Does not know an engine: what vLLM takes it is told.
 """
 
+from inspect import signature
 from typing import Any
 
 import torch
 from gpu_like.simulation.device import TOKEN
+from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation.cache import ROOM, GrowingLayer
 from grpo_math.generation.decoding import sample
+from grpo_math.generation.names import cache_name
 
 FIRST = 3  # tokens that are computed at the start
 
@@ -43,12 +46,13 @@ def _last_tokens(trainer: Any, model: Any, rows: int, prompt: int, length: int) 
         before += 1 + ROOM
     cache, shape = DynamicCache(config=config), (rows, heads, before, width)
     cache.layers = [GrowingLayer(*(torch.empty(shape, dtype=dtype, device="cuda") for _ in "kv")) for _ in cache.layers]
+    name = cache_name(signature(GenerationMixin.prepare_inputs_for_generation).parameters)
     for length in (before + 1, before + 2):
         out = model(
             input_ids=torch.full((rows, 1), TOKEN, device="cuda"),
             attention_mask=torch.ones(rows, length, dtype=torch.long, device="cuda"),
             position_ids=torch.full((rows, 1), length - 1, device="cuda"),
-            past_key_values=cache,
+            **{name: cache},
             use_cache=True,
             logits_to_keep=1,
         )

@@ -1,0 +1,35 @@
+"""Names that differ between the families and the versions of transformers. No other module contains them."""
+
+from collections.abc import Container
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from grpo_math.run.replaced import replaced
+
+# In this order: transformers maps the first name to another one in some families.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# From transformers 5.24 on, `cache` for every family. Before, `cache_params` for Mamba's layers.
+CACHE = ("cache", "past_key_values", "cache_params")
+
+
+def cache_name(names: Container[str]) -> str:
+    """Return the name of the cache in ``names``: a function's parameters, its keyword arguments, or a model's output.
+
+    The empty string if there is none.
+
+    >>> cache_name({"input_ids", "past_key_values"}), cache_name(["cache", "past_key_values"]), cache_name([])
+    ('past_key_values', 'cache', '')
+    """
+    return next((name for name in CACHE if name in names), "")
+
+
+def experts_per_token(config: Any) -> int:
+    """Return the number of experts that compute a token: 1 if the layers have no experts."""
+    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 1
+
+
+def experts_for_trl(config: Any) -> AbstractContextManager[None]:
+    """Give ``config`` the name of the number of experts that TRL reads in every family, inside this context."""
+    # Not for longer, because the attribute would be saved in config.json.
+    counts = [getattr(config, name) for name in EXPERTS if hasattr(config, name)]
+    return replaced(config, num_experts=counts[0]) if counts else nullcontext()

@@ -1,0 +1,66 @@
+"""In the formats `gsm8k` and `direct`, a gold answer that is one number is answered by one number in digits."""
+
+import pytest
+
+from grpo_math.grading import grade_batch
+from grpo_math.grading.formats import in_format_for
+from grpo_math.rewards import REWARDS
+
+ONE_NUMBER = [
+    *(("50", text) for text in ("50", "$50", "50 dollars", r"\$50", "50.", "50.0", "50,00", "**50**", "$50$", "+50")),
+    *(("50", text) for text in ("50 red apples", r"50\text{ cm}", "50%", "५०", "５０", "50 for both weeks.")),
+    *(("1500", text) for text in ("1,500", "1 500", r"1{,}500", r"\$1,500.00", "1,500 USD")),
+    *(("-3.5", text) for text in ("-3.5", "−3.5", "-7/2", r"-\frac{7}{2}", r"-3\frac{1}{2}", "-3 1/2 cm", "-350%")),
+    *((r"\frac{2}{4}", text) for text in (r"\frac{2}{4}", r"\dfrac24", "2/4", "1/2", ".5", r"50\%", "½")),
+    *((gold, gold) for gold in ("2^{10}", "x = 5", r"0.\overline{3}", "12/1", "1(1/2)", "6!")),
+]
+CALCULATED = [
+    *(("50", text) for text in ("24 + 26", "24 + 26 = x", "24 + 26 = 50", "50 = 24 + 26", "total = 24 + 26", "x = 50")),
+    *(("50", text) for text in ("answer: 24 + 26", "24 ＋ 26", "24 − 0 + 26", "24+26/1", r"\text{24 + 26}", "50 + 0")),
+    *(("50", text) for text in ("24 + 26 (dollars)", "|24 + 26|", r"\boxed{24+26}", "24 plus 26", "$24 + $26")),
+    *(
+        ("50", text)
+        for text in ("24 and 26", "(50)(1)", "100/2", "100 : 2", r"\frac{100}{2}", "50/1", "fifty", "-(-50)")
+    ),
+    *(
+        ("8", text)
+        for text in ("2^3", r"\sqrt{64}", r"2 \cdot 4", "2(4)", r"\binom{8}{1}", r"\gcd(8, 16)", "18 mod 10")
+    ),
+    *(("24", text) for text in ("4!", r"\sum_{k=1}^{24} 1", "eight times three", "0 24 + 0", "2 dozen + 0", "24 · 1")),
+    *((r"\frac{1}{2}", text) for text in ("2/4", "3/6", r"\frac{5}{10}", "1 - 1/2", "1/(1+1)")),
+]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "direct"])
+@pytest.mark.parametrize(
+    ("gold", "answer", "met"), [*((*c, True) for c in ONE_NUMBER), *((*c, False) for c in CALCULATED)]
+)
+def test_a_format_of_one_number_is_met_by_a_number_in_digits_and_by_no_calculation(gold, answer, met, name):
+    assert in_format_for(gold, f"#### {answer}", name) is met
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "met"),
+    [
+        *(("B", text, True) for text in ("B", "(B) 24 + 26", "option B")),
+        *(("yes", "Yes, 2 + 2 = 4", True), ("1, 2", "2, 1", True), ("3:45", "3:45 P.M.", True)),
+        *((r"2\sqrt{3}", r"\sqrt{12}", True), ("x + 1", "1 + x", True), (r"\sqrt{7}", "3 + 4", False)),
+    ],
+)
+def test_with_any_other_gold_answer_only_a_calculation_of_numbers_is_outside_the_format(gold, answer, met):
+    assert in_format_for(gold, f"#### {answer}", "gsm8k") is met
+
+
+def test_other_formats_may_contain_a_calculation():
+    assert in_format_for("50", r"So \boxed{24 + 26}.", "boxed")
+
+
+def test_the_grade_and_the_rewards_know_the_gold_answer_and_refuse_a_calculation():
+    texts, columns = ["#### 48/2", "#### 24"], {"answer": ["so\n#### 24"] * 2, "answer_format": ["gsm8k"] * 2}
+    grades = grade_batch(columns["answer"], texts, answer_format="gsm8k")
+    assert [(str(grade.verdict), grade.in_format) for grade in grades] == [("correct", False), ("correct", True)]
+    for name in ("gsm8k", "format_strict"):
+        assert REWARDS[name](["", ""], texts, **columns) == [0.0, 1.0]
+    assert REWARDS["format_strict"](["", ""], texts, answer_format="gsm8k") == [1.0, 1.0]
+    one, two = REWARDS["shaped"](["", ""], texts, **columns)
+    assert two - one == pytest.approx(0.05)
