@@ -66,7 +66,7 @@ class LossMetrics:
     def reduce(self, accelerator: Any, training_steps: int) -> StepResult:
         """Return the result of a step of ``training_steps`` training steps. All ranks call this.
 
-        A mean over nothing is left out: the step has computed no completion.
+        A metric of nothing is left out: the step has computed no completion.
 
         >>> from types import SimpleNamespace
         >>> accelerator = SimpleNamespace(device="cpu", num_processes=1, gather=lambda sums: sums)
@@ -96,8 +96,7 @@ class LossMetrics:
         means = {}
         for position, (name, metric) in enumerate(self.declared.items(), len(values) - len(self.totals)):
             if metric.statistic in extremes:
-                value = extremes[metric.statistic][position]
-                means[name] = value if math.isfinite(value) else math.nan
+                means |= {name: value} if math.isfinite(value := extremes[metric.statistic][position]) else {}
             elif count := counts[metric.statistic][0] + counts[metric.statistic][1] * metric.counts_skipped:
                 means[name] = sums[position] / count
         loss = policy_loss / accelerator.num_processes / training_steps

@@ -80,7 +80,7 @@ class LossSettings:
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
-    max_completion_length: int = 256
+    max_completion_length: int = 512
     entropy_coef: float | None = None
     router_aux_loss_coef: float = 0.0
     vllm_importance_sampling_correction: bool = False

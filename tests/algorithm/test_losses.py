@@ -418,5 +418,4 @@ def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_noth
     nothing = step([False], torch.zeros(1, 1), 0)
     nothing.skipped = 4
     values = nothing.reduce(SimpleNamespace(device="cpu", num_processes=1, gather=lambda values: values), 1).metrics
-    assert values.pop(metrics.CLIP_HIGHEST) != values
     assert values == {metrics.CLIP_HIGH: 0.0}
