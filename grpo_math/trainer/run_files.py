@@ -27,7 +27,7 @@ from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
@@ -37,8 +37,7 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 class RunFiles(History):
     """The files of a run, written by its main process; an adapter by all processes together."""
 
-    def __init__(self, trainer: "GRPOTrainer", settings: "GRPOConfig") -> None:
-        self.settings = settings
+    def __init__(self, trainer: "GRPOTrainer") -> None:
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
         self.written = set[Path]()  # the evaluations that this process has written
@@ -76,7 +75,7 @@ class RunFiles(History):
         # The same file that `grpo-math train` writes, so that the report reads both.
         write_config(
             config,
-            recipe_settings(self.trainer, self.settings),
+            recipe_settings(self.trainer),
             ["python", *sys.argv],
             str(self.trainer.accelerator.distributed_type),
             self.trainer.accelerator.num_processes,
@@ -138,13 +137,13 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
         yield
 
 
-def recipe_settings(trainer: Any, own: "GRPOConfig") -> dict[str, Any]:
+def recipe_settings(trainer: Any) -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
     options: dict[str, Any] = trainer.args.model_init_kwargs or {}
     settings = {
-        **own.to_dict(),
+        **trainer.grpo_math.settings.to_dict(),
         "model_name_or_path": name,
         "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),

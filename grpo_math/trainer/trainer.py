@@ -135,7 +135,7 @@ class MathGRPOTrainer(GRPOTrainer):
         trl: Any = super()
         self.grpo_math = Parts(self, settings, conversation, lambda: trl._get_per_token_logps_and_entropies)
         self.add_callback(state.RestoreState(self.grpo_math.run))
-        self.add_callback(RunFiles(self, settings))
+        self.add_callback(RunFiles(self))
         console.replace_printers(self)
 
     # A run begins, or continues

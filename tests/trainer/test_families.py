@@ -135,7 +135,7 @@ def test_an_optimizer_in_the_hooks_of_a_script_is_not_packed(ours):
     model = tiny_model("llama")
     for weight in model.parameters():
         weight.register_post_accumulate_grad_hook(torch.optim.SGD([weight]).step)
-    assert ours(model=model).scorer is None
+    assert ours(model=model).grpo_math.updates.scorer is None
 
 
 def test_ddp_looks_for_unused_parameters_if_a_text_leaves_a_tower_unused(ours, monkeypatch):
@@ -143,10 +143,11 @@ def test_ddp_looks_for_unused_parameters_if_a_text_leaves_a_tower_unused(ours, m
         trainer = ours(model=tiny_model(family), gradient_checkpointing=True)
         assert trainer.accelerator.ddp_handler.find_unused_parameters == (family == "gemma3")
     trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": True}
-    trainer._set_up_updates()
+    updates = trainer.grpo_math.updates
+    assert not updates._has_unused_parameters()
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     with pytest.raises(ConfigError, match="vision tower gets no gradient: set use_reentrant to false"):
-        trainer._set_up_updates()
+        updates._has_unused_parameters()
 
 
 def test_float32_weights_are_compared_without_autocast(ours):

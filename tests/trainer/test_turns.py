@@ -112,7 +112,7 @@ def test_ranks_wait_for_each_other_with_vllm_and_turns_end_with_the_shorter_cont
     # A model with vision has the length in the config of its text model.
     model = SimpleNamespace(config=Gemma3Config(text_config={"max_position_embeddings": 400}))
     accelerator = SimpleNamespace(state=None, num_processes=processes)
-    tools = ToolLoop(None, accelerator, model.config, engine)
+    tools = ToolLoop(None, accelerator, model.config, engine if settings["use_vllm"] else None)
     assert (tools.waits, tools.context) == (waits, context)
 
 
