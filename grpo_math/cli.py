@@ -14,8 +14,9 @@ import sys
 from typing import Any, NamedTuple
 
 from grpo_math import __version__
-from grpo_math.errors import PushError, UserError, printed, require_choice
+from grpo_math.errors import PushError, UserError, first_line, printed, require_choice
 from grpo_math.run import streams
+from grpo_math.run.files import no_room
 
 
 class Command(NamedTuple):
@@ -187,12 +188,16 @@ def _run(argv: list[str]) -> int:
         raise _unknown(parser, "--")
     try:
         answer = _module(name).run(args)
-    except OSError as error:  # a file that the command names, or a file next to it
+    except Exception as error:
         # demo and train report the files of a run themselves (run/failures.py).
-        if error.filename is None or name in ("demo", "train"):
+        if name in ("demo", "train"):
             raise
-        named = os.fsdecode(error.filename)
-        raise UserError(f"{named}: {error.strerror}: check that it can be read and written") from None
+        if isinstance(error, OSError) and error.filename:  # a file that the command names, or a file next to it
+            named = os.fsdecode(error.filename)
+            raise UserError(f"{named}: {error.strerror}: check that it can be read and written") from None
+        if cause := no_room(error):
+            raise UserError(f"a file could not be written ({first_line(cause)}): free space, then try again") from None
+        raise
     if isinstance(answer, int):
         return answer
     print(json.dumps(answer.json) if args.json else answer.text)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import subprocess
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_help_is_a_command_and_a_run_needs_no_option(capsys):
     parser = command_parser("evaluate")
     runs = [parser.parse_args(words).run for words in (["runs/a", "--data", "d"], ["--run", "runs/a"], ["--n", "5"])]
     assert runs == ["runs/a", "runs/a", None]
+
+
+def test_a_command_on_a_full_disk_ends_with_one_line(monkeypatch, capsys):
+    """`export` gets this exception from safetensors."""
+    full = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr("grpo_math.report.merged.run", Mock(side_effect=full))
+    assert main(["export", "runs/demo", "--merge", "merged"]) == 2
+    line = (
+        "error: a file could not be written (Error while serializing: I/O error: No space left on device (os error 28))"
+    )
+    assert capsys.readouterr().err == f"{line}: free space, then try again\n"
 
 
 @pytest.mark.parametrize(

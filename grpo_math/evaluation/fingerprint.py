@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.problems.prompts import PROBLEM
+from grpo_math.rewards.columns import row_format
 from grpo_math.run.resume import short_hash
 
 Row = Mapping[str, Any]
@@ -33,7 +34,7 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     for row in rows:
         problem, prompt = (json.dumps(row.get(name), ensure_ascii=False) for name in ("problem", "prompt"))
         # Without the quotes, because the problem is inside a longer string of the prompt.
-        templates.add((row.get("answer_format"), prompt.replace(problem[1:-1], PROBLEM)))
+        templates.add((row_format(row), prompt.replace(problem[1:-1], PROBLEM)))
     is_chat = any(not isinstance(row.get("prompt"), str) for row in rows)
     chat = getattr(tokenizer, "chat_template", None) if is_chat else None
     return short_hash([*(part for template in sorted(templates, key=str) for part in template), chat])

@@ -30,8 +30,9 @@ from grpo_math.generation.models import inference_dtype, model_path
 from grpo_math.generation.request import PLAIN, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
+from grpo_math.rewards.columns import row_format
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import replace_text, write_json
+from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
@@ -78,7 +79,7 @@ def evaluate(
         "model": model.name,
         "adapter": model.adapter,
         "backend": model.backend.name.removesuffix("-server"),  # the same engine if the user started the server
-        "template": rows[0].get("answer_format"),
+        "template": row_format(rows[0]),
         **asdict(sampling),
         "request": request.to_dict(),
         "prompt_hash": prompt_hash(rows, model.tokenizer),
@@ -221,7 +222,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
 
 def store(path: Path, records: Iterable[Record]) -> None:
     """Add the records in one write, so that a killed process can cut only the last line."""
-    with open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
 
@@ -232,7 +233,7 @@ def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: flo
     grades = grade_batch(
         [row["answer"] for row in rows],
         [completion.text for completion in completions],
-        answer_format=[row.get("answer_format") for row in rows],
+        answer_format=[row_format(row) for row in rows],
         timeout=timeout or TIMEOUT,
     )
     return [as_published(grade, row["answer"], row) for grade, row in zip(grades, rows, strict=True)]

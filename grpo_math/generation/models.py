@@ -124,6 +124,32 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     return tokenizer
 
 
+# Adapters of peft that change a token by that token alone, by peft_type. The others add tokens, choose among experts by
+# the row, or draw noise.
+TOKENWISE = (
+    *("ADALORA", "ADAMSS", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD", "GLORA", "GRALORA", "HIRA"),
+    *("HRA", "IA3", "LILY", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS", "OFT", "OSF", "PEANUT", "PSOFT", "RANDLORA"),
+    *("ROAD", "SHIRA", "SUPERTUNING", "TINYLORA", "TRAINABLE_TOKENS", "UNILORA", "VBLORA", "VERA", "WAVEFT"),
+)
+# Settings of LoRA that make its effect depend on the row: it begins at certain tokens (aLoRA), or draws noise.
+ROWWISE_SETTINGS = ("alora_invocation_tokens", "monteclora_config")
+
+
+def rowwise_adapter(model: Any) -> str | None:
+    """Return the peft_type of an adapter whose effect on a token depends on the rest of its row or batch, or None.
+
+    Rows of such a model cannot be packed. Its prompts cannot be computed once for a group, and a finished row cannot be
+    dropped from a batch.
+    """
+    for adapter in getattr(model, "peft_config", {}).values():
+        kind = getattr(adapter.peft_type, "value", str(adapter.peft_type))
+        if kind not in TOKENWISE:
+            return kind
+        if settings := [name for name in ROWWISE_SETTINGS if getattr(adapter, name, None)]:
+            return f"{kind} with {settings[0]}"
+    return None
+
+
 def longest_width(config: Any) -> int | None:
     """Return the padded width from which a pass has other frequencies than a narrower one, or None.
 

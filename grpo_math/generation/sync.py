@@ -51,6 +51,7 @@ from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 
 logger = get_logger(__name__)
@@ -81,6 +82,8 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             if getattr(args, "staleness", 0):
                 reason = "needs an adapter: full weights would change while the server samples"
                 raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
+            if vllm_sync == "adapter":
+                switched_off("adapter sync", "no adapter is trained")
             return trls(**kwargs)
 
     # TRL has no argument for these: its constructors look them up by name in these modules.

@@ -29,7 +29,7 @@ from grpo_math.report.render import flat, page
 from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
-from grpo_math.run.files import replace_text
+from grpo_math.run.files import replace_text, writing
 from grpo_math.run.streams import Answer
 
 CHANGES_SHOWN = 5
@@ -108,7 +108,8 @@ def report(run_dir: str | Path) -> ReportFiles:
         path.unlink(missing_ok=True)
         if part:
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(png(part))
+            with writing(path):
+                path.write_bytes(png(part))
             plots.append(path)
     text = page(
         title=f"Run {run.name}",

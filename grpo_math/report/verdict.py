@@ -8,6 +8,7 @@ from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.page import print_notes, report
 from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run.checkpoints import seal
+from grpo_math.run.files import replace_text
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -18,7 +19,7 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     print_verdict(run, target)
     # peft wrote a card that names the base by its folder in a cache.
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
-    (target / "README.md").write_text(model_card(run, run.name, trained_base(run), kind), encoding="utf-8")
+    replace_text(target / "README.md", model_card(run, run.name, trained_base(run), kind))
     # Again, because the seal contains the size of each file and the card has changed.
     seal(target)
     # Last: if the push fails, the run is complete on the disk.

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, grade_batch
-from grpo_math.grading.formats import in_format_for
+from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.where import gold_answer
 
 Completion = str | list[dict[str, Any]]
@@ -46,7 +46,8 @@ def completion_grades(name: str, completions: Completions, columns: dict[str, An
     if columns.get(GRADE) is not None:
         return list(columns[GRADE])
     texts = [completion_text(completion) for completion in completions]
-    formats, timeout = prompt_formats(completions, columns), columns.get(GRADE_TIMEOUT, 5.0)
+    formats = [row_format({"answer_format": name}) for name in prompt_formats(completions, columns)]
+    timeout = columns.get(GRADE_TIMEOUT, 5.0)
     return grade_batch(read_gold_answers(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
@@ -81,8 +82,18 @@ def read_gold_answers(name: str, columns: dict[str, Any]) -> list[str]:
     ]
 
 
+def row_format(row: Mapping[str, Any]) -> str | None:
+    """Return the format that a row asks for, or None. A column of the user may have this name and other values.
+
+    >>> row_format({"answer_format": "boxed"}), row_format({"answer_format": "integer"}), row_format({})
+    ('boxed', None, None)
+    """
+    name = row.get("answer_format")
+    return name if isinstance(name, str) and name in FORMATS else None
+
+
 def prompt_formats(completions: Completions, columns: dict[str, Any]) -> list[str | None]:
-    """Return the format that each prompt asked for, or None if a row names no format."""
+    """Return the ``answer_format`` of each row, or None if a row has none."""
     formats = columns.get("answer_format")
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)

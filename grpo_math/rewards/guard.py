@@ -6,6 +6,7 @@ The trainer decides how a run ends, on every rank alike.
 import contextlib
 import functools
 import inspect
+import math
 import sys
 import threading
 import traceback
@@ -75,11 +76,11 @@ def checked(
     ``added``: the trainer's values, under reserved keys. With ``errors``, as in training, an error is added to that
     list instead of raised, because all ranks have to end together.
 
-    >>> def broken(prompts, completions, **columns): return [float("nan")]
+    >>> def broken(prompts, completions, **columns): return [float("inf")]
     >>> checked(broken)([""], [""])
     Traceback (most recent call last):
     ...
-    grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
+    grpo_math.errors.RewardError: reward function broken returned inf for row 0: return a finite number or None
     """
     name = reward_name(reward)
 
@@ -161,11 +162,15 @@ def _verified(name: str, values: Any, count: int) -> Rewards:
     return [None if item is None else _number(name, row, item) for row, item in enumerate(items)]
 
 
-def _number(name: str, row: int, item: Any) -> float:
+def _number(name: str, row: int, item: Any) -> float | None:
     number = item.item() if hasattr(item, "item") else item  # numpy's and torch's
     # TRL accepts any number that Python can convert, such as a Decimal.
     is_real = hasattr(number, "__float__")
-    # False for NaN, too. The squares of larger numbers are not finite in float32 sums.
+    # TRL leaves out a NaN as it leaves out None.
+    if is_real and math.isnan(float(number)):
+        _warn_of_nan(name)
+        return None
+    # The squares of larger numbers are not finite in float32 sums.
     if is_real and abs(float(number)) < 1e30:
         return float(number)
     returned = number if is_real else f"a {type(number).__name__}"
@@ -180,6 +185,12 @@ def _warn(warning: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(f"warning: {warning}", file=sys.stderr)
+
+
+@functools.cache
+def _warn_of_nan(name: str) -> None:
+    """Warn once for each name of a function."""
+    _warn(f"reward function {name} returned NaN, which counts as None: the completion gets no reward from it")
 
 
 def _line(error: BaseException) -> str:

@@ -74,6 +74,11 @@ def unfinished(folder: Path) -> bool:
     return _token(folder).exists()
 
 
+def unfinished_names(run_dir: Path) -> list[str]:
+    """Return the names of the folders of a run that are unfinished."""
+    return [token.stem.removeprefix(".") for token in run_dir.glob(UNFINISHED.format("*"))]
+
+
 def _token(folder: Path) -> Path:
     return folder.parent / UNFINISHED.format(folder.name)
 
@@ -124,8 +129,8 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(((int(step), path) for step, path in numbered if step.isdigit()), reverse=True)
 
 
-def how_to_resume(run_dir: Path) -> str:
-    """Return the end of a message about a run that has ended too soon: how to resume it.
+def how_to_resume(run_dir: Path, command: str = "the same command") -> str:
+    """Return the end of a message about a run that has ended too soon: how to resume it with ``command``.
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
@@ -148,7 +153,7 @@ def how_to_resume(run_dir: Path) -> str:
         newest, _ = newest_whole(run_dir)
     except UserError as error:
         return str(error)
-    return f"the same command continues from {newest.name}" if newest else "the same command starts over"
+    return f"{command} continues from {newest.name}" if newest else "the same command starts over"
 
 
 def named(run_dir: Path, name: str | None) -> Path:
@@ -193,8 +198,8 @@ def to_resume(run_dir: Path, asked: Any) -> Any:
 
     transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.
     """
-    for token in run_dir.glob(UNFINISHED.format("*")):
-        shutil.rmtree(run_dir / token.stem.removeprefix("."), ignore_errors=True)
-        token.unlink()  # last: a kill in between leaves the folder unfinished
+    for name in unfinished_names(run_dir):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+        _token(run_dir / name).unlink()  # last: a kill in between leaves the folder unfinished
     finished = checkpoints(run_dir)
     return str(finished[0][1]) if asked is True and finished else asked

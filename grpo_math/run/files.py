@@ -1,12 +1,48 @@
-"""Atomic writes: a file is written next to the old one and renamed.
+"""Atomic writes: a file is written next to the old one and renamed. Failed writes: how every library reports one.
 
 failures.py reports a write that fails during a run.
 """
 
+import errno
 import json
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+# torch, safetensors, tokenizers and pyarrow each raise another class. All but torch pass on the system's text.
+NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)]
+WRITER_ERROR = re.compile("|".join([*NO_ROOM, "PytorchStreamWriter", "unexpected pos", "iostream error"]))
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and what has caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def no_room(error: BaseException) -> BaseException | None:
+    """Return the cause of an exception if it is a full disk or a read-only file system: the one that names a file, or
+    the first one.
+
+    >>> no_room(Exception("No space left on device (os error 28)")), no_room(OSError(errno.EACCES, "Permission denied"))
+    (Exception('No space left on device (os error 28)'), None)
+    """
+    causes = [one for one in reversed([*chain(error)]) if WRITER_ERROR.search(str(one))]
+    return max(causes, key=lambda one: bool(getattr(one, "filename", None)), default=None)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in an `OSError` of the block. Python names the file only if it cannot be opened."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def existing(folder: Path) -> Path:
@@ -24,10 +60,11 @@ def write_json(path: Path, content: Any) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
-    scratch.write_text(text, encoding="utf-8")
-    # Without this a power failure after the rename may leave an empty file under the final name.
-    flush(scratch)
-    scratch.replace(path)
+    with writing(path):
+        scratch.write_text(text, encoding="utf-8")
+        # Without this a power failure after the rename may leave an empty file under the final name.
+        flush(scratch)
+        scratch.replace(path)
 
 
 def flush(path: Path) -> None:

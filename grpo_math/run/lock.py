@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.files import writing
 
 NAME = ".lock"
 _held: dict[Path, IO[str]] = {}
@@ -44,9 +45,10 @@ def hold(run_dir: Path) -> None:
     except OSError as error:
         warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
         print(f"warning: {warning}", file=sys.stderr)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    with writing(run_dir / NAME):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
     _held[folder] = file
 
 

@@ -8,7 +8,7 @@ With some settings TRL adds keys that are not in this table (an entropy bonus, a
 ('reward', 'rollout')
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
@@ -32,6 +32,7 @@ FORMAT_KEPT = "format_kept"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
+SCRIPT_PREFIX = "script/"  # of a script's metric with a name of ours, until the line is logged
 EVAL_PREFIX = "eval_"  # of the names in transformers' evaluations
 ADVANTAGE_MEAN = "advantage_mean"
 ADVANTAGE_STD = "advantage_std"
@@ -210,6 +211,27 @@ def verdict_key(verdict: str) -> str:
     'grading/crash'
     """
     return f"grading/{verdict}"
+
+
+def reserved(name: str) -> str:
+    """Return the name under which a metric of a script is collected: another one if the name is one of ours.
+
+    >>> reserved("accuracy"), reserved("grading/crash"), reserved("my_metric")
+    ('script/accuracy', 'script/grading/crash', 'my_metric')
+    """
+    return SCRIPT_PREFIX + name if name in METRICS or name.startswith(verdict_key("")) else name
+
+
+def prefer_scripts(log: dict[str, Any]) -> None:
+    """Replace our values with those that a script has logged under the same names.
+
+    >>> log = {"accuracy": [0.5, 0.25], "script/accuracy": [0.75]}
+    >>> prefer_scripts(log)
+    >>> log
+    {'accuracy': [0.75]}
+    """
+    for name in [name for name in log if name.startswith(SCRIPT_PREFIX)]:
+        log[name.removeprefix(SCRIPT_PREFIX)] = log.pop(name)
 
 
 def reward_key(name: str, figure: str = "mean") -> str:

@@ -16,6 +16,21 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.redact import one_line
 
+# torch, because TRL and transformers decorate methods with ``torch.no_grad()``.
+PACKAGES = ("trl", "transformers", "peft", "grpo_math", "torch")
+
+
+def is_foreign(function: Any) -> bool:
+    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
+
+    >>> is_foreign(load_function), is_foreign(lambda: None)
+    (False, False)
+    >>> is_foreign(print), is_foreign(inspect.unwrap)
+    (True, True)
+    """
+    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
+    return any(name.partition(".")[0] not in PACKAGES for name in modules)
+
 
 def is_user_function(name: str) -> bool:
     """Return True if a setting names a function of the user, ``module:function``.

@@ -6,6 +6,7 @@ Each name, default and choice is written once, in a class of `SOURCES`.
 import ast
 import functools
 import importlib.util
+import logging
 import operator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,10 @@ TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
 # Limits of the fields of TRL and transformers, by field. Without its ``fields``, an entry of ``ranges`` is the limits.
 THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
 THEIRS |= TABLES["limits"]
+# The limits of these fields in a script; {}: those of `THEIRS`.
+IN_SCRIPTS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["scripts"] for name in limits.pop("fields")}
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
+logger = logging.getLogger(__name__)
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 
 
@@ -72,6 +76,26 @@ class Field(NamedTuple):
                 words = " and ".join(WORDS[name].format(bound) for name, bound in bounds.items())
                 remedy = f"give a number {words}{self.limits.get('why', '')}"
                 raise ConfigError(self.name, written, "is out of range", remedy)
+
+    def check_in_script(self, value: Any) -> None:
+        """Raise `ConfigError` for a value of a script that cannot work, and log a warning for an unusual value.
+
+        >>> fields()["save_total_limit"].check_in_script(0)
+        >>> fields()["learning_rate"].check_in_script(-1)
+        Traceback (most recent call last):
+        ...
+        grpo_math.errors.ConfigError: learning_rate=-1 is out of range: give a number of 0 or more
+        """
+        try:
+            self.refuse(value, value)
+        except ConfigError as error:
+            limits = IN_SCRIPTS.get(self.name)
+            if limits:
+                self._replace(limits=limits).refuse(value, value)
+            # Our own fields, and the fields that TRL would refuse as well.
+            elif self.name not in THEIRS or limits is not None:
+                raise
+            logger.warning(str(error))
 
 
 @functools.cache

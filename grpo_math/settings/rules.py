@@ -203,6 +203,7 @@ UPDATE = [
         lambda s: s["delta"] is not None and s["delta"] <= 1 + (s["epsilon_high"] or s["epsilon"]),
         "caps the ratio below what epsilon={epsilon:g} and epsilon_high={epsilon_high} let through",
         "give a number above 1 + epsilon_high (or epsilon), or leave it out",
+        "warning",
     ),
     Rule(
         "loss_type",
@@ -218,14 +219,16 @@ UPDATE = [
     Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
-        "compiles again for every packed row, up to torch's recompile limit, which ends the run",
+        "would compile again for every packed row: rows are scored unpacked",
         "leave it out, or set pack_updates to false",
+        "warning",
     ),
     Rule(
         "optim",
         lambda s: s["pack_updates"] and steps_in_backward(s["optim"]),
-        "steps in each backward pass: once for each micro-batch of a packed update",
+        "steps in each backward pass, once for each micro-batch of a packed update: rows are scored unpacked",
         "use another optimizer, or set pack_updates to false",
+        "warning",
     ),
 ]
 

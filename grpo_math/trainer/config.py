@@ -130,8 +130,11 @@ class MathGRPOConfig(GRPOConfig):
             self.fp16 = self.fp16 or (dtype == "float16" and not self.use_cpu)
             self.bf16 = dtype == "bfloat16" and not self.fp16
         # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
-        for name, field in recipe_fields().items():
-            field.refuse(getattr(self, name, None), getattr(self, name, None))
+        for name in ("log_level", "log_level_replica"):
+            setattr(self, name, str(getattr(self, name)).lower())
+        # A subclass may have more fields, under names that only a recipe has.
+        for name in MathGRPOConfig.__dataclass_fields__:
+            recipe_fields()[name].check_in_script(getattr(self, name))
         rules.refuse(vars(self))
         if is_user_function(self.baseline):
             try_function(self.baseline, self.num_generations or 2)
@@ -171,7 +174,8 @@ def as_math_config(args: GRPOConfig) -> MathGRPOConfig:
         return args
     # Without the constructor: nothing is checked or computed a second time.
     settings = object.__new__(MathGRPOConfig)
-    vars(settings).update({**TRL_EQUAL, **vars(args)})
+    # Not the other way round: a subclass of `GRPOConfig` may have a field of its own under a name of ours.
+    vars(settings).update({**vars(args), **TRL_EQUAL})
     return settings
 
 

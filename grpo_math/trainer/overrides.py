@@ -1,15 +1,11 @@
 """Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
-import inspect
 from typing import Any
 
-from accelerate.logging import get_logger
-
-logger = get_logger(__name__)
+from grpo_math.run.speed_ups import switched_off
+from grpo_math.run.user_functions import is_foreign
 
 SCORING = "_get_per_token_logps_and_entropies"
-# torch, because TRL decorates methods with ``torch.no_grad()``.
-PACKAGES = ("trl", "transformers", "grpo_math", "torch")
 # Methods that get an update's rows.
 ROW_METHODS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING),
@@ -17,19 +13,7 @@ ROW_METHODS = (
 )
 
 
-def is_foreign(function: Any) -> bool:
-    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
-
-    >>> is_foreign(sees_rows), is_foreign(lambda: None)
-    (False, False)
-    >>> is_foreign(print), is_foreign(inspect.unwrap)
-    (True, True)
-    """
-    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
-    return any(name.partition(".")[0] not in PACKAGES for name in modules)
-
-
-def sees_rows(trainer: object) -> bool:
+def sees_rows(trainer: Any) -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
@@ -40,9 +24,6 @@ def sees_rows(trainer: object) -> bool:
         for name in ROW_METHODS
         if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
     ]
-    if others:
-        logger.warning_once(
-            f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; each update keeps TRL's rows "
-            "and, if TRL has it, TRL's loss; only its prompts are shared."
-        )
+    if others and trainer.settings.pack_updates:
+        switched_off("shared updates", f"{type(trainer).__name__} overrides {', '.join(others)}")
     return bool(others)

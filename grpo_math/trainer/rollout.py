@@ -25,7 +25,7 @@ from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
 from grpo_math.run import metrics
@@ -182,7 +182,7 @@ class RolloutMaker:
         own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
         # A row that names no format, as in most scripts, asks for none.
         graded = [
-            (grade.verdict, grade.in_format if row.get("answer_format") else None)
+            (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in (zip(grades, inputs, strict=True) if grades else ())
         ]
         ranks = gather_object([(own, graded)])
@@ -236,7 +236,7 @@ class RolloutMaker:
         return grade_batch(
             [read_gold_answer(row) or "" for row in inputs],
             [completion_text(completion) for completion in completions],
-            answer_format=[row.get("answer_format") for row in inputs],
+            answer_format=[row_format(row) for row in inputs],
             timeout=self.settings.grade_timeout,
         )
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sized
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from accelerate.logging import get_logger
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.algorithm.resample import Resampler, Unsolved, refuse_ungraded, repeated_rows, right_or_wrong
@@ -27,12 +26,11 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
-
-logger = get_logger(__name__)
 
 Inputs = list[dict[str, Any]]
 
@@ -131,7 +129,7 @@ class RolloutQueue:
                 self.requested.wait()
             return list(generation.sample(prompts, n))
         if self.requested is not None and self.requested.prompts != prompts:
-            logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
+            switched_off("prefetch", "a batch differed from the prefetched prompts")
             self.requested = None
         batch, started = (
             self.requested or generation.request(prompts, n, trainer.state.global_step),

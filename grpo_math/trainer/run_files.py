@@ -19,12 +19,13 @@ from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.problems.prompts import AS_IS, TEMPLATES
-from grpo_math.rewards.columns import column_names
+from grpo_math.rewards.columns import column_names, row_format
 from grpo_math.run import checkpoints, earlier, lock
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
+from grpo_math.settings.fields import fields
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -139,11 +140,15 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
 
 def recipe_settings(trainer: Any) -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
+    from grpo_math.trainer.config import MathGRPOConfig
+
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
     options: dict[str, Any] = trainer.args.model_init_kwargs or {}
+    # A subclass of the configuration may have fields under names that only a recipe has.
+    others = fields().keys() - MathGRPOConfig.__dataclass_fields__.keys()
     settings = {
-        **trainer.grpo_math.settings.to_dict(),
+        **{name: value for name, value in trainer.grpo_math.settings.to_dict().items() if name not in others},
         "model_name_or_path": name,
         "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
@@ -172,7 +177,7 @@ def _data_settings(data: Any) -> dict[str, Any]:
         settings["dataset_split"] = str(split)
     is_readable = hasattr(data, "__len__") and column_names(data) is not None
     first: Any = next(iter(data), {}) if is_readable else {}
-    answer_format = first.get("answer_format")
+    answer_format = row_format(first)
     # `load_problems` makes a template's prompts. A script may ask for the same format with its own prompts.
     is_made = answer_format in TEMPLATES and first.get("prompt") == TEMPLATES[answer_format](str(first.get("problem")))
     return settings | {"prompt_template": answer_format if is_made else AS_IS, "answer_format": answer_format}

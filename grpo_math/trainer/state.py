@@ -172,8 +172,11 @@ class RunState:
         name = f"checkpoint-{trainer.state.global_step}"
         if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
             return ""
-        resume = "the same command" if of_recipe else "train(resume_from_checkpoint=True)"
-        return f" ({name} is saved: {resume} continues from it)"
+        return f" ({name} is saved: {how_to_continue(of_recipe)} continues from it)"
+
+
+def how_to_continue(of_recipe: bool) -> str:
+    return "the same command" if of_recipe else "train(resume_from_checkpoint=True)"
 
 
 class RestoreState(TrainerCallback):

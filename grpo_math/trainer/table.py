@@ -8,7 +8,8 @@ TRL writes the table as ``completions/completions_STEP.parquet``, and sends it t
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -177,5 +178,9 @@ def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
             # An error of a callback is the script's.
             if trainer._logs is logs:
                 raise
+            # A file that was cut cannot be read by the report.
+            with suppress(OSError):
+                file = f"completions_{trainer.state.global_step:05d}.parquet"
+                Path(args.output_dir, "completions", file).unlink(missing_ok=True)
             # Nobody asked for the file, so the run continues.
             logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")

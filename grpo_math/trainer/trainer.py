@@ -38,15 +38,17 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.algorithm.reference import refuse_lost_reference
-from grpo_math.errors import RewardError
+from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.packing import scoring
-from grpo_math.run import checkpoints, lock, metrics
+from grpo_math.run import checkpoints, lock, metrics, speed_ups
+from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.user_functions import event_loop
 from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
@@ -96,6 +98,7 @@ class MathGRPOTrainer(GRPOTrainer):
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         model = model_path(model) if isinstance(model, str) else model
         settings = as_math_config(args)
+        speed_ups.forget()
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
         # whose template supports tool calls.
         warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
@@ -105,7 +108,7 @@ class MathGRPOTrainer(GRPOTrainer):
             refuse_teacher(teacher, model, args, processing_class)
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
-        with adapter_sync(settings.vllm_sync, args), console.one_loading_bar(), without:
+        with adapter_sync(settings.vllm_sync, settings), console.one_loading_bar(), without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -159,6 +162,13 @@ class MathGRPOTrainer(GRPOTrainer):
         except (RewardError, ServerUnavailable) as error:
             saved = parts.run.agree_to_save_last_step(parts.of_recipe)
             raise type(error)(f"{error}{saved}") from error.__cause__
+        except UserError:
+            raise
+        except Exception as error:
+            # Without the chain, which is a page about torch or tokenizers.
+            if reported := failure(error, run_dir, state.how_to_continue(parts.of_recipe)):
+                raise reported from None
+            raise
         finally:
             # A notebook may stay open for days after its training.
             if writes_run_files(self):
@@ -248,9 +258,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         # ``pack_updates: false`` computes as TRL does, in generation, too.
-        shares = self.grpo_math.updates.scorer and not self.use_vllm
+        parts = self.grpo_math
+        shares = parts.updates.scorer and not self.use_vllm
+        if not shares and parts.settings.pack_updates and not self.use_vllm:
+            switched_off("shared prefill", "the model is not packed")
         with (
-            self.grpo_math.meter.phase(metrics.SECONDS_GENERATE),
+            parts.meter.phase(metrics.SECONDS_GENERATE),
             nullcontext() if self.use_vllm else release_cached_memory(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
@@ -267,6 +280,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         arguments = (inputs, prompts, completions, completion_ids_list)
         return self.grpo_math.rollouts.gather_rewards(super()._calculate_rewards, *arguments)
+
+    def _log_metric(self, name: str, value: float) -> None:
+        super()._log_metric(metrics.reserved(name), value)
 
     # A training step: its update
 
@@ -324,6 +340,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.model.training and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.grpo_math.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
+        metrics.prefer_scripts(self._metrics["train" if self.model.training else "eval"])
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
         # for with ``log_completions``.
         file_only = writes_run_files(self) and metrics.LOSS in logs and not self.log_completions

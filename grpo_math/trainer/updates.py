@@ -33,12 +33,13 @@ from grpo_math.packing.micro_batches import (
     accumulate,
 )
 from grpo_math.run import metrics
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.run.speed_ups import switched_off
+from grpo_math.run.user_functions import is_foreign, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import gradients, longest, tiled_mlp
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter
-from grpo_math.trainer.overrides import is_foreign, sees_rows
+from grpo_math.trainer.overrides import sees_rows
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
@@ -79,11 +80,9 @@ class Updates:
                 ),
             },
         )
-        if packs and trainer.aux_loss_enabled:
-            logger.warning(
-                "pack_updates: the auxiliary loss of the router is not linear in its rows, so updates keep TRL's "
-                "micro-batches (router_aux_loss_coef: 0 leaves the loss out)."
-            )
+        for name, applies in self._row_means().items():
+            if packs and applies:
+                switched_off("shared updates", f"{name} is computed over the rows of a micro-batch")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, args, accelerator)
         if trainer._is_vlm:
             self._refuse_images_with_own_loss()
@@ -160,15 +159,15 @@ class Updates:
 
     @property
     def _keeps_trl_batches(self) -> bool:
-        trainer = self.trainer
-        return bool(
-            self.scorer is None
-            or self._keeps_trl_rows
-            # Each of these is a mean or a quantile over TRL's own micro-batch.
-            or trainer._entropy_bonus_enabled
-            or trainer.top_entropy_quantile < 1.0
-            or trainer.aux_loss_enabled
-        )
+        return self.scorer is None or self._keeps_trl_rows or any(self._row_means().values())
+
+    def _row_means(self) -> dict[str, bool]:
+        """Return whether the loss has each of the terms that are a mean or a quantile over TRL's own micro-batch."""
+        return {
+            "router_aux_loss_coef": self.trainer.aux_loss_enabled,
+            "an entropy bonus": self.trainer._entropy_bonus_enabled,
+            "top_entropy_quantile": self.trainer.top_entropy_quantile < 1.0,
+        }
 
     def agree_to_pack(self) -> None:
         """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""

@@ -358,6 +358,19 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         (ROWS, {"files": rows_of(*HALVES[:3])}, ["info: 3 problems to train on"]),
         (
+            ROWS,
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"), ("<|user|>\n1 + 1?<|end|>", "2"), ("|x| < |y|?", "a"))},
+            [
+                "info: 3 problems to train on",
+                "warning: problems that contain a chat template already: 2; the first is mine/1; the prompt becomes a",
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "as_is"],
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"))},
+            ["info: 1 problem to train on"],
+        ),
+        (
             ["--eval_n", "5", "--heldout_every", "1"],
             {},
             [
@@ -569,6 +582,13 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": VERSION}, []),
         ([*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"], {"answers": VERSION}, []),
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/version": '{"version": "0.10.0"}'}}, ["error: "]),
+        # vLLM 0.32 serves adapters. TRL 1.16 does not send whole weights to it.
+        ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/version": '{"version": "0.32.0"}'}}, ["error: "]),
+        (
+            [*SERVER, "--vllm_server_base_url", "<URL>", "--use_peft"],
+            {"answers": {"/version": '{"version": "0.32.0"}'}},
+            [],
+        ),
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/health": ""}}, []),  # TRL's own has no version
         (
             [*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"],

@@ -9,17 +9,18 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, VeraConfig, get_peft_model
 from small_generation import BYTES, PROMPTS, counted, small_model
 from small_model import END
-from transformers import GenerationMixin, LogitsProcessorList
+from transformers import GenerationMixin, LlamaForCausalLM, LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 
-from grpo_math.generation import cache, completions
+from grpo_math.generation import cache, completions, decoding
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
+from grpo_math.run import speed_ups
 
 SAMPLED = {"do_sample": True, "top_k": 0}
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
@@ -53,7 +54,7 @@ def both(model, inputs, **settings):
         with counted(base) as shapes, torch.no_grad(), generation(model):
             tokens = model.generate(**inputs, **made)
         results.append((getattr(tokens, "sequences", tokens), torch.get_rng_state(), shapes))
-    assert "generate" not in vars(model)
+    assert getattr(vars(model).get("generate"), "__module__", "") != lean_generation.__module__
     (plain, state, plain_shapes), (ours, our_state, our_shapes) = results
     assert torch.equal(plain, ours)
     assert torch.equal(state, our_state), "the generator is in another state"
@@ -155,14 +156,48 @@ DROPOUT = LoraConfig(lora_dropout=0.5, **LORA)
         (DROPOUT, False, False),
         (DROPOUT, True, True),
         (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), False, True),
+        (LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[40], **LORA), False, True),
+        (VeraConfig(r=4, target_modules="all-linear", init_weights=False), False, False),
     ],
-    ids=["lora", "dropout in training", "prompt learning"],
+    ids=["lora", "dropout in training", "prompt learning", "alora", "vera"],
 )
-def test_a_lora_adapter_generates_too_unless_it_drops_and_prompt_learning_is_left_to_transformers(
+def test_an_adapter_generates_too_unless_it_drops_or_its_effect_depends_on_the_row(
     config, training, by_transformers, model, grouped
 ):
     plain, ours, _ = both(get_peft_model(model, config).train(training), grouped(), **SAMPLED)
     assert (ours == plain) == by_transformers
+
+
+class OwnMethod(LlamaForCausalLM):
+    def generate(self, input_ids=None, attention_mask=None, generation_config=None, **kwargs):
+        assert "custom_generate" not in kwargs
+        return super().generate(input_ids, generation_config, attention_mask=attention_mask, **kwargs)
+
+
+class OwnLoop(LlamaForCausalLM):
+    def _sample(self, input_ids, *args, **kwargs):
+        return super()._sample(input_ids, *args, **kwargs)[:, : input_ids.size(1) + 2]
+
+
+def on_the_object(model):
+    plain = model.generate
+    model.generate = lambda input_ids, attention_mask, **settings: plain(
+        input_ids=input_ids, attention_mask=attention_mask, **settings
+    )
+
+
+@pytest.mark.parametrize("own", [OwnMethod, OwnLoop, on_the_object])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "lora"])
+def test_a_model_with_a_method_of_its_own_generates_by_it(own, wrapped, grouped):
+    model = small_model()
+    if isinstance(own, type):
+        model.__class__ = own
+    else:
+        own(model)
+    plain, ours, _ = both(get_peft_model(model, LoraConfig(**LORA)) if wrapped else model, grouped(), **SAMPLED)
+    assert ours == plain
+    if own is OwnLoop:
+        assert len(plain) > 2
 
 
 def by_position(input_ids, scores):
@@ -187,9 +222,29 @@ OTHER_WAYS = {
 
 
 @pytest.mark.parametrize("settings", OTHER_WAYS.values(), ids=OTHER_WAYS)
-def test_what_the_loop_does_not_know_is_left_to_transformers(settings, model, grouped):
+def test_what_the_loop_does_not_know_is_left_to_transformers_with_a_line(settings, model, grouped, caplog):
+    speed_ups.forget()
     plain, ours, _ = both(model, grouped(), **{**SAMPLED, "max_new_tokens": 6, **settings})
     assert plain == ours
+    assert caplog.text.count("Switched off: shared prefill: ") == 1
+
+
+def test_an_argument_of_a_newer_transformers_is_named_with_the_version(model, grouped, monkeypatch, caplog):
+    monkeypatch.setattr(decoding, "LOOP_ARGUMENTS", decoding.LOOP_ARGUMENTS - {"use_cache"})
+    monkeypatch.setattr(decoding.transformers, "__version__", "9.9.9")
+    speed_ups.forget()
+    plain, ours, _ = both(model, grouped(), **SAMPLED)
+    assert plain == ours
+    assert "transformers 9.9.9 passes use_cache to its loop" in caplog.text
+
+
+def test_a_shared_prefix_that_a_state_excludes_is_named_and_a_short_one_is_not(grouped, monkeypatch, caplog):
+    stateful = small_model("lfm2", **FAMILIES["lfm2"])
+    for saved, lines in ((10**6, 0), (1, 1)):
+        monkeypatch.setattr(cache, "SAVED", saved)
+        speed_ups.forget()
+        both(stateful, grouped(["same words, then A", "same words, then B"]), **SAMPLED)
+        assert caplog.text.count("Switched off: shared prefix: ") == lines
 
 
 def test_layers_on_two_devices_are_left_to_transformers(model, grouped):

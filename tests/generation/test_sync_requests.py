@@ -21,7 +21,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.server import without_aborts
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
+from grpo_math.run import metrics
 from grpo_math.run.http import ServerError
+from grpo_math.trainer.rollout_queue import RolloutQueue
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
 PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
@@ -250,7 +252,7 @@ def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, sy
     assert "differs" not in caplog.text
     trainer._step = 2
     generation.generate(PROMPTS[:2], None, 1)
-    assert "the batch differs from the prefetched prompts" in caplog.text
+    assert "a batch differed from the prefetched prompts" in caplog.text
     assert [call.args[0][metrics.STALENESS] for call in meter.add.mock_calls] == [0, 1, 0]
 
 

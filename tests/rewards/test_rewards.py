@@ -285,11 +285,20 @@ def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the
     assert guard.checked(gate, right)(prompts=["p"], completions=["a"]) == [1.0]
 
 
+def test_a_reward_of_nan_is_none_with_one_warning(capsys):
+    def sometimes(prompts, completions, **columns):
+        return [math.nan, torch.tensor(math.nan), 1]
+
+    for _ in range(2):
+        assert guard.checked(sometimes)(prompts=["p"] * 3, completions=["a"] * 3) == [None, None, 1.0]
+    assert capsys.readouterr().err.count("reward function sometimes returned NaN") == 1
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         ([1.0], "returned 1 rewards for 2 completions: return one number or None for each"),
-        ([1.0, math.nan], "returned nan for row 1: return a finite number or None"),
+        ([1.0, math.inf], "returned inf for row 1: return a finite number or None"),
         ([math.inf, 0.0], "returned inf for row 0"),
         ([-1e30, 0.0], "returned -1e\\+30 for row 0"),
         ([1.0, "0"], "returned a str for row 1"),

@@ -15,9 +15,10 @@ import pytest
 import torch
 import waiting
 from launching import ROOT, TORCHRUN, run, variables
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from small_runs import history, rank, settings, start, steps_done, two, until
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from grpo_math.run.checkpoints import seal
 from grpo_math.run.failures import LostRank, failure, limit_waiting
@@ -28,13 +29,14 @@ WRITERS = {
     "parquet": lambda path: pandas.DataFrame({"a": NUMBERS}).to_parquet(path),
     "safetensors": lambda path: save_file({"a": NUMBERS}, path),
     "torch": lambda path: torch.save({"a": NUMBERS}, path),
+    "tokenizers": lambda path: Tokenizer(WordLevel({"x" * 2_000_000: 0})).save(str(path)),
 }
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_write_that_fails_is_known_for_one_whoever_writes(writer, size_limit, tmp_path):
     size_limit(1_000_000)
-    with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
+    with pytest.raises(Exception) as caught:
         WRITERS[writer](tmp_path / "x")
     line = str(failure(caught.value, tmp_path))
     assert line.startswith(f"a file in {tmp_path} could not be written (")

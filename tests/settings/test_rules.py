@@ -252,6 +252,12 @@ def test_a_config_of_a_script_raises_errors_logs_warnings_and_checks_each_field(
     assert caplog.messages == [
         "epsilon=0.1 (and epsilon_high) has no effect: surrogate='reinforce' holds the ratio at 1: leave it out"
     ]
+    caplog.clear()
+    MathGRPOConfig(**given, learning_rate=3.0, save_total_limit=0, log_level="WARNING")
+    assert caplog.messages == [
+        "learning_rate=3.0 is out of range: give a number above 0 and up to 1",
+        "save_total_limit=0 is out of range: give a number of 1 or more",
+    ]
     for name, value in {"temperature": 0, "loss_type": "cispo", "kl_estimator": "k4", "num_generations": 1}.items():
         with pytest.raises(ConfigError, match=f"{name}="):
             MathGRPOConfig(**given | {"surrogate": "reinforce", name: value})

@@ -130,7 +130,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
     size_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert code == 2
     (line,) = (line for line in lines if "error: " in line)
-    assert line.startswith(f"error: a file in {run_dir} could not be written (")
+    assert line.startswith(f"error: checkpoint-3 in {run_dir} could not be written (")
     assert "File too large" in line
     assert line.endswith(" GB free); the same command continues from checkpoint-2")
     assert not any("Traceback" in line for line in lines)

@@ -1,17 +1,23 @@
 """Settings: the dtype of the weights, refused values, and functions of a user."""
 
+from contextlib import suppress
+from dataclasses import make_dataclass
+
 import pytest
 import torch
 from small_families import tiny_model
-from small_trainers import config, letters
-from trl import ModelConfig
+from small_trainers import KINDS, config, letters, make
+from trl import GRPOConfig, ModelConfig
 
 from grpo_math.algorithm.advantages import advantages
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.report.run_dir import read_run
+from grpo_math.settings.fields import THEIRS, fields
 from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.from_recipe import build as build_settings
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 @pytest.mark.parametrize(("lora", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
@@ -128,3 +134,36 @@ def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_
     for field, value, message in (("optim", "sdg", "sdg"), ("tf32", "true", r"tf32=True is refused \(--tf32 requires")):
         with pytest.raises(UserError, match=message):
             build_settings(read([*words, f"--{field}", value]))
+
+
+@pytest.mark.parametrize("base", [GRPOConfig, MathGRPOConfig])
+def test_a_field_of_a_subclass_may_have_a_name_of_a_recipe(base, small, chars, tmp_path):
+    others = [name for name in fields() if name not in MathGRPOConfig.__dataclass_fields__]
+    others += ["k", "baseline", "staleness"] if base is GRPOConfig else []
+    mine = make_dataclass("Mine", [(name, str, "own") for name in others], bases=(base,))
+    trainer = make(MathGRPOTrainer, mine, small, chars, tmp_path, max_steps=1)
+    trainer.train()
+    assert {getattr(trainer.args, name) for name in others} == {"own"}
+    assert (trainer.settings.k, trainer.settings.baseline, trainer.settings.staleness) == (4, "group_mean", 0)
+    assert "own" not in read_run(tmp_path).config.values()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_script_is_refused_of_trls_fields_trl_cannot_train_with(trainer_in, tmp_path):
+    """Each refused value, alone. The first value of a field that TRL trains with fails this test."""
+    values = {"int": (0, -1, 1, 3), "float": (0, -1, -0.5, 0.5, 3.0), "str": ("foo",)}
+    tried, trained = 0, []
+    for name in THEIRS.keys() & GRPOConfig.__dataclass_fields__.keys():
+        for value in {value for kind in fields()[name].kinds for value in values.get(kind, ())}:
+            try:
+                config(MathGRPOConfig, tmp_path, **{name: value})
+            except (ConfigError, ValueError):
+                tried += 1
+                settings = {"max_steps": 2, "optim": "adamw_torch", name: value}
+                with suppress(Exception):
+                    trainer = trainer_in(tmp_path, **KINDS["trl"], **settings)
+                    trainer.train()
+                    trained += [(name, value)] if trainer.state.global_step else []
+    assert tried > 40
+    assert trained == []

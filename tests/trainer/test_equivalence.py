@@ -5,7 +5,7 @@ The reference is TRL's own method on the same trainer, or TRL's own trainer on t
 
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig
+from peft import LoraConfig, PolyConfig, PromptTuningConfig
 from small_families import scored, try_first
 from small_generation import counted
 from small_trainers import SMALL, STEPS, letters, padded_batch, relative, sample_apart, sparse, weights
@@ -188,7 +188,15 @@ def test_an_evaluation_is_the_mean_over_its_prompts(ours):
 UNPACKED = {
     "attention implementation 'eager'": {"model_init_kwargs": {"attn_implementation": "eager"}},
     "torch_compile": {"torch_compile": True, "torch_compile_backend": "eager"},
-    "a prompt-learning adapter": {"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)},
+    "an adapter whose effect depends on the whole row (PROMPT_TUNING)": {
+        "peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    },
+    "an adapter whose effect depends on the whole row (LORA with alora_invocation_tokens)": {
+        "peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[7])
+    },
+    "an adapter whose effect depends on the whole row (POLY)": {
+        "peft_config": PolyConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    },
 }
 
 

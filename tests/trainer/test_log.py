@@ -180,6 +180,28 @@ def test_a_line_holds_exactly_what_the_table_promises_and_its_phases_add_up(sett
         assert min(seconds) >= 0
 
 
+def test_a_metric_of_a_script_is_logged_in_place_of_ours_and_changes_no_other(ours):
+    names = [*metrics.METRICS, "grading/correct", "my_metric"]
+    # transformers writes these two in each line, in TRL's trainer, too.
+    names = [name for name in names if name not in (metrics.STEP, metrics.EPOCH)]
+
+    def mine(completions, log_metric, **columns):
+        for name in logged:
+            log_metric(name, 0.75)
+        return [float(len(completion)) for completion in completions]
+
+    lines = []
+    rows = [{"prompt": "3 + 4?", "answer": "7", "answer_format": "direct"}] * 4
+    for logged in (names, ["accuracy"]):
+        trainer = ours(mine, rows, max_steps=1, logging_steps=1, beta=0.1, eval_dataset=rows, folder=str(len(logged)))
+        trainer.train()
+        lines.append(trainer.state.log_history[0])
+        assert trainer.evaluate()["eval_accuracy"] == 0.75
+    assert {name: lines[0][name] for name in names} == dict.fromkeys(names, 0.75)
+    ours_too = [name for name, value in lines[1].items() if value == 0.75]
+    assert ours_too == ["accuracy"]
+
+
 def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollouts_tokens():
     log = {
         metrics.SECONDS_STEP: [4.0, 6.0],

@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from small_trainers import grades, problems, results_of
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler, Unsolved
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
@@ -32,6 +32,23 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
     ours(reward, [{**row, "answer_format": "gsm8k"} for row in ROWS], max_steps=1, grade_timeout=0.25).train()
     assert graded.call_args.kwargs == {"answer_format": ["gsm8k"] * 8, "timeout": 0.25}
     assert told == [0.25]
+
+
+@pytest.mark.parametrize("value", ["integer", ["latex"], 3, None])
+def test_a_column_answer_format_of_the_user_is_passed_on_and_asks_for_no_format(value, ours):
+    seen = []
+
+    def mine(completions, answer_format, **columns):
+        seen.extend(answer_format)
+        return [float(len(completion)) for completion in completions]
+
+    rows = [{"prompt": "3 + 4?", "answer": "7", "answer_format": value}] * 4
+    trainer = ours([mine, "accuracy"], rows, max_steps=1, logging_steps=1)
+    trainer.train()
+    assert seen == [value] * 8
+    assert "format_kept" not in trainer.state.log_history[0]
+    results = evaluate(trainer, [{**rows[0], "id": "0", "problem": "3 + 4?"}])
+    assert results["n"] == 1
 
 
 def test_no_arguments_at_all_are_enough(small, tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ SIGNATURES = {
     ],
     "_load_rng_state": ["self", "checkpoint"],
     "_get_train_sampler": ["self", "dataset"],
+    "_log_metric": ["self", "name", "value"],
     "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
     "_determine_best_metric": ["self", "metrics", "trial"],
     "_load_best_model": ["self"],
