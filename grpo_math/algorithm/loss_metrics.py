@@ -93,7 +93,7 @@ class LossMetrics:
         skipped, completions, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *_ = sums
         counts = {Statistic.TOKEN_MEAN: (tokens, skipped_tokens), Statistic.COMPLETION_MEAN: (completions, skipped)}
         extremes = {Statistic.MINIMUM: least, Statistic.MAXIMUM: most}
-        means = {}
+        means: dict[str, float] = {}
         for position, (name, metric) in enumerate(self.declared.items(), len(values) - len(self.totals)):
             if metric.statistic in extremes:
                 means |= {name: value} if math.isfinite(value := extremes[metric.statistic][position]) else {}

@@ -181,6 +181,6 @@ def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
             # A file that was cut cannot be read by the report.
             with suppress(OSError):
                 file = f"completions_{trainer.state.global_step:05d}.parquet"
-                Path(args.output_dir, "completions", file).unlink(missing_ok=True)
+                Path(str(args.output_dir), "completions", file).unlink(missing_ok=True)
             # Nobody asked for the file, so the run continues.
             logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")
