@@ -48,7 +48,7 @@ def trainer_toolbox(trainer: Any) -> Toolbox | None:
             if getattr(trainer, attribute, None):
                 raise UserError(f"{name}: an evaluation would not ask as training does. Evaluate the saved model.")
         return None
-    return _toolbox(tools.conversation.tools, trainer.max_tool_calling_iterations)
+    return _toolbox(tools.conversation.tools, tools.conversation.most)
 
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:
