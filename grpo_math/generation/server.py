@@ -24,8 +24,8 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
-from grpo_math.run.http import LOCAL, Client, ServerError, read_key
-from grpo_math.run.redact import is_address
+from grpo_math.run.addresses import is_address, is_loopback
+from grpo_math.run.http import Client, ServerError, read_key
 
 SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
@@ -74,7 +74,7 @@ def command(
     Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
     does not support.
     """
-    if host not in LOCAL and not key():
+    if not is_loopback(host) and not key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     options: dict[str, Any] = {

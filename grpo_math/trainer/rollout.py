@@ -133,6 +133,9 @@ class RolloutMaker:
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
                 counts |= chosen | correction.gather_metrics(rollout.tensors, trainer.accelerator)
                 rollout = with_metrics(rollout, counts)
+                differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
+                if differences and hasattr(trainer.vllm_generation, "watch"):
+                    trainer.vllm_generation.watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
