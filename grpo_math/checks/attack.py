@@ -16,6 +16,7 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Context
 from functools import partial
 from statistics import fmean, mode
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ PROBLEMS = 64
 FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, at most
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CANDIDATES = (2, 4)
+EXACT = Context(prec=5000)  # digits
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
 # Rewards for words of reasoning pay these, too.
 THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
@@ -348,8 +350,8 @@ def rewritten(name: str, row: Any) -> list[str]:
         "in dollar signs": [f"${row['answer']}$"],
         "as a fraction": [f"{top}/{bottom}"] * (bottom > 1),
         "as a fraction in LaTeX": [rf"\frac{{{top}}}{{{bottom}}}"] * (bottom > 1),
-        # Other denominators have no exact decimal.
-        "as a decimal": [str(top / bottom)] * (bottom > 1 and 10**6 % bottom == 0),
+        # Other denominators have no exact decimal. Not a float, because a gold answer may have hundreds of digits.
+        "as a decimal": [f"{EXACT.divide(top, bottom):f}"] * (bottom > 1 and 10**6 % bottom == 0),
         "with its unit": [f"{row['answer']} {unit}" for unit in HOW_MANY.findall(row["problem"])[: number is not None]],
     }
     return forms[name]

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_math.checks import attack
 from grpo_math.cli import main
+from grpo_math.grading.equal.compare import value
 
 # Each function is (completions, answer) -> rewards, as users write them.
 FUNCTIONS = r"""
@@ -93,6 +94,16 @@ def test_a_hole_is_found_with_its_text_and_its_share(name, found, here, capsys):
     assert (code, result["ok"]) == (1, False)
     assert re.search(found, worst["name"]), worst
     assert worst["share"] > worst["allowed"]
+
+
+@pytest.mark.parametrize(
+    "gold", ["7" * 10, "7" * 400, "7" * 399 + ".5", "0." + "1" * 399, "1e400", "1/0", "-0", "7" * 5000]
+)
+def test_a_gold_answer_of_any_size_is_rewritten_exactly(gold):
+    row = {"answer": gold, "problem": "How many apples?"}
+    texts = [text for name in attack.VALUES for text in attack.rewritten(name, row)]
+    assert all(value(text) in (None, value(gold)) for text in texts)
+    assert ("7" * 399 + ".5" in texts[1:]) == (gold == "7" * 399 + ".5")
 
 
 def test_the_weighted_sum_is_judged(here, capsys):

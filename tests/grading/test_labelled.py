@@ -14,6 +14,7 @@ in ten ways that keep the value and in ten that do not.
 """
 
 import json
+import runpy
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -69,6 +70,16 @@ def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them(strid
     total, results = paid_twice(CANDIDATES, stride)
     assert total > 250
     assert results == []
+
+
+@pytest.mark.slow
+def test_the_mistakes_in_a_labelled_file_are_counted_for_both_graders_by_source(tmp_path, capsys):
+    pairs = [("1", "1", True), ("1", "2", True), ("1", "1", False), ("2021", r"\pm 2021", False)]
+    rows = [{"gold": gold, "prediction": text, "equivalent": label} for gold, text, label in pairs]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "source": "theirs"}]))
+    runpy.run_path(str(CASES.parent / "benchmarks" / "grading.py"))["mistakes"]([str(path)])
+    assert "| mine.jsonl | 4 | 1 | 1 | 2 | 1 |\n| theirs | 1 | 0 | 0 | 0 | 0 |" in capsys.readouterr().out
 
 
 ORDERED = [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"]
