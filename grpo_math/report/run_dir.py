@@ -70,8 +70,8 @@ class RunDir:
 
     @property
     def meaning(self) -> list[Line]:
-        """Return the lines of "What this number means"."""
-        return meaning(self.before, self.after, self.comparison, self.probe) if self.sides else []
+        """Return the lines of "What this number means", if there is a number."""
+        return meaning(self.before, self.after, self.comparison, self.probe) if self.after else []
 
     @property
     def evaluated_history(self) -> History:
