@@ -14,6 +14,7 @@ Differences from TRL:
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -832,7 +833,11 @@ class MathGRPOTrainer(GRPOTrainer):
         self._optimizer_step = OptimizerStep()
         try:
             # One process reads the folder: on a network file system ranks may see different checkpoints.
-            return super().train(broadcast_from_main(begin), *args, **kwargs)
+            resume = broadcast_from_main(begin)
+            with warnings.catch_warnings():
+                # In each step transformers warns about names that TRL uses.
+                warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+                return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             saved = state.agree_to_save_last_step(self)
