@@ -3,64 +3,19 @@
 Does not count grading, the network, or how well a kernel fits a shape. Nothing here has been measured.
 """
 
-import re
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.planner.cards import Card
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.memory import Precision
-from grpo_math.planner.model import stored
 from grpo_math.planner.settings import Settings
 from grpo_math.planner.work import Machine
 from grpo_math.problems.from_recipe import EVAL_N, HELDOUT_N
 from grpo_math.settings.batch import Batch
 
-
-class Card(NamedTuple):
-    """GB of memory as nvidia-smi reports it, and the manufacturer's figures (cards.json).
-
-    ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
-    ``capability``: the compute capability, None if unknown.
-    """
-
-    gb: float
-    tflops: float
-    bandwidth: float
-    float32: float
-    capability: float | None = None
-
-
-# Shares of these rates that a run may reach, low and high.
+# Shares of a card's rates that a run may reach, low and high.
 COMPUTE = (0.2, 0.5)
 DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
-
-
-def card_of(text: str) -> Card:
-    """Return a card by its name, or from three numbers.
-
-    A short name of a card that is sold with two sizes of memory means the smaller one.
-
-    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti").gb, card_of("1,64,320")
-    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 8, Card(gb=1.0, tflops=64.0, \
-bandwidth=320.0, float32=8.0, capability=None))
-    """
-    cards = stored("cards.json")
-    for name, numbers in cards.items():
-        if _plain(text) == _plain(name):
-            return Card(**numbers)
-    with suppress(TypeError, ValueError):
-        gb, tflops, bandwidth = map(float, text.split(","))
-        if min(gb, tflops, bandwidth) > 0:
-            # Older cards compute an eighth as fast in float32 as in 16 bit.
-            return Card(gb, tflops, bandwidth, float32=tflops / 8)
-    remedy = f"name one of {', '.join(cards)}, or give GB,TFLOP/s,GB/s as in 80,989,3350"
-    raise ConfigError("card", text, "is not a card", remedy)
-
-
-def _plain(name: str) -> str:
-    short = re.sub("nvidia|geforce|tesla|ada|generation|[^a-z0-9]", "", name.lower())
-    return short.removeprefix("rtx").removesuffix("gb")
 
 
 def per_step(
