@@ -52,16 +52,11 @@ def per_step(
     >>> per_step(machine, settings, batch, layout, card, Precision(4, 4, False))["ranges"]
     {'generation': [1.8, 11.0], 'update': [5.4, 14.0], 'step': [7.2, 24.0]}
 
-    Two engines of two GPUs share the rows. A reference takes 2 FLOPs more. With 100 times as many rows, and with faster
-    memory, arithmetic takes longer than reading:
+    Two engines of two GPUs share the rows. A reference takes 2 FLOPs more:
 
     >>> server = Layout("server", 1, 4, 2, "")
     >>> per_step(machine, {**settings, "beta": 0.1}, batch, server, card, half)["ranges"]
     {'generation': [0.17, 0.39], 'update': [0.68, 1.7], 'step': [0.85, 2.1]}
-    >>> faster = card._replace(bandwidth=10**6)
-    >>> many = batch._replace(rows=800, rollout=3200)
-    >>> per_step(machine, settings, many, layout, faster, half)["ranges"]["generation"]
-    [13.0, 13.0]
     """
     each = _completion(machine, settings, batch, layout, card, precise)
     generation = [seconds * batch.total / settings["num_iterations"] for seconds in each]
@@ -127,7 +122,17 @@ def _update(machine: Machine, settings: Settings, batch: Batch, card: Card, prec
 def _completion(
     machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision
 ) -> list[float]:
-    """Return the seconds of a completion, if a rollout is generated at a time."""
+    """Return the seconds of a completion, if a rollout is generated at a time.
+
+    With many rows and fast memory, arithmetic takes longer than reading:
+
+    >>> from types import SimpleNamespace
+    >>> machine = SimpleNamespace(shape=SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5)), prompt=50)
+    >>> card = Card(gb=24, tflops=100, bandwidth=10**6, float32=10)
+    >>> batch, layout = Batch(8, 1, 800, 4, rollout=3200), Layout("transformers", 1, 0, 1, "")
+    >>> _completion(machine, {"max_completion_length": 100}, batch, layout, card, Precision(2, 4, True))
+    [0.004, 0.004]
+    """
     shape, length, rows, rate = machine.shape, settings["max_completion_length"], batch.rollout, _rate(card, precise)
     width, decoding = (precise.stream, rate) if layout.generation == "transformers" else (2, card.tflops)
     gpus, shares = layout.tensor_parallel, DECODING[layout.generation]  # of an engine
