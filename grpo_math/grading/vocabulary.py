@@ -10,12 +10,13 @@ Position finds an answer in every language. A word only sharpens it, or refuses 
     and       words between two boxes that are one list
     decimal   the decimal sign
 
->>> "nicht" in words("not"), bool(re.match(either("answer"), "Antwort")), bool(re.match(either("and"), "andere"))
-(True, True, False)
+>>> "nicht" in words("not"), bool(re.match(either("answer"), "Antwort")), re.match(either("and"), "andere")
+(True, True, None)
 """
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,16 @@ def words(kind: str, decimal: str = ",.") -> frozenset[str]:
     return frozenset(word.lower() for language in languages for word in language[kind])
 
 
-@cache
 def either(*kinds: str, decimal: str = ",.") -> str:
-    """Return a pattern that matches one whole word of these kinds, the longest first."""
+    """Return a pattern that matches one whole word of these kinds."""
+    return whole_words(frozenset().union(*(words(kind, decimal) for kind in kinds)))
+
+
+def whole_words(listed: Iterable[str]) -> str:
+    """Return a pattern that matches one of these words, the longest first."""
     patterns = []
-    for word in sorted(frozenset().union(*(words(kind, decimal) for kind in kinds)), key=len, reverse=True):
+    for word in sorted(listed, key=len, reverse=True):
         pattern = re.escape(word).replace(r"\ ", r"\s")
         pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
         patterns.append(pattern + (r"(?![^\W\d_])" if word[-1].isalpha() and word[-1] < _SPACED else ""))
-    return f"(?:{'|'.join(patterns)})"
+    return f"(?:{'|'.join(patterns) or '(?!)'})"

@@ -22,13 +22,14 @@ import ast
 import re
 import unicodedata
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import CHANGES, measure
 from grpo_math.grading.formats import FORMATS
-from grpo_math.grading.vocabulary import FOREIGN, LATIN, either
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, either, whole_words, words
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
@@ -90,13 +91,8 @@ _CHOICE_WITH_TEXT = re.compile(
 )
 _UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
 
-# A label, with what may stand between it and the value.
-_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
-_PHRASE = re.compile(
-    rf"(?:(?<![A-Za-z]){either('answer')}(?! (?:in)?correct| right| wrong)|{_LABEL})"
-    rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
-    re.IGNORECASE,
-)
+LABELS = tuple(words("answer"))
+_LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
 _REMARK = re.compile(
@@ -191,7 +187,8 @@ def with_points(gold: str, answer: str, completion: str) -> str:
     >>> with_points("7", "7,00", "7,00"), with_points("1250", "1.250", "Antwort: 1.250"), with_points("1, 2", "1,2", "")
     ('7.00', '1250', '1,2')
     """
-    if _ONE_NUMBER.fullmatch(gold.strip()) is None or _COMMA_HABIT.search(completion) is None:
+    written = _GROUPED.search(answer) or _COMMA.search(answer)
+    if not written or not _ONE_NUMBER.fullmatch(gold.strip()) or not _COMMA_HABIT.search(completion):
         return answer
     answer = _GROUPED.sub(lambda number: number.group().replace(".", ""), answer)
     return _COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", answer)
@@ -262,10 +259,24 @@ def _joined(marks: list[_Mark], text: str, near: int = 60) -> list[_Mark]:
     return groups
 
 
+@lru_cache(maxsize=1024)
+def _label(*present: str) -> re.Pattern[str]:
+    """Return the pattern of these labels, with what may stand between a label and its value.
+
+    A search for the labels of all languages at once would take longer than everything else.
+    """
+    return re.compile(
+        rf"(?:(?<![A-Za-z]){whole_words(present)}(?! (?:in)?correct| right| wrong)|{_LINE_LABEL})"
+        rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
+        re.IGNORECASE,
+    )
+
+
 def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
-    end = len(text)
-    for phrase in reversed(list(_PHRASE.finditer(text, start))):
+    end, lowered = len(text), text.lower()
+    label = _label(*(word for word in LABELS if word in lowered))
+    for phrase in reversed(list(label.finditer(text, start))):
         if value := _value_behind(text[phrase.end() : min(end, phrase.end() + NEAR)], phrase.group()):
             return [_Mark(*phrase.span(), value, "phrase")]
         end = phrase.start()
@@ -296,7 +307,9 @@ def _in_our_signs(text: str) -> str:
     """Return the text with the digits, full stops and spaces of other scripts by one sign each."""
     if text.isascii():
         return text
-    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text.translate(_SIGNS))
+    return _DIGIT.sub(
+        lambda digit: str(unicodedata.decimal(digit.group())), unicodedata.normalize("NFC", text).translate(_SIGNS)
+    )
 
 
 def _sentences(text: str) -> list[tuple[str, bool]]:
