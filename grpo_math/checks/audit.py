@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> Answer:
     is_recipe = Path(target or "").suffix in (".yaml", ".yml")
     is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
-    settings = recipe.read([*words, *args.fields]).sound().values
+    settings = recipe.read_and_set_env([*words, *args.fields]).sound().values
     clean = args.write_clean
     if clean and Path(clean).exists():
         raise ConfigError("write_clean", clean, "exists", "name a new file")
@@ -153,7 +153,7 @@ def raw_text(raw: Any) -> str:
     return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
-def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
+def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
     """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
     source = SOURCES.get(source_name(dataset) or "", OWN)

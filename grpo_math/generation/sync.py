@@ -22,10 +22,9 @@ which does not support a key, by a client that sends VLLM_API_KEY. TRL sends ful
 
 import shutil
 import threading
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod
 from pathlib import Path
@@ -149,9 +148,9 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
 
-    # With staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch.
-    prefetch: Any = None
-    prefetched: PrefetchedRollout | None = None  # the next batch
+    # With staleness 1, `RolloutQueue.take_completions` samples the batches of training, by `request` and `sample`.
+    take: Callable[[list[list[int]], int], list[Completion]] | None = None
+    last_request: PrefetchedRollout | None = None
     context = 2**31  # vLLM's limit of prompt and completion tokens
     server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
@@ -163,9 +162,17 @@ class AdapterGeneration(VLLMGeneration):
         self.run = uuid.uuid4().hex[:8]
         self.sent = 0  # adapters; each has its own folder
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
+        self.losses = 0  # requests that failed because a server was lost, on the main process
+        self.checked_losses = 0  # those before the last check
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
         super().__init__(**kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sampled": self.rollouts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rollouts = state["sampled"]
 
     # TRL's three methods
 
@@ -209,7 +216,7 @@ class AdapterGeneration(VLLMGeneration):
         self._wake()
         self._send()
         # The check itself is in `generate`, because it needs the prompts.
-        self.canary.due = self.canary.agreed < 2
+        self.canary.due |= self.canary.agreed < 2
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
@@ -224,9 +231,12 @@ class AdapterGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
         with profiler or nullcontext():
-            completions = broadcast_from_main(
-                partial(self._completions, all_prompts[::num_generations], num_generations)
+            completions, losses = broadcast_from_main(
+                lambda: (self._completions(all_prompts[::num_generations], num_generations), self.losses)
             )
+        if losses > self.checked_losses:
+            self.checked_losses = losses
+            self.canary.check(all_prompts, self.sent)
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
         of_rank = completions[first : first + len(prompts)]
@@ -234,6 +244,19 @@ class AdapterGeneration(VLLMGeneration):
         logps = [[[logp] for logp in completion.logps] for completion in of_rank]
         token_ids = [completion.tokens for completion in of_rank]
         return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
+
+    def watch(self, difference: float) -> None:
+        """Compare the models again if the mean difference of their log-probs is too large in two rollouts in a row.
+
+        All processes call this, before the update of the rollout.
+        """
+        if not self.canary.differs(difference, lags=bool(getattr(self.args, "staleness", 0))):
+            return
+        self._wake()
+        self.canary.compare(1.0, self.sent)
+        if self.mode == "colocate" and self.enable_sleep_mode:
+            self.llm.sleep(level=2)  # as TRL calls it
+            self._llm_weights_sleeping = True
 
     def _wake(self) -> None:
         if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
@@ -243,6 +266,8 @@ class AdapterGeneration(VLLMGeneration):
             if self.shared is None:
                 self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
+            # Before 0.33 vLLM may lose an adapter while it sleeps (vllm-project/vllm#53888).
+            self.canary.due |= self.canary.effect <= self.canary.tolerance
 
     # Server
 
@@ -274,32 +299,21 @@ class AdapterGeneration(VLLMGeneration):
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
-        """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
-        were requested when training on the previous batch began."""
-        # No staleness, an evaluation, or additional groups: a prefetched batch stays for the next training batch.
-        if self.prefetch is None or not self.prefetch.is_rollout:
-            if self.prefetched is not None:
-                self.prefetched.wait()
-            return self._sampling(prompts, n)()
-        if self.prefetched is not None and self.prefetched.prompts != prompts:
-            switched_off("prefetch", "a batch differed from the prefetched prompts")
-            self.prefetched = None
-        batch, started = self.prefetched or self.request(prompts, n), time.perf_counter()
-        # Two requests would both send the adapter to a restarted server.
-        if batch.folder == self.folder:
-            batch.wait()
-        self.prefetched = None
-        # Before waiting, so that the server always has requests. `send` sets ``prefetched`` to the next batch.
-        self.prefetch.send()
-        completions = batch.result()
-        self.prefetch.take(batch, time.perf_counter() - started)
+        """Sample on the main process."""
+        if self.take is None:
+            return self.sample(prompts, n)
+        completions = self.take(prompts, n)
         self._let_go()
         return completions
 
-    def request(self, prompts: list[list[int]], n: int) -> PrefetchedRollout:
-        """Request completions of these prompts by the adapter as it is now, and do not wait."""
-        self.prefetched = PrefetchedRollout(prompts, self.prefetch.step, self.folder).start(self._sampling(prompts, n))
-        return self.prefetched
+    def sample(self, prompts: list[list[int]], n: int) -> list[Completion]:
+        """Sample ``n`` completions of each prompt with the adapter as it is now."""
+        return self._sampling(prompts, n)()
+
+    def request(self, prompts: list[list[int]], n: int, step: int) -> PrefetchedRollout:
+        """Request completions by the adapter as it is now, after ``step`` optimizer steps, and do not wait."""
+        self.last_request = PrefetchedRollout(prompts, step, self.folder).start(self._sampling(prompts, n))
+        return self.last_request
 
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
         """Return the call that samples ``n`` completions of each prompt for training.
@@ -346,6 +360,7 @@ class AdapterGeneration(VLLMGeneration):
                 # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
+                self.losses += 1
                 # Once for each sync: all requests to a server that is lost fail alike.
                 logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
             try:
@@ -397,7 +412,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _let_go(self) -> None:
         """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
-        for folder in set(self.root.iterdir()) - {self.folder, self.prefetched and self.prefetched.folder}:
+        running = self.last_request and not self.last_request.done() and self.last_request.folder
+        for folder in set(self.root.iterdir()) - {self.folder, running}:
             if self.mode == "server":
                 self._outliving_restarts(partial(self.server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)
@@ -451,5 +467,7 @@ class AdapterGeneration(VLLMGeneration):
     def _ask_server(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
         ask = partial(self.server.generate, prompt, model=self.folder.name, **greedy)
-        calls = [partial(ask, replica=replica) for replica in self.server.replicas()]
+        calls = [
+            partial(ask, replica=replica) for replica in self._outliving_restarts(self.server.replicas, self.folder)
+        ]
         return [answer for call in calls for answer in self._outliving_restarts(call, self.folder)]

@@ -137,6 +137,11 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         ([], {"versions": {"trl": "1.16.9"}}, []),
         ([], {"versions": {"trl": "1.16.1rc1"}}, []),
+        (
+            [],
+            {"versions": {"transformers": "5.25.0", "peft": "0.19.1", "torch": "2.13.0+cpu"}},
+            ["warning: not in the range that was tested: transformers 5.25.0 (<5.25,>=5.17), peft 0.19.1 ("],
+        ),
         (["--load_in_4bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--optim", "adamw_8bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--deepspeed", "zero2.json"], {"versions": {"deepspeed": "0.1"}}, ["error: deepspeed 0.1 is not"]),
@@ -171,7 +176,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"versions": {}},
             [
                 "error: a model or an optimizer in 4 or 8 bit needs bitsandbytes, which is not installed. Remedy: pip "
-                'install "bitsandbytes>=0.46" (versions)'
+                'install "bitsandbytes>=0.49" (versions)'
             ],
         ),
         (SERVER, {"versions": {}}, []),
@@ -673,7 +678,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
-        versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
+        versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
         monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
