@@ -10,7 +10,7 @@ Position finds an answer in every language. A word only sharpens it, or refuses 
     and       words between two boxes that are one list
     decimal   the decimal sign
 
->>> "nicht" in words("not"), bool(re.match(either("answer"), "Antwort")), re.match(either("and"), "andere")
+>>> "nicht" in words("not"), bool(re.match(either("answer"), "antwort")), re.match(either("and"), "andere")
 (True, True, None)
 """
 

@@ -92,6 +92,7 @@ _CHOICE_WITH_TEXT = re.compile(
 _UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
 
 LABELS = tuple(words("answer"))
+ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 _LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
@@ -275,7 +276,7 @@ def _label(*present: str) -> re.Pattern[str]:
 def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
     end, lowered = len(text), text.lower()
-    label = _label(*(word for word in LABELS if word in lowered))
+    label = _label(*[word for word in (ASCII_LABELS if text.isascii() else LABELS) if word in lowered])
     for phrase in reversed(list(label.finditer(text, start))):
         if value := _value_behind(text[phrase.end() : min(end, phrase.end() + NEAR)], phrase.group()):
             return [_Mark(*phrase.span(), value, "phrase")]
