@@ -10,8 +10,8 @@ grading_pairs.jsonl was tuned on. The unseen sets were graded once before anythi
 Their misses were then mended. grading_pairs_public.jsonl holds kinds of pairs from public data. The rows of
 grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings.
 grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
-in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty further languages, ten
-of which vocabulary.json lacks.
+in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty
+further languages, ten of which vocabulary.json lacks.
 """
 
 import json
