@@ -31,7 +31,8 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "trainer.from_recipe"),
-    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.probe"),
+    *("evaluation.results",),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
@@ -39,7 +40,8 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("report.trackers", "report.verdict", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
-    *("trainer.prefetch", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
+    *("trainer.loading", "trainer.loss_settings", "trainer.parts", "trainer.rollout", "trainer.updates"),
+    *("trainer.rollout_queue", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
     *("trainer.teacher", "trainer.float16", "trainer.trainer"),
     *(f"algorithm.{path.stem}" for path in (PACKAGE / "algorithm").glob("[a-z]*.py")),
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
@@ -47,7 +49,15 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.from_recipe", "generation.sync", "generation.canary", "report.verdict"),
     *("train.program", "train.resuming"),
-    *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.teacher", "trainer.trainer"),
+    *(
+        "trainer.rollout_queue",
+        "trainer.updates",
+        "trainer.parts",
+        "trainer.build",
+        "trainer.config",
+        "trainer.teacher",
+        "trainer.trainer",
+    ),
 }
 
 ELSEWHERE = {"grading.judge", "trainer.notebook"}  # they start in a process of their own, and in a notebook
