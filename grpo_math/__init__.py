@@ -14,8 +14,8 @@ from typing import Any
 __version__ = "0.2.0"
 
 _HOME = {
-    "MathGRPOConfig": "trainer.config",
-    "MathGRPOTrainer": "trainer.trainer",
+    "MathGRPOConfig": "trainer",
+    "MathGRPOTrainer": "trainer",
     "grade": "grading",
     "Verdict": "grading",
     "REWARDS": "rewards",

@@ -8,14 +8,17 @@ Traceback (most recent call last):
 grpo_math.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
 """
 
+import bz2
 import codecs
 import csv
 import difflib
 import gzip
 import json
+import lzma
 import os
+import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,19 @@ from grpo_math.errors import UserError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+LISTS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples", "problems", "questions", "items")
+SPACE = re.compile(r"\s*")
 EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
+
+
+def _open_zst(path: str | Path, mode: str) -> Any:
+    from pyarrow import input_stream
+
+    return input_stream(str(path))
+
+
+# The ending of a compressed file -> the function that opens it.
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zst}
 
 
 class Unreadable(UserError, ValueError):
@@ -79,17 +94,28 @@ def is_table(path: str | Path) -> bool:
     >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name"), is_table(__file__)
     (True, True, False, True)
     """
-    return str(path).removesuffix(".gz").endswith(TABLES) or os.path.isfile(home(path))
+    return uncompressed(path).endswith(TABLES) or os.path.isfile(home(path))
 
 
-def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
+def uncompressed(path: str | Path) -> str:
+    """Return a file's name without the ending of its compression.
+
+    >>> uncompressed("a.csv.xz"), uncompressed("a.csv")
+    ('a.csv', 'a.csv')
+    """
+    stem, ending = os.path.splitext(path)
+    return stem if ending in OPENERS else str(path)
+
+
+def read_table(path: str | Path, split: str = "") -> Iterable[tuple[int, Any]]:
     """Return the rows of a file and their numbers: a line of JSON as bytes, any other row as its library reads it.
 
-    Raises `Unreadable`. Every cell of a CSV file is text, so that ``007`` and ``1.50`` stay as they are.
+    ``split`` selects a list of ``{"train": [...], "test": [...]}``. Raises `Unreadable`. Every cell of a CSV file is
+    text, so that ``007`` and ``1.50`` stay as they are.
     """
-    name = str(path).removesuffix(".gz")
+    name = uncompressed(path)
     # Everything is read inside the block, so that a damaged file is reported with its name.
-    with reading(path), gzip.open(path) if name != str(path) else open(path, "rb") as file:
+    with reading(path), OPENERS.get(os.path.splitext(path)[1], open)(path, "rb") as file:
         content = file.read()
         if name.endswith(".parquet"):
             from pyarrow import parquet
@@ -104,7 +130,36 @@ def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
             return _cells(content.decode())
         if content.lstrip().startswith(b"["):
             return enumerate(json.loads(content), 1)
+        # One object, which may hold the rows, or objects over several lines. A bad line is named by its number.
+        with suppress(ValueError, RecursionError):
+            text = content.decode().strip()
+            first, end = json.JSONDecoder().raw_decode(text)
+            if end == len(text) or "\n" in text[:end]:
+                return enumerate(_listed(path, first, split) or _objects(text), 1)
         return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
+
+
+def _listed(path: str | Path, value: Any, split: str) -> list[Any]:
+    """Return the list of rows in an object like ``{"train": [...]}``: the list of the split, or the only one."""
+    items = value.items() if isinstance(value, dict) else ()
+    lists = {name: part for name, part in items if name in LISTS and isinstance(part, list)}
+    if len(lists) > 1 and split not in lists:
+        raise UserError(f"{path} holds the lists {', '.join(lists)}: name one as the split")
+    return lists.get(split) or next(iter(lists.values()), [])
+
+
+def _objects(text: str) -> list[Any]:
+    """Return the JSON values of a text.
+
+    >>> _objects('{"a": 1} {\\n"a": 2}')
+    [{'a': 1}, {'a': 2}]
+    """
+    values, decoder, rest = [], json.JSONDecoder(), 0
+    while rest < len(text):
+        value, rest = decoder.raw_decode(text, rest)
+        values.append(value)
+        rest = SPACE.match(text, rest).end()  # type: ignore[union-attr]
+    return values
 
 
 def _cells(text: str) -> list[tuple[int, dict[str, str | None]]]:

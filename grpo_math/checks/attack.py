@@ -17,6 +17,7 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Context
 from functools import partial
 from itertools import compress
 from statistics import fmean, mode
@@ -40,6 +41,7 @@ FEWEST, SLOW = 4, 0.005  # problems of a slow reward, and the seconds for a comp
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CHANCE, HOLE = 0.02, 0.2  # of the problems: a repeated formula may be the answer on some of them
 CANDIDATES = (2, 4)
+EXACT = Context(prec=5000)  # digits
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
 # Rewards for words of reasoning pay these, too.
 THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
@@ -163,7 +165,8 @@ def attack(setup: Setup) -> dict[str, Any]:
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
         *errors.values(),
-        *[in_words(one) for one in attacks[:1] if one["share"] > one["allowed"]],
+        # The worst of each kind: a repeated formula must not hide another hole.
+        *{one["restated"]: in_words(one) for one in reversed(attacks) if one["share"] > one["allowed"]}.values(),
         *[f"{left_out} attacks were left out after {SECONDS:g} seconds"] * bool(left_out),
     ]
     return {
@@ -403,8 +406,8 @@ def rewritten(name: str, row: Any) -> list[str]:
         "in dollar signs": [f"${row['answer']}$"],
         "as a fraction": [f"{top}/{bottom}"] * (bottom > 1),
         "as a fraction in LaTeX": [rf"\frac{{{top}}}{{{bottom}}}"] * (bottom > 1),
-        # Other denominators have no exact decimal.
-        "as a decimal": [str(top / bottom)] * (bottom > 1 and 10**6 % bottom == 0),
+        # Other denominators have no exact decimal. Not a float, because a gold answer may have hundreds of digits.
+        "as a decimal": [f"{EXACT.divide(top, bottom):f}"] * (bottom > 1 and 10**6 % bottom == 0),
         "with its unit": [f"{row['answer']} {unit}" for unit in HOW_MANY.findall(row["problem"])[: number is not None]],
     }
     return forms[name]

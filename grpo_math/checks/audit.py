@@ -23,9 +23,9 @@ from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import measure
 from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import load_problems, open_rows
+from grpo_math.problems.datasets import load_problems, open_rows, parse_rows
 from grpo_math.problems.from_recipe import naming
-from grpo_math.problems.rows import BadRow, checked
+from grpo_math.problems.prompts import AS_IS
 from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
@@ -60,6 +60,13 @@ SEVERAL = re.compile(
 EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
 LETTER = re.compile(
     r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
+)
+# What Python or JavaScript prints for an object that is not text.
+CODE = re.compile(
+    r"<[^<>]+ (?:at 0x[0-9a-f]+|object)>|<(?:class|function|built-in) .*>|\[object Object\]|[{\[]\s*'\w+'\s*:.*"
+    r"|b'.*'|(?:\w+\.)*(?:Fraction|Decimal|Integer|Rational|Float|float\d*|int\d*|array|tensor|Series|Poly)\(.*\)"
+    r"|(?:lambda\b|def |print\().*",
+    re.DOTALL,
 )
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -158,16 +165,14 @@ def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
             raws = dict(open_rows(dataset, split, accepted)[2])
     if not raws:
         raise ConfigError("dataset", dataset, "has no rows", "check the file")
-    rows: list[Row] = []
+    as_is = settings["prompt_template"] == AS_IS
+    rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
     faults: list[Fault] = []
-    for line, raw in raws.items():
-        try:
-            rows.append({**checked(raw, f"line {line}", accepted, source), "line": line})
-        except BadRow as bad:
-            field, reason, _ = bad.args
-            of_answer = field in ("answer", *accepted["answer"])
-            kind = "no gold answer" if of_answer else "rows that cannot be used"
-            faults.append(Fault(kind, line, f"{field} {reason}: {shown(raw_text(raw))}"))
+    for error in errors:
+        of_answer = error.field in ("answer", *accepted["answer"])
+        kind = "no gold answer" if of_answer else "rows that cannot be used"
+        example = f"{error.field} {error.reason}: {shown(raw_text(raws[error.line]))}"
+        faults.append(Fault(kind, error.line, example))
     return raws, rows, faults
 
 
@@ -202,6 +207,7 @@ def gold_faults(row: Row) -> Iterator[Fault]:
     unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
     is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
     kinds = {
+        "gold answers that are code objects": CODE.fullmatch(gold),
         "gold answers that are proofs": PROOF.search(gold),
         "no gold answer": NOT_FOUND.fullmatch(plain),
         "multiple-choice letters": LETTER.fullmatch(plain),

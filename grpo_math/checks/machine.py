@@ -8,12 +8,9 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from grpo_math import planner
@@ -49,16 +46,6 @@ WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
-@cache
-def supported() -> dict[str, Requirement]:
-    """Return the supported range of each package; of a checkout that is not installed, none."""
-    try:
-        lines = metadata.requires("grpo_math") or []
-    except metadata.PackageNotFoundError:
-        lines = []
-    return {required.name: required for required in map(Requirement, lines) if required.specifier}
-
-
 def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
@@ -75,8 +62,18 @@ def versions(setup: Setup) -> Iterator[Finding]:
         needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
     if s["use_liger_kernel"]:
         needed["liger_kernel"] = "use_liger_kernel"
+    # Such a version was installed without its dependencies, or after this package.
+    untested = [
+        required
+        for name, required in machine.supported().items()
+        if name in installed and name not in needed and installed[name] not in required.specifier
+    ]
+    if untested:
+        names = ", ".join(f"{required.name} {installed[required.name]} ({required.specifier})" for required in untested)
+        ranges = " ".join(f'"{required.name}{required.specifier}"' for required in untested)
+        yield Finding("warning", f"not in the range that was tested: {names}", f"pip install {ranges}")
     for name, why in needed.items():
-        required = supported().get(name)
+        required = machine.supported().get(name)
         # Without the marker of an extra, which pip refuses.
         remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
         # A server needs a separate GPU.

@@ -21,6 +21,7 @@ from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
+from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.rewards.guard import checked
@@ -58,6 +59,10 @@ def problems(setup: Setup) -> Iterator[Finding]:
         (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
         example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
+    templated = [row["id"] for row in rows if CHAT_TOKENS.search(row["problem"])]
+    if templated and setup.problems.template.name != AS_IS:
+        message = f"problems that contain a chat template already: {len(templated)}; the first is {templated[0]}"
+        yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")
     # The problems of before and after, which the default set has, are compared already.
     compared = {row["problem"] for row in setup.problems.heldout}
     others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
@@ -115,7 +120,7 @@ def is_damaged(gold: str) -> bool:
 def examples(setup: Setup) -> Iterator[Finding]:
     """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
     golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
-    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {number}") for gold in golds]
+    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {str(number)[:60]}") for gold in golds]
     yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
 
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.server import Server
+from grpo_math.generation.server import SUPPORTED, TRL_SUPPORTED, Server
+from grpo_math.run.addresses import is_address, url_of
 from grpo_math.run.http import ServerError, reachable
-from grpo_math.run.redact import is_address
-from grpo_math.settings.vllm import generates
+from grpo_math.settings.vllm import generates, sends_adapter
 
 SECONDS = 5.0  # time limit of a request
 
@@ -123,10 +123,10 @@ def vllm_server(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     if generates(s) != "server":
         return
-    url = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
+    url = s["vllm_server_base_url"] or url_of(s["vllm_server_host"], s["vllm_server_port"])
     server = Server(url, timeout=SECONDS, retries=0)
     try:
-        server.check_version()
+        server.check_version(SUPPORTED if sends_adapter(s) else TRL_SUPPORTED)
     except ServerError as error:
         if error.status is None:
             yield Finding("warning", f"no vLLM server answers at {url}", "start it before the run")

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from grpo_math.generation.names import cache_name
+from grpo_math.run.speed_ups import switched_off
 
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
 SAVED = 256
@@ -28,9 +29,6 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     """
     cache, mask = model_kwargs[cache_name(model_kwargs)], model_kwargs.get("attention_mask")
     mask = torch.ones_like(prompts) if mask is None else mask
-    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
-        return 0  # a state has no columns
-
     padding = mask.argmax(dim=1, keepdim=True)
     columns = torch.arange(prompts.size(1), device=prompts.device)
     # The column of token t in each row, so that rows are compared without their padding. Behind a row's end, its last
@@ -45,6 +43,9 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
     # The prefix is computed once instead of for each prompt.
     if (prompts.size(0) - 1) * length < SAVED:
+        return 0
+    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+        switched_off("shared prefix", "a layer of the model has a state instead of keys and values")
         return 0
 
     first = slice(int(padding[0]), int(padding[0]) + length)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
@@ -25,6 +26,7 @@ from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.generation.names import cache_name
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.user_functions import is_foreign
 
 # Caches from which a row can be dropped.
@@ -64,18 +66,19 @@ def lean_generation(model: Any) -> Iterator[None]:
         for name, method in methods.items()
     )
     if is_own or is_foreign(plain):
+        switched_off("shared prefill", f"{type(bare).__name__} has its own generate or _sample")
         yield
         return
 
     def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if _supports_call(model, kwargs):
+        try:
+            _check_call(model, kwargs)
             # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
             # drawn, so `generate` can start again.
-            try:
-                return plain(**inputs, **kwargs, custom_generate=decode)
-            except UnknownSetting:
-                pass
+            return plain(**inputs, **kwargs, custom_generate=decode)
+        except UnknownSetting as error:
+            switched_off("shared prefill", str(error))
         return plain(**inputs, **kwargs)
 
     with replaced(model, generate=generate):
@@ -95,7 +98,7 @@ def release_cached_memory() -> Iterator[None]:
 
 
 class UnknownSetting(Exception):
-    """Raised by `decode`, before it computes anything, for a call that transformers' own loop must run."""
+    """Raised before anything is computed, with the reason, for a call that transformers' own loop must run."""
 
 
 def decode(
@@ -111,8 +114,7 @@ def decode(
 
     Each distinct prompt is prefilled once, and a finished row is not computed any more. Raises `UnknownSetting`.
     """
-    if not _supports_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
-        raise UnknownSetting
+    _check_settings(model, input_ids, logits_processor, generation_config, model_kwargs)
     batch = input_ids.size(0)
     # Rows of the batch that are still computed.
     rows = torch.arange(batch, device=input_ids.device)
@@ -230,44 +232,62 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     return tokens.where(largest > 0, -1)
 
 
-def _supports_call(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Return True if `decode` may be tried. Checks what `generate` would not pass to `decode`."""
+def _refuse(hindrances: dict[str, bool]) -> None:
+    """Raise `UnknownSetting` with the first reason that applies."""
+    if reason := next((reason for reason, applies in hindrances.items() if applies), None):
+        raise UnknownSetting(reason)
+
+
+def _check_call(model: Any, kwargs: dict[str, Any]) -> None:
+    """Raise `UnknownSetting` unless `decode` may be tried. Checks what `generate` would not pass to `decode`."""
     # With a function as ``custom_generate``, `generate` drops streamer, synced_gpus and assistant_model.
-    if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
-        return False
-    # Every forward gathers weights from all processes, so a process may not stop before the others.
-    if is_deepspeed_zero3_enabled() or any(is_fsdp_managed_module(module) for module in model.modules()):
-        return False
-    # No row may leave the batch, or share its prompt.
-    if rowwise_adapter(model):
-        return False
-    # Dropout draws random numbers for each row that is computed, so fewer rows would change the samples.
+    known = {"generation_config", "logits_processor", "stopping_criteria"} | set(vars(GenerationConfig()))
+    others = sorted(set(kwargs) - known)
     drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
-    return not (model.training and (drops or getattr(model.config, "attention_dropout", 0)))
+    _refuse(
+        {
+            f"generate is called with {', '.join(others)}": bool(others),
+            # Every forward gathers weights from all processes, so a process may not stop before the others.
+            "ZeRO-3 or FSDP splits the weights": is_deepspeed_zero3_enabled()
+            or any(is_fsdp_managed_module(module) for module in model.modules()),
+            # No row may leave the batch, or share its prompt.
+            f"the adapter is {rowwise_adapter(model)}": bool(rowwise_adapter(model)),
+            # Dropout draws random numbers for each row that is computed, so fewer rows would change the samples.
+            "the model generates with dropout": bool(
+                model.training and (drops or getattr(model.config, "attention_dropout", 0))
+            ),
+        }
+    )
 
 
-def _supports_settings(
+def _check_settings(
     model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
-) -> bool:
-    """Return True if `decode` gives the same result as transformers' loop with these prepared settings."""
+) -> None:
+    """Raise `UnknownSetting` unless `decode` gives the result of transformers' loop with these prepared settings."""
     name = cache_name(model_kwargs)
     held = model_kwargs.get(name)
     # A RoPE that reads the longest row would miss the rows that are dropped.
     limit = longest_width(model.config)
-    return (
-        generation_config.get_generation_mode() in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-        and not generation_config.return_dict_in_generate
-        and generation_config.prefill_chunk_size is None
-        and (limit is None or generation_config.max_length < limit)
-        and set(model_kwargs) <= LOOP_ARGUMENTS | {name}
-        and type(held) is DynamicCache
-        and not held.offloading
-        and held.get_seq_length() == 0
-        and all(type(layer) in CACHE_LAYERS for layer in held.layers)
-        and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
-        # Row numbers are on the device of the prompts, so the whole cache has to be there.
-        and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
-        and input_ids.device == model.device
-        # On other devices (MPS) `generate` may stop a step late, so it draws once more than it returns.
-        and input_ids.device.type in ("cpu", "cuda")
+    mode = generation_config.get_generation_mode()
+    others = ", ".join(sorted(set(model_kwargs) - LOOP_ARGUMENTS - {name}))
+    processors = {type(processor) for processor in logits_processor} - ROW_BY_ROW
+    _refuse(
+        {
+            f"transformers {transformers.__version__} passes {others} to its loop": bool(others),
+            f"the mode of generation is {mode}": mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH),
+            "return_dict_in_generate is set": bool(generation_config.return_dict_in_generate),
+            "prefill_chunk_size is set": generation_config.prefill_chunk_size is not None,
+            f"rows of {limit} or more tokens have positions that depend on the longest row": limit is not None
+            and generation_config.max_length >= limit,
+            "the cache is not an empty DynamicCache of keys, values and states": type(held) is not DynamicCache
+            or held.offloading
+            or held.get_seq_length() > 0
+            or any(type(layer) not in CACHE_LAYERS for layer in held.layers),
+            f"{', '.join(sorted(kind.__name__ for kind in processors))} depends on other rows": bool(processors),
+            # Row numbers are on the device of the prompts, so the whole cache has to be there.
+            "the model is on several devices": len(set(getattr(model, "hf_device_map", {}).values())) > 1
+            or input_ids.device != model.device,
+            # On other devices (MPS) `generate` may stop a step late, so it draws once more than it returns.
+            f"the device is {input_ids.device.type}": input_ids.device.type not in ("cpu", "cuda"),
+        }
     )

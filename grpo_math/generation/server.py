@@ -24,10 +24,11 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
-from grpo_math.run.http import LOCAL, Client, ServerError, read_key
-from grpo_math.run.redact import is_address
+from grpo_math.run.addresses import is_address, is_loopback
+from grpo_math.run.http import Client, ServerError, read_key
 
-SUPPORTED = ">=0.22,<0.32"  # the versions that TRL 1.16 works with
+SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
+TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 # In the folder BESIDE, which is on the server's path.
 GUARD = "grpo_math_key.Guard"
@@ -73,7 +74,7 @@ def command(
     Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
     does not support.
     """
-    if host not in LOCAL and not key():
+    if not is_loopback(host) and not key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     options: dict[str, Any] = {
@@ -158,17 +159,18 @@ http://127.0.0.1:8000, without a user or password
 
     # State
 
-    def check_version(self) -> str:
-        """Return the version. Raises `ServerError` for one that TRL does not support."""
+    def check_version(self, supported: str = SUPPORTED) -> str:
+        """Return the version. Raises `ServerError` for one that is not ``supported``."""
         answer = self.http.ask("/version")
         if not isinstance(answer, dict) or "version" not in answer:
             raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
         version = answer["version"]
         # A vLLM built from source has a development version, which a specifier otherwise rejects.
-        if SpecifierSet(SUPPORTED).contains(version, prereleases=True):
+        if SpecifierSet(supported).contains(version, prereleases=True):
             return version
+        work = "adapters" if supported == SUPPORTED else "whole weights"
         raise ServerError(
-            f"{self.url} runs vLLM {version}, which TRL 1.16 does not support: pip install 'vllm{SUPPORTED}'", 200
+            f"{self.url} runs vLLM {version}, which is not supported for {work}: pip install 'vllm{supported}'", 200
         )
 
     def healthy(self) -> bool:

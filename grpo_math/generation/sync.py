@@ -49,9 +49,11 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
+from grpo_math.run.addresses import url_of
 from grpo_math.run.http import ServerError
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 
 logger = get_logger(__name__)
@@ -82,6 +84,8 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             if getattr(args, "staleness", 0):
                 reason = "needs an adapter: full weights would change while the server samples"
                 raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
+            if vllm_sync == "adapter":
+                switched_off("adapter sync", "no adapter is trained")
             return trls(**kwargs)
 
     # TRL has no argument for these: its constructors look them up by name in these modules.
@@ -244,8 +248,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _connect(self) -> tuple[bool, int]:
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
-        # 0.0.0.0, TRL's default, is an address to listen on. The server on this machine is at 127.0.0.1.
-        url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
+        url = self.server_base_url or url_of(self.server_host, self.server_port)
         # An answer may take long, so a server that no longer answers is noticed after this hour. `_outliving_restarts`
         # repeats a request, so the client does not.
         self.server = server = Server(url, timeout=3600.0, retries=0)
@@ -279,7 +282,7 @@ class AdapterGeneration(VLLMGeneration):
                 self.prefetched.wait()
             return self._sampling(prompts, n)()
         if self.prefetched is not None and self.prefetched.prompts != prompts:
-            logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
+            switched_off("prefetch", "a batch differed from the prefetched prompts")
             self.prefetched = None
         batch, started = self.prefetched or self.request(prompts, n), time.perf_counter()
         # Two requests would both send the adapter to a restarted server.

@@ -51,7 +51,7 @@ class ServerProcess:
         self._open()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the server answers. Raises `UserError` if it does not, or if TRL does not support its version."""
+        """Wait until the server answers. Raises `UserError` if it does not, or if its version is not supported."""
         say("server", f"{self.url}" + (f", log {self.log}" if self.log else ""))
         client = server.Server(self.url)
         try:

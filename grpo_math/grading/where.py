@@ -20,29 +20,17 @@ offer several candidates, and position picks exactly one of them. The rules, in 
 
 import ast
 import re
+import unicodedata
 from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import FORMATS
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, either
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
-MARKERS = (
-    r"answer is(?! (?:in)?correct| right| wrong)",
-    "answers are",
-    "answer:",
-    "answer =",
-    "答案",
-    "故选",
-    "正确的[是为]",
-)
-# Labels of a line: the "A" of question and answer, "answer" in other languages, and a choice after 选.
-LABELS = (
-    r"(?:^|(?<=\n))[ \t>#*]*(?:A|Ans|Ответ|答|答え|回答|정답|답|Réponse|Respuesta|Resposta|Risposta|Antwort"
-    r"|Odpowiedź|Cevap|Jawaban|उत्तर|الجواب)\**\s*[:：]\**|选[项择]?(?=\s*[:：是为]?\s*[(（]?[A-J](?![A-Za-z]))"
-)
-
 _TOKEN = re.compile(
     r"\\f?box(?:ed)?\s*(?P<open>\{)|\\f?box(?:ed)?(?![A-Za-z])\s*(?P<bare>(?:(?!\\(?:f?box|[])]|end))[^\n$])+)|\\.|[{}]",
     re.DOTALL,
@@ -50,29 +38,87 @@ _TOKEN = re.compile(
 # Text between the parts of one answer: separators, "and", "or", names such as "x =" and "(a)", a unit.
 _BETWEEN = re.compile(
     r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
-    r"(?:[\s$,;.&{}]|\\(?:q?quad|text|mbox|[][()\\,; ])|\band\b|\bor\b(?: [a-z]{1,9})?"
+    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}|\bor\b(?: [a-z]{{1,9}})?"
     r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
 )
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
-_PHRASE = re.compile(rf"(?:(?i:{'|'.join(MARKERS)})|{LABELS})[\s:：=是为应选】\]*]*(?:一?共|共计|需要?|有)*\s*")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
-_STOP = re.compile(r"[.!?](?=\s|$)|[。！？【\n]|</")
-_VALUED = re.compile(r"[\dπ$]|\\(?!end|begin|\W)|\b[A-J]\b(?!['’ ][a-z])")
+
+# Signs of other scripts, by one sign each: the end of a sentence, a question, a space, nothing, a point and a comma.
+_SIGNS = str.maketrans(
+    {
+        **dict.fromkeys("。！｡۔।॥።។៕။։᙮᠃᠉", "。"),
+        **dict.fromkeys("？؟፧⁇\u037e", "？"),
+        **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
+        **dict.fromkeys("\u200b\u200e\u200f\u061c\u2060\ufeff", ""),
+        **dict.fromkeys(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))), ""),
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF02, 0xFF5F) if chr(code) not in "．？"},
+        "٫": ".", "٬": ",",
+    }
+)  # fmt: skip
+_DIGIT = re.compile(r"(?![0-9])\d")
+
+_VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
 
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.
 _FORMULA = r"\$\$[^$]{1,400}\$\$|\$(?!\s)[^$\n]{1,400}(?<!\s)\$(?!\d)|\\\(.{1,400}?\\\)|\\\[.{1,400}?\\\]"
 _TUPLE = r"[(\[](?:[^][(){}\s,]{1,20},\s?){1,4}[^][(){}\s,]{1,20}[)\]]"
-_ITEM = re.compile(rf"(?P<formula>{_FORMULA})|{_TUPLE}|(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|[^\s=$])+|=", re.DOTALL)
+_ITEM = re.compile(
+    rf"(?P<formula>{_FORMULA})|{_TUPLE}|\d{{1,3}}(?: \d{{3}})+(?![\d/-])|{FOREIGN}+"
+    rf"|[{LATIN}]*[\u00c0-\u024f\u1e00-\u1eff][{LATIN}]*"
+    rf"|(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|(?!{FOREIGN})[^\s=$])+|=",
+    re.DOTALL,
+)
 _NO_PROSE = re.compile(
     rf"{_FORMULA}|\\(?:text|mathrm|mbox|begin|end|operatorname)\w*\s*\{{[^{{}}]{{0,60}}\}}|\b(?:and|or)\b", re.DOTALL
 )
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}(?![A-Za-z(])|(?<!\S)[A-Za-z]{2}(?![^\s.,])")
-_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:]{1,2}")
-_UNIT = re.compile(r"(?: [^\s,;:.!?()=$\\\d]+){0,2}(?: per [A-Za-z]+)?")
+_PROSE = re.compile(
+    rf"(?<![\\A-Za-z])[A-Za-z]{{3,}}(?![A-Za-z(])|(?<!\S)[A-Za-z]{{2}}(?![^\s.,])|{FOREIGN}|[\u00c0-\u024f\u1e00-\u1fff]"
+    "|[\u0370-\u03ff]{3}"
+)
+_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:]{1,2}|A")
+# "(B) 3:45 P.M.", "B, 14/09/2031", and at the start "(C) Friday".
+_CHOICE_WITH_TEXT = re.compile(
+    r"(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z"
+    r"|\A\(?([A-J])[).]\s+(?!(?:is|are|was|because|since|as|so|or|and|not)\b)([^\W\d_]{2}[^()\d]{0,60})\Z"
+)
+_UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d]+){{0,2}}(?: per [A-Za-z]+)?")
+
+# A label, with what may stand between it and the value.
+_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
+_PHRASE = re.compile(
+    rf"(?:(?<![A-Za-z]){either('answer')}(?! (?:in)?correct| right| wrong)|{_LABEL})"
+    rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
+    re.IGNORECASE,
+)
+_COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
+# A remark is not an answer.
+_REMARK = re.compile(
+    r"\b(?:would|might|could|may) (?:say|think|guess|argue|answer)\b|\bhad (?:we|i|you)\b"
+    r"|\A\s*\(.*[A-Za-z].*[ =].*\)\s*\Z",
+    re.IGNORECASE,
+)
+# A sentence as an answer: two words or more before its first number, and no formula.
+_SENTENCE = re.compile(r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$]*\s[^\d=\\{}$]*\s[$€£]?\d[^=\\{}]*)\}?\.?")
+# Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
+_CHANGED = re.compile(
+    rf"(?:(?<![^\W\d_])(?:{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*)"
+    r"|\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?|(?<=[=A-Za-z] )[-−])\s*\Z",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
+
+# The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
+# there.
+_END = re.compile(
+    rf"(?:{_FORMULA})|(?P<end>(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])|(?P<question>\?(?=[\s*]|\Z)|？)|</|【|\n(?:\s*[*#]*\d{{1,2}}\.(?=\s+\S))?"
+    "|(?<=[\u0e00-\u0eff])\\s+(?=[\u0e00-\u0eff]))",
+    re.DOTALL,
+)
 
 
 class Found(NamedTuple):
@@ -99,7 +145,7 @@ def find(completion: str, answer_format: str | None = None) -> Found:
     """Return the answer of a completion. The text is empty without an answer."""
     before, _, text = completion.rpartition("</think>")
     text = text if before else text.partition("<think>")[0]
-    text = _REMOVED.sub("", text[-TAIL:])
+    text = _REMOVED.sub("", _in_our_signs(text[-TAIL:]))
     marks = [*_boxes(text), *_hashes(text), *_tags(text)]
     marker = _FORMAT_MARKERS.get(answer_format or "")
     requested = [mark for mark in marks if mark.how == marker]
@@ -109,7 +155,7 @@ def find(completion: str, answer_format: str | None = None) -> Found:
         phrases = _phrases(text, start=max((mark.end for mark in marks), default=0))
         marks += [phrase for phrase in phrases if not marks or not _is_remark(phrase, text)]
     if not marks:
-        return Found(_value(text[-NEAR:]), "value")
+        return Found(_last_value(text[-NEAR:]), "value")
     last = max(requested or marks, key=lambda mark: mark.start)
     return Found(_opened(last.text), last.how)
 
@@ -196,7 +242,7 @@ def _joined(marks: list[_Mark], text: str, near: int = 60) -> list[_Mark]:
 def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
     for phrase in reversed(list(_PHRASE.finditer(text, start))):
-        if value := _value(text[phrase.end() : phrase.end() + NEAR], last=False):
+        if value := _value_behind(text[phrase.end() : phrase.end() + NEAR], phrase.group()):
             return [_Mark(*phrase.span(), value, "phrase")]
     return []
 
@@ -204,14 +250,12 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
 def _is_remark(phrase: _Mark, text: str) -> bool:
     """Return True for "answer is" with words before the first value, and for a phrase without a value."""
     valued = _VALUED.search(phrase.text)
-    words = text[: phrase.end].rstrip().endswith(" is") and _PROSE.search(
-        phrase.text, 0, valued.start() if valued else 0
-    )
-    return valued is None or bool(words)
+    words = _PROSE.search(phrase.text, 0, valued.start() if valued else 0)
+    return valued is None or (words is not None and ":" not in text[phrase.start : phrase.end])
 
 
 def _opened(text: str) -> str:
-    """Return the content of the last box or phrase inside an answer, or the answer itself."""
+    """Return the content of the last box or phrase inside an answer, or the one value of a sentence, or the answer."""
     if text.isdigit():  # most answers to word problems; the search below takes longer than everything else
         return text
     for _ in range(3):
@@ -219,38 +263,123 @@ def _opened(text: str) -> str:
         if not inner:
             break
         text = inner[-1].text
-    return text
+    sentence = _SENTENCE.fullmatch(text.strip())
+    return _value(sentence[1] or text) if sentence and len(_values(sentence[1] or text)[0]) == 1 else text
 
 
-def _value(text: str, last: bool = True) -> str:
-    """Return a text that is one value, or the last value of a text, or the first one of its first sentence."""
-    if not last:
-        first = _ITEM.search(text)
-        stop = _STOP.search(text, first.end() if first and first["formula"] else 0)
-        text = text[: stop.start()] if first and stop else text
-    # The last line that has a value. A displayed formula may span several lines.
-    text = re.sub(_FORMULA, lambda formula: formula.group().replace("\n", " "), text.strip(), flags=re.DOTALL)
-    lines = [line for line in text.split("\n") if _VALUED.search(line)] or [text]
-    text = lines[-1].strip(" *").lstrip("}").rstrip(".")
-    text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
-    if not _PROSE.search(_NO_PROSE.sub("", text)):
+def _in_our_signs(text: str) -> str:
+    """Return the text with the digits, full stops and spaces of other scripts by one sign each."""
+    if text.isascii():
         return text
+    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text.translate(_SIGNS))
+
+
+def _sentences(text: str) -> list[tuple[str, bool]]:
+    """Return each sentence without its end, and True for a question. A displayed formula may span several lines."""
+    text = re.sub(_FORMULA, lambda formula: formula.group().replace("\n", " "), text.strip(), flags=re.DOTALL)
+    sentences, start = [], 0
+    for end in _END.finditer(text):
+        if end["end"]:
+            sentences.append((text[start : end.start()], end["question"] is not None))
+            start = end.end()
+    return [*sentences, (text[start:], False)]
+
+
+def _last_value(text: str) -> str:
+    """Return the value of the last sentence that has one, or a text of a few words without a value.
+
+    A question has none, and a remark such as "Some would say 5."
+    """
+    sentences = _sentences(text)
+    if len(sentences) == 1:
+        return _value(text)
+    for sentence, asks in reversed(sentences):
+        skipped = (asks and "=" not in sentence and _has_prose(sentence)) or _REMARK.search(sentence)
+        if not skipped and _VALUED.search(sentence) and (value := _value(sentence)):
+            return value
+    return "" if any(_VALUED.search(sentence) for sentence, _ in sentences) else _value(text)
+
+
+def _value_behind(text: str, label: str) -> str:
+    """Return the value of the sentence behind a label. A label with a colon may introduce a whole solution."""
+    (sentence, _), *later = _sentences(text)
+    if not _COPULA.search(label) and not _values(sentence)[1]:
+        return ""  # "The answer to question 3 would be 5"
+    value = _value(sentence, behind=True)
+    introduces = ":" in label and ("=" in sentence or not sentence.startswith(value))
+    return "" if introduces and any(_VALUED.search(other) for other, _ in later) else value
+
+
+def _has_prose(text: str) -> bool:
+    return _PROSE.search(_NO_PROSE.sub("", text)) is not None
+
+
+def _values(text: str) -> tuple[list[re.Match[str]], bool, bool]:
+    """Return the values of a sentence, and whether it begins with one, and whether it has few words."""
     items = list(_ITEM.finditer(text))
-    values = [
-        item for item in items if re.search(r"[\dπ]|\$.*\\", item.group()) or _CHOICE.fullmatch(item.group().strip("$"))
-    ] or [item for item in items if item["formula"]]
-    if len(items) <= 5 and (not values or ("=" not in text and values[0] is items[0] and (last or len(values) == 1))):
+    around = zip([None, *items], items, [*items[1:], None], strict=False)
+    values = [item for before, item, after in around if _is_value(before, item, after)]
+    values = values or [item for item in items if item["formula"]]
+    return values, bool(values) and values[0] is items[0], len(items) <= 5
+
+
+def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match[str] | None) -> bool:
+    """Return True for a number, a formula with a command, and a choice. "A" is a choice only at an end."""
+    text = item.group()
+    if _CHOICE.fullmatch(text.strip("$")):
+        ends = text != "A" or after is None or re.match(FOREIGN, after.group()) is not None
+        return ends and (before is None or before.group() != "=")
+    return re.search(r"[\dπ¼-¾⅐-⅞]|\$.*\\", text) is not None
+
+
+def _bare(item: re.Match[str]) -> str:
+    return item.group().strip("$ .,;:!?*")
+
+
+def _mixed(text: str, values: list[re.Match[str]]) -> bool:
+    """Return True for "44 of 50" and for amounts of different units in one clause: none of them is the answer."""
+    first, second = values[:2]
+    between = text[first.end() : second.start()]
+    if re.fullmatch(r" (?:[a-z]+ )?(?:out )?of (?:[a-z]+ )?", between):
+        return True
+    units = [
+        re.match(r" ?([^\W\d_]+)|", text[value.end() :])[1] or "$€£¥₹".find(value.group()[0]) + 1
+        for value in values[:2]
+    ]
+    return all(units) and units[0] != units[1] and not re.search("[,;:()]|because|since|and|or", between)
+
+
+def _value(text: str, behind: bool = False) -> str:
+    """Return a sentence that is one value, the value after its last equal sign, or its last value.
+
+    Directly ``behind`` a label the first value is the answer.
+    """
+    text = text.strip(" *").lstrip("}").rstrip(".!" if behind else ".")
+    text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
+    if not _has_prose(text):
+        return text
+    if choice := _CHOICE_WITH_TEXT.search(text):
+        return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
+    values, direct, few = _values(text)
+    if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
         return text if not (values and _CHOICE.fullmatch(values[0].group())) else values[0].group().rstrip(".,:")
     if not values:
         return ""
     # The result of a calculation follows its equal sign: "6 * 7 = 42 eggs in 3 days".
-    equal = max((item.start() for item in items if item.group() == "="), default=-1)
+    equal = max((item.start() for item in _ITEM.finditer(text) if item.group() == "="), default=-1)
     later = [item for item in values if item.start() > equal]
-    chosen = later[0] if later and (equal >= 0 or not last) else values[-1 if last else 0]
+    chosen = later[0] if later and equal >= 0 else values[0 if direct and behind else -1]
+    if behind and len(values) > 1:
+        gaps = [text[one.end() : two.start()] for one, two in pairwise(values) if equal < 0 or two.start() <= equal]
+        if direct and not all(map(_OPERATOR.search, gaps)) and _bare(values[0]) != _bare(chosen):
+            chosen = values[0]  # of "42, because 6 * 7 = 42"
+        if equal < 0 and (not direct or _mixed(text, values)):
+            return text
     value = chosen.group().rstrip(" .,;:!?*")
     if _CHOICE.fullmatch(value):
         return value
-    # A few words before the first value may change it, as in "minus 5", and words after a value may be its unit.
-    start = chosen.start() if last or chosen not in items[:4] or equal >= 0 or chosen["formula"] else 0
+    # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
+    changed = _CHANGED.search(text, max(0, chosen.start() - 60), chosen.start())
+    start = changed.start() if changed else chosen.start()
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
     return text[start : unit.end() if unit else chosen.start() + len(value)].strip()

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,9 +24,8 @@ from grpo_math.packing.pack import Unpackable, layout, pack, unpack
 from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_all, agree_on_first
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
-
-logger = get_logger(__name__)
 
 # Several rows that pack to more of the padded tokens than this are scored as TRL does.
 WORTH_PACKING = 0.97
@@ -63,15 +61,15 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, Any
     unsupported = {model: attention.unsupported(model.config, model._supports_sdpa) for model in models}
     found = [(models[0], reason) for reason, applies in hindrances.items() if applies]
     found += [(model, reason) for model, reason in unsupported.items() if reason]
-    if warning := agree_on_first(next((_unpacked(*one) for one in found), None)):
-        logger.warning(warning)
+    if reason := agree_on_first(next((_has(*one) for one in found), None)):
+        switched_off("packing", reason)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         # transformers only warns if a model has its own attention classes.
         if model.config._attn_implementation != name:
-            logger.warning(_unpacked(model, "its own attention, which transformers cannot replace"))
+            switched_off("packing", _has(model, "its own attention, which transformers cannot replace"))
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
@@ -82,8 +80,8 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _unpacked(model: Any, reason: str) -> str:
-    return f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked."
+def _has(model: Any, reason: str) -> str:
+    return f"{type(model).__name__} has {reason}"
 
 
 def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
@@ -214,7 +212,7 @@ class PackedScorer:
                 for one in self.models:
                     # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
                     one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
-                logger.warning(_unpacked(self.bare(model), reason))
+                switched_off("packing", _has(self.bare(model), reason))
                 return False
         return True
 
@@ -261,10 +259,7 @@ class PackedScorer:
         # Ranks that agree on their batches below have to take the same way.
         is_narrow = width < (self.longest or math.inf) if one_batch else self.agree_on_width(width)
         if not is_narrow:
-            logger.warning_once(
-                f"pack_updates: rows of {self.longest} or more tokens have {attention.LONGEST_ROW}; they are scored "
-                "unpacked."
-            )
+            switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
             rows = (input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
             return plain(model, *rows, **kwargs)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a

@@ -22,6 +22,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from grpo_math.packing.pack import GroupLayout
+from grpo_math.run.speed_ups import switched_off
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,16 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
-    if flash_takes(q, k, v, scores.dropout):
+    if takes := flash_takes(q, k, v, scores.dropout):
         if _loaded() and scores.sinks is None and _used_options(scores).keys() <= _parameters(_loaded()):
             return attend_with_flash_attn
         # `varlen_attn` has no dropout.
         if not (scores.dropout or scores.needs_eager):
             return attend_with_torch
+    # A CPU has no such kernel. Without gradients, scoring.py also compares scores in float32.
+    if q.device.type == "cuda" and torch.is_grad_enabled():
+        tensors = f"{q.dtype} with heads of size {q.size(-1)}"
+        switched_off("varlen kernel", f"no kernel takes {'dropout, a softcap or sinks' if takes else tensors}")
     return one_by_one
 
 

@@ -1,6 +1,7 @@
 r"""Find the problem and the gold answer in a row: by the common column names, or by the names of ``--columns``.
 
-``outer.inner`` names a field inside a column, and ``one+other`` joins two columns with a line break.
+``outer.inner`` names a field inside a column, and ``one+other`` joins two columns with a line break. parts.py adds the
+text before a question, and options.
 
 >>> row = {"question": "What is 3 + 4?", "reward_model": {"ground_truth": "7"}, "id": 1}
 >>> [first(row, name, ACCEPTED[name]) for name in ("problem", "answer", "level")]
@@ -20,7 +21,8 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "problem": ("problem", "question", "prompt", "query", "instruction+input"),
         "answer": (
             *("answer", "gold", "final_answer", "expected_answer", "ground_truth", "gold_answer", "target", "label"),
-            *("reward_model.ground_truth", "solution"),
+            *("reward_model.ground_truth", "correct_answer", "answerkey", "correct", "correct_option", "cop"),
+            *("answer_index", "answer_idx", "solution"),
         ),
         "id": ("id", "unique_id"),
         "level": ("level",),
@@ -73,8 +75,7 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
     >>> first({"Gold Answer": "2"}, "answer", ACCEPTED["answer"])
     ('gold_answer', '2')
     """
-    spelt = {_spelt(name): value for name, value in row.items() if isinstance(name, str)}
-    values = [(name, value) for name in names if (value := _value({**spelt, **row}, name)) is not None]
+    values = [(name, value) for name in names if (value := _value({**by_name(row), **row}, name)) is not None]
     filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
     return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
 
@@ -82,11 +83,16 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}
-    return [name for name in present if name in parts or _spelt(name) in parts]
+    return [name for name in present if name in parts or spelt(name) in parts]
 
 
-def _spelt(name: str) -> str:
+def spelt(name: str) -> str:
     return "_".join(name.lower().replace("-", " ").split())
+
+
+def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns by their names in small letters, with underscores."""
+    return {spelt(name): value for name, value in row.items() if isinstance(name, str)}
 
 
 def column_remedy(present: Iterable[str], field: str, names: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ the prompt asks for. All rows of a data set have the same keys.
 |---|---|
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
-| path/to/folder[:config] | a copy of a set in a local folder, as `hf download` writes it |
-| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
+| path/to/folder[:config] | a copy of a set in a local folder, as `hf download` or `save_to_disk` writes it |
+| path/to/file.jsonl | one JSON object a line; or .json, .csv, .tsv, .parquet, each also compressed; one split |
 | generated, generated:sums,products | problems made by generated.py |
 
 The gold answer comes from the answer column, where the grader finds it (`gold_answer`): in a box, after ``####``
@@ -27,6 +27,7 @@ Does not run code of a repository, and does not shuffle, tokenize or cut prompts
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -34,18 +35,20 @@ from typing import Any, cast
 
 from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated
+from grpo_math.problems import generated, parts
 from grpo_math.problems.problem import Problem
-from grpo_math.problems.prompts import PROBLEM, Template, as_template
+from grpo_math.problems.prompts import AS_IS, PROBLEM, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
-from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, parse_place, source_name
-from grpo_math.reading import home, is_table, read_table
+from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, Source, parse_place, source_name
+from grpo_math.reading import home, is_table, read_table, uncompressed
 
 logger = logging.getLogger(__name__)
 
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
+CHECKED = 200  # rows in which a column that is not read is noticed
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 Opened = tuple[str, str, Iterable[tuple[int, Any]]]  # the start of each id, the name for messages, the numbered rows
 
 
@@ -84,7 +87,13 @@ def load_problems(
     if name == "generated":
         rows = _generated(levels, split_name(split, generated.SPLITS), limit, seed)
     else:
-        rows, errors = _read(dataset, split, columns)
+        source = SOURCES.get(source_name(dataset) or "", OWN)
+        accepted = which.chosen(columns, source.columns)
+        opened = open_rows(dataset, split, accepted)
+        rows, errors = parse_rows(*opened, accepted, source, template.name == AS_IS)
+        # A benchmark keeps all rows, as its authors count them.
+        if source is not OWN and "train" in source.splits:
+            rows = _once(rows, opened[1])
     skips = skip_bad_rows or source_name(dataset) is not None
     if errors and (not skips or not rows):
         raise errors[0]
@@ -99,18 +108,25 @@ def load_problems(
     return _with_prompts([row for row in rows if row["id"] in ids], template, dataset)
 
 
-def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> tuple[list[Row], list[DataError]]:
-    """Return all good rows of a data set in their order, and one error for each bad row."""
-    source = SOURCES.get(source_name(dataset) or "", OWN)
-    accepted = which.chosen(columns, source.columns)
-    label, file, numbered = open_rows(dataset, split, accepted)
+def parse_rows(
+    label: str,
+    file: str,
+    numbered: Iterable[tuple[int, Any]],
+    accepted: which.Columns,
+    source: Source,
+    as_is: bool = False,
+) -> tuple[list[Row], list[DataError]]:
+    """Return all good rows of a data set in their order, and one error for each bad row.
+
+    ``as_is``: the model gets the row's own prompt. Raises `ConfigError` if the rows lack a part of their problems.
+    """
     rows: list[Row] = []
     errors: list[DataError] = []
     ids: set[str] = set()
     for line, raw in numbered:
         number = f"{label}/{line}"
         try:
-            row = checked(raw, number, accepted, source)
+            row = {**checked(raw, number, accepted, source, as_is), "line": line}
         except BadRow as bad:
             errors.append(DataError(file, line, *bad.args))
             continue
@@ -119,10 +135,30 @@ def _read(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> 
             row["id"] = number
         ids.add(row["id"])
         rows.append(row)
-    # A benchmark keeps all rows, as its authors count them.
-    if source is not OWN and "train" in source.splits:
-        rows = _once(rows, file)
+    parts.write_options(rows)
+    if rows and source is OWN and not as_is:
+        _refuse_misread(rows[:CHECKED], file, accepted)
     return rows, errors
+
+
+def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns) -> None:
+    """Raise `ConfigError` for a part of the problem that is not read, and for a gold answer that the problem gives."""
+    problem_key, answer_key = rows[0]["read"]
+    read = which.used(rows[0]["others"], accepted)
+    # A column that --columns names is the user's choice.
+    for name in rows[0]["others"] if len(accepted["problem"]) > 1 else ():
+        if name not in read and 2 * sum(parts.unread(name, row) for row in rows) > len(rows):
+            reason = f"has a column {name!r} that looks like a part of the problem, and is not read"
+            remedy = f"give --columns problem={name}+{problem_key}, or --columns problem={problem_key} without it"
+            raise ConfigError("dataset", file, reason, remedy)
+    # The number that a countdown is to reach.
+    if answer_key == "target" and len(accepted["answer"]) > 1 and all(map(_shows_gold, rows)):
+        reason = "has gold answers in the column 'target' that stand in their problems, as in a countdown"
+        raise ConfigError("dataset", file, reason, "give --columns answer=NAME, or answer=target to keep them")
+
+
+def _shows_gold(row: Row) -> bool:
+    return row["answer"] in NUMBER.findall(row["problem"])
 
 
 # Finding the rows
@@ -135,7 +171,7 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
     path = home(address.path)
     if is_table(address.path):
         table = _table(path, split)
-        is_text = path.name.removesuffix(".gz").endswith((".csv", ".tsv"))
+        is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
         if is_text and table and not which.used(table[0][1], accepted):
             reason = f"has no line of column names: its first line is {', '.join(table[0][1])[:120]!r}"
             raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or give --columns problem=NAME")
@@ -175,18 +211,20 @@ def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Open
 
 def _table(path: Path, split: str) -> list[tuple[int, Any]]:
     """Return the numbered rows of a file, or a part of them such as ``train[200:]``."""
-    rows = list(read_table(path))
-    base, bracket, _ = split.partition("[")
-    if not bracket:
-        return rows
+    rows = list(read_table(path, split.partition("[")[0]))
+    return rows[_part(split, len(rows))] if "[" in split else rows
+
+
+def _part(split: str, rows: int) -> slice:
+    """Return the part of a split that has this many rows, as in ``train[200:]``."""
     from datasets import ReadInstruction
 
     try:
-        (part,) = ReadInstruction.from_spec(split).to_absolute({base: len(rows)})
+        (part,) = ReadInstruction.from_spec(split).to_absolute({split.partition("[")[0]: rows})
     except (ValueError, AssertionError) as error:
         remedy = "write train[200:], train[:200] or train[:10%]"
         raise ConfigError("split", split, f"is not cut as a split can be ({error})", remedy) from None
-    return rows[part.from_ : part.to]
+    return slice(part.from_, part.to)
 
 
 def _hub_rows(
@@ -204,10 +242,14 @@ def _hub_rows(
     local = folder.is_dir()
     path = str(folder) if local else address.path
     try:
-        if not known:
-            split = split_name(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
-        cache = {"cache_dir": _cache_folder(folder)} if local else {}
-        table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
+        if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            table = _saved(datasets.load_from_disk(path), split)
+        else:
+            if not known:
+                names = datasets.get_dataset_split_names(path, address.config, revision=address.revision)
+                split = split_name(split, names)
+            cache = {"cache_dir": _cache_folder(folder)} if local else {}
+            table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     except UserError:
         raise
     except Exception as error:
@@ -225,8 +267,17 @@ def _hub_rows(
             raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
     # The other columns of a set on the Hub may be gigabytes.
     if known or not local:
-        table = table.select_columns(which.used(table.column_names, accepted))
+        read = which.used(table.column_names, accepted)
+        table = table.select_columns([name for name in table.column_names if name in read or parts.belongs(name)])
     return enumerate(table, 1)
+
+
+def _saved(saved: Any, split: str) -> Any:
+    """Return the rows of a split in what `save_to_disk` wrote: a set with splits, or one split."""
+    tables = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+    split = split_name(split, tables)
+    table = tables[split.partition("[")[0]]
+    return table.select(range(len(table))[_part(split, len(table))]) if "[" in split else table
 
 
 def _cache_folder(folder: Path) -> str:

@@ -12,6 +12,7 @@ user's prompt, with a system prompt and an answer format.
 TRL tokenizes the prompt and applies the chat template.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,11 @@ from grpo_math.run.user_functions import is_user_function, load_function
 Prompt = str | list[dict[str, Any]]
 PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's message is the problem
 AS_IS = "as_is"  # the prompt of the row, unchanged
+# A chat template that has been applied: special tokens of a model, or the beginning of its turn.
+CHAT_TOKENS = re.compile(
+    r"<[|｜][\w▁]{3,40}[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|### ?(?:Instruction|Response):"
+    r"|\n(?:Assistant|ASSISTANT):\s*(?:<think>)?\s*\Z"
+)
 
 
 def _chat(system: str, problem: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:

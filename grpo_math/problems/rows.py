@@ -10,6 +10,7 @@ grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from numbers import Number
@@ -18,15 +19,17 @@ from typing import Any
 from grpo_math.grading.equal.compare import THOUSANDS, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.where import gold_answer
-from grpo_math.problems import columns
-from grpo_math.problems.sources import OWN, Source
+from grpo_math.problems import columns, parts
+from grpo_math.problems.prompts import CHAT_TOKENS
+from grpo_math.problems.sources import OWN, SOURCES, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
+LARGEST = 10**300  # near the largest float
 PARTS = ("level", "subject", "tolerance")
-NO_GOLD = ("", "proof", "notfound", "null", "nan")  # what data sets write if a problem has no answer
+NO_GOLD = ("", "proof", "notfound", "null", "none", "nan")  # what data sets write if a problem has no answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
 REMEDY = "correct the row, or pass --skip_bad_rows"
 
@@ -35,11 +38,19 @@ class BadRow(Exception):
     """The field, the reason and the remedy of a `DataError`. `datasets.py` adds the file and the line."""
 
 
-def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.Columns, source: Source = OWN) -> Row:
-    """Return {id, problem, answer, own_prompt, others}. Raises `BadRow`.
+def checked(
+    raw: bytes | Mapping[str, Any],
+    default_id: str,
+    accepted: columns.Columns,
+    source: Source = OWN,
+    as_is: bool = False,
+) -> Row:
+    """Return {id, problem, answer, own_prompt, others, read, written, options}. Raises `BadRow`.
 
-    ``own_prompt`` is a chat or TRL's column ``prompt``, else None. ``others`` has the level, subject and tolerance,
-    and the unchanged other columns if the data set is not built in.
+    ``own_prompt`` is a chat, TRL's column ``prompt`` or a text with a chat template, else None. ``others`` has the
+    level, subject and tolerance, and the unchanged other columns if the data set is not built in. ``options`` belong
+    under the problem. ``read``: the columns of problem and answer. ``written``: the content of the answer's column.
+    With ``as_is`` a chat may have several turns.
     """
     try:
         fields = from_json(raw) if isinstance(raw, bytes) else raw
@@ -51,26 +62,33 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: columns.C
     texts = json.dumps(fields, ensure_ascii=False, skipkeys=True, default=lambda _: None)
     _check(not re.search(r"[\ud800-\udfff]", texts), "row", "contains half a character")
     problem_key, prompt = _needed(fields, "problem", accepted)
-    problem = _question(prompt, problem_key)
-    # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.
-    own_prompt = prompt if problem is not prompt or problem_key == "prompt" else None
+    problem = _question(prompt, problem_key, as_is)
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
-    problem = problem.removeprefix(source.around[0]).removesuffix(source.around[1])
+    # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.
+    is_prompt = problem is not prompt or problem_key == "prompt" or CHAT_TOKENS.search(problem)
+    # Copies of a set have other names.
+    for before, after in (known.around for known in SOURCES.values()):
+        problem = problem.removeprefix(before).removesuffix(after)
     _check(bool(problem.strip()), problem_key, "is empty")
-    answer = _answer(fields, accepted, problem, source)
+    if problem is prompt and len(accepted["problem"]) > 1:
+        problem = parts.with_text_before(fields, problem)
+    answer_key, written = _needed(fields, "answer", accepted)
+    answer = _gold(answer_key, written, problem, source)
     _, identity = columns.first(fields, "id", accepted["id"])
     row = {
         "id": default_id if identity is None else str(identity),
         "problem": problem.strip(),
         "answer": answer,
-        "own_prompt": own_prompt,
+        "own_prompt": prompt if is_prompt else None,
     }
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
     left_out = {*row, *PARTS, *asked}
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
-    return {**row, "others": others | _parts(fields, accepted, answer, source)}
+    row["others"] = others | _parts(fields, accepted, answer, source)
+    options = parts.options(fields, answer) if source is OWN else {}
+    return {**row, "read": (problem_key, answer_key), "written": written, "options": options}
 
 
 def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) -> tuple[str, Any]:
@@ -81,25 +99,30 @@ def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) ->
     return key, content
 
 
-def _question(problem: Any, key: str) -> Any:
-    """Return the user's message of a chat with one question, which TRL's data sets have in ``prompt``."""
+def _question(problem: Any, key: str, as_is: bool) -> Any:
+    """Return the last message of the user in a chat, which TRL's data sets have in ``prompt``."""
     is_chat = isinstance(problem, list) and problem and all(isinstance(m, Mapping) and "content" in m for m in problem)
     if not is_chat:
         return problem
     questions = [message["content"] for message in problem if message.get("role") == "user"]
-    _check(len(questions) == 1 and problem[-1].get("role") == "user", key, "is a chat of more than one question")
-    return questions[0]
+    _check(bool(questions), key, "is a chat without a question")
+    if not as_is and [message.get("role") for message in problem if message.get("role") != "system"] != ["user"]:
+        remedy = f"set prompt_template: as_is, which keeps them, {REMEDY}"
+        raise BadRow(key, "is a chat of more than one turn, which the prompt template would drop", remedy)
+    parts = questions[-1]
+    is_text = isinstance(parts, list) and all(isinstance(part, Mapping) and "text" in part for part in parts)
+    return "\n".join(part["text"] for part in parts) if is_text else parts
 
 
-def _answer(fields: Mapping[str, Any], accepted: columns.Columns, problem: str, source: Source) -> str:
-    """Return the gold answer from the answer column."""
-    key, answer = _needed(fields, "answer", accepted)
+def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
+    """Return the gold answer in the content of the answer column."""
     # A list (OlympiadBench) has several answers of a problem. A completion must give all of them.
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
         answer = ", ".join(gold_answer(str(one)) for one in answer)
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
+    _check(not isinstance(answer, float) or abs(answer) < math.inf, key, "contains no gold answer")
     # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
     text = str(answer)
     mended = repaired(text)
@@ -136,8 +159,8 @@ def _tolerance(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, 
     """Return the accepted distance from the gold answer, in a data set whose authors accept such answers."""
     number = value(gold)
     stated = value(str(columns.first(fields, "tolerance", accepted.get("tolerance", ()))[1]))
-    absolute = source.absolute if stated is None else abs(float(stated))
-    return None if number is None else abs(float(number)) * source.relative + absolute
+    absolute = source.absolute if stated is None else float(min(abs(stated), LARGEST))
+    return None if number is None else float(min(abs(number), LARGEST)) * source.relative + absolute
 
 
 def _check(good: bool, field: str, reason: str) -> None:

@@ -14,7 +14,7 @@ from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
 from grpo_math.reading import is_folder, near, read_json, read_table, reading
-from grpo_math.run import lock, metrics
+from grpo_math.run import lock, metrics, speed_ups
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
 from grpo_math.run.resume import run_config
@@ -39,6 +39,7 @@ class RunDir:
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     going: bool = False  # a process of this machine trains there
+    switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished
 
     @property
@@ -113,6 +114,8 @@ def read_run(run_dir: str | Path) -> RunDir:
         with reading(history):
             # One row per step: the newest attempt of a resumed run counts.
             run.history = settled(read_lines(history))
+    if (reasons := folder / speed_ups.FILE).exists():
+        run.switched_off = read_json(reasons)["switched_off"]
     run.before = _evaluation(folder, BEFORE)
     run.after = _evaluation(folder, AFTER)
     _read_completions(run)

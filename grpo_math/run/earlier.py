@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
+from grpo_math.run import speed_ups
 from grpo_math.run.checkpoints import BEST, FILES, FINISHED, checkpoints
 
 EARLIER = "earlier"
@@ -25,6 +26,7 @@ TRAINING = {
     "training_history.json": STEP,
     FINISHED: STEP,
     BEST: STEP,
+    speed_ups.FILE: '"switched_off": ',
 }
 # All files of a run except its checkpoints. The mark of a folder is a file in it.
 MARKS = {

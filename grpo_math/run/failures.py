@@ -57,5 +57,6 @@ def failure(error: BaseException, run_dir: Path, command: str = "the same comman
 
 
 def _names_file_of_run(error: BaseException, run_dir: Path) -> bool:
-    named = isinstance(error, OSError) and error.filename
-    return bool(named) and Path(os.path.abspath(os.fsdecode(named))).is_relative_to(run_dir.absolute())
+    if not isinstance(error, OSError) or not error.filename:
+        return False
+    return Path(os.path.abspath(os.fsdecode(error.filename))).is_relative_to(run_dir.absolute())

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.reading import from_json
+from grpo_math.run.addresses import is_this_machine
 from grpo_math.run.redact import one_line
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
 BUSY = (429, 500, 502, 503, 504)  # statuses of a server that may answer later
 
 
@@ -81,7 +81,7 @@ class Client:
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=timeout,
-            trust_env=proxies and urlsplit(url).hostname not in LOCAL,
+            trust_env=proxies and not is_this_machine(urlsplit(url).hostname),
             verify=_certificates(),
             # A connection that is kept may be to a server that has restarted since.
             # Without a limit: httpx allows 100 connections, and a request that waits for one uses up its timeout.

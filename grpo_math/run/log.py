@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from grpo_math.run import files, metrics
+from grpo_math.run import files, metrics, speed_ups
 from grpo_math.run.bar import Bar
 from grpo_math.run.history import number, numbers, read_lines
 from grpo_math.run.machine import hardware, versions
@@ -64,7 +64,10 @@ def command_line(argv: list[str]) -> str:
 
 
 class History(TrainerCallback):
-    """``history.jsonl``: one line for each logged step, and ``training_history.json``, the same as one array."""
+    """``history.jsonl``: one line for each logged step, and ``training_history.json``, the same as one array.
+
+    Also writes the speed-ups that are off (speed_ups.py).
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "history.jsonl"
@@ -83,6 +86,7 @@ class History(TrainerCallback):
         # transformers also logs a summary at the end (train_runtime, train_loss), which is not a step.
         if state.is_world_process_zero and logs and (metrics.LOSS in logs or evaluated):
             self.append(state.global_step, logs)
+            speed_ups.write(self.path.parent)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         with files.writing(self.path), open(self.path, "a", encoding="utf-8") as file:

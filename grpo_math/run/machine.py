@@ -11,7 +11,10 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from grpo_math import __version__
+from grpo_math.errors import UserError
 
 GB = 2**30
 # OpenMP's threads spin while they wait, which takes the time of other programs. A step of the demo takes 4.0 s instead
@@ -27,7 +30,7 @@ def main_memory() -> float:
 
 PACKAGES = (
     *("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify", "bitsandbytes"),
-    *("vllm-bnb-plugin", "liger_kernel"),
+    *("vllm-bnb-plugin", "liger_kernel", "datasets", "huggingface_hub"),
 )
 
 
@@ -40,6 +43,24 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             installed[name] = metadata.version(name)
     return installed
+
+
+@cache
+def supported() -> dict[str, Requirement]:
+    """Return the supported range of each package; of a checkout that is not installed, none."""
+    try:
+        lines = metadata.requires("grpo_math") or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    return {required.name: required for required in map(Requirement, lines) if required.specifier}
+
+
+def refuse_trl() -> None:
+    """Raise `UserError` for a TRL outside the supported range: private methods of it are overridden."""
+    required, installed = supported().get("trl"), versions().get("trl", "")
+    if required and installed and not required.specifier.contains(installed, prereleases=True):
+        reason = f"trl {installed} is not a version that this works with ({required.specifier})"
+        raise UserError(f'{reason}: pip install "trl{required.specifier}"')
 
 
 def hardware() -> dict[str, Any]:

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from grpo_math.reading import from_json
 
@@ -35,26 +34,6 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'seed': 1, 'model_init_kwargs': {'dtype': 'auto'}}
     """
     return {name: _inside(value) for name, value in settings.items() if not is_secret(str(name))}
-
-
-def is_address(url: str) -> bool:
-    """Return True for http or https and a host. A user or a password in an address would be written down.
-
-    >>> [is_address(url) for url in ("http://127.0.0.1:8000/v1", "http://ada:secret@host", "file:///x", "http://[::1")]
-    [True, False, False, False]
-    >>> is_address("http://host:99999"), is_address("http://no host")
-    (False, False)
-    """
-    try:
-        parts = urlsplit(url)
-        # urlsplit checks a port only when the port is read.
-        _ = parts.port
-    except ValueError:  # half of an IPv6 address, or no port
-        return False
-    # urlsplit drops tabs and line ends, and accepts spaces and commas in a host.
-    if set(url) & set(" ,\t\n"):
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def hidden(word: str) -> str:

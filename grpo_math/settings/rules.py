@@ -17,11 +17,11 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.run.redact import is_address, without_secrets
+from grpo_math.run.addresses import is_address, is_this_machine
+from grpo_math.run.redact import without_secrets
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
-from grpo_math.settings.vllm import LOCAL
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
@@ -308,7 +308,7 @@ VLLM = [
     ),
     unused(
         "vllm_server_host",
-        lambda s: _on_server(s) and s["vllm_server_base_url"] and s["vllm_server_host"] not in LOCAL,
+        lambda s: _on_server(s) and s["vllm_server_base_url"] and not is_this_machine(s["vllm_server_host"]),
         "vllm_server_base_url names the server",
         "leave one of the two out",
     ),
@@ -316,7 +316,9 @@ VLLM = [
         "vllm_server_port",
         # The launcher adds the address of a server that it has started at the stated port.
         lambda s: (
-            _on_server(s) and s["vllm_server_base_url"] and f":{s['vllm_server_port']}" not in s["vllm_server_base_url"]
+            _on_server(s)
+            and s["vllm_server_base_url"]
+            and not re.search(rf":{s['vllm_server_port']}(/|$)", s["vllm_server_base_url"])
         ),
         "vllm_server_base_url names the port",
         "leave one of the two out",

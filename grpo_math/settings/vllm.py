@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_math.run.addresses import is_this_machine
 from grpo_math.settings.fields import defaults
-
-LOCAL = ("0.0.0.0", "127.0.0.1", "localhost")
 
 
 def generates(recipe: Mapping[str, Any]) -> str:
@@ -36,7 +35,7 @@ def elsewhere(recipe: Mapping[str, Any]) -> str:
     """
     # TRL's default host, 0.0.0.0, means a server on this machine.
     host = recipe.get("vllm_server_host") or "0.0.0.0"
-    return recipe.get("vllm_server_base_url") or ("" if host in LOCAL else host)
+    return recipe.get("vllm_server_base_url") or ("" if is_this_machine(host) else host)
 
 
 def sends_adapter(recipe: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
+from grpo_math.run.addresses import url_of
 from grpo_math.run.gpus import Gpu
 from grpo_math.run.machine import free_port, port_is_free
 from grpo_math.run.signals import ended_by_signals
@@ -129,9 +130,7 @@ def server_start(
         extra=[*extra, *more],
         executable=executable(),
     )
-    # 0.0.0.0 means all interfaces, and is not an address to connect to.
-    reached = "127.0.0.1" if host == "0.0.0.0" else host
-    return command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}"
+    return command, {**environment(gpus), **server.environment()}, url_of(host, port)
 
 
 def choose_port(recipe: Mapping[str, Any], preferred: int) -> int:

@@ -1,10 +1,9 @@
 """Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
-from accelerate.logging import get_logger
+from typing import Any
 
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.user_functions import is_foreign
-
-logger = get_logger(__name__)
 
 SCORING = "_get_per_token_logps_and_entropies"
 # Methods that get an update's rows.
@@ -14,7 +13,7 @@ ROW_METHODS = (
 )
 
 
-def sees_rows(trainer: object) -> bool:
+def sees_rows(trainer: Any) -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
@@ -25,9 +24,6 @@ def sees_rows(trainer: object) -> bool:
         for name in ROW_METHODS
         if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
     ]
-    if others:
-        logger.warning_once(
-            f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; each update keeps TRL's rows "
-            "and, if TRL has it, TRL's loss; only its prompts are shared."
-        )
+    if others and trainer.settings.pack_updates:
+        switched_off("shared updates", f"{type(trainer).__name__} overrides {', '.join(others)}")
     return bool(others)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 
 MIN_TOKENS = 1024  # per tile: smaller products leave a large GPU idle
@@ -36,10 +37,19 @@ NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "
 
 def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
     """Call `set_up` if the training arguments allow it. Return how many layers have a tiled MLP."""
-    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     # Without checkpointing, each tile would keep its tensors until the backward pass.
-    can_tile = args.gradient_checkpointing and not (reentrant or args.torch_compile or split_by(accelerator))
-    return set_up(models) if can_tile else 0
+    if not args.gradient_checkpointing:
+        return 0
+    hindrances = {
+        "use_reentrant": (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
+        "torch_compile": args.torch_compile,
+        f"{split_by(accelerator)}, which splits the weights": split_by(accelerator),
+    }
+    reason = next((reason for reason, applies in hindrances.items() if applies), None)
+    tiled = 0 if reason else set_up(models)
+    if not tiled:
+        switched_off("tiled MLP", reason or "no layer of the model ends with gate, up and down projections")
+    return tiled
 
 
 def set_up(models: list[Any]) -> int:

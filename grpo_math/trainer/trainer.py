@@ -52,11 +52,12 @@ from grpo_math.rewards import REWARDS, completion_text
 from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, read_gold_answer, row_format
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.rules import is_right
-from grpo_math.run import checkpoints, lock, metrics
+from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.ranks import agree_on_all, agree_on_first, broadcast_from_main
 from grpo_math.run.replaced import replaced
+from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.user_functions import event_loop, is_foreign, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import console, float16, gradients, longest, state, table, tiled_mlp
@@ -121,6 +122,7 @@ class MathGRPOTrainer(GRPOTrainer):
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         model = model_path(model) if isinstance(model, str) else model
         self.settings = as_math_config(args)
+        speed_ups.forget()
         self.meter = StepMeter(
             lambda: self._metrics[self.mode],
             rollouts_per_step=args.gradient_accumulation_steps / (args.steps_per_generation or 1),
@@ -260,11 +262,15 @@ class MathGRPOTrainer(GRPOTrainer):
                 ),
             },
         )
-        if packs and self.aux_loss_enabled:
-            logger.warning(
-                "pack_updates: the auxiliary loss of the router is not linear in its rows, so updates keep TRL's "
-                "micro-batches (router_aux_loss_coef: 0 leaves the loss out)."
-            )
+        # Each of these is a mean or a quantile over TRL's own micro-batch.
+        row_means = {
+            "router_aux_loss_coef": self.aux_loss_enabled,
+            "an entropy bonus": self._entropy_bonus_enabled,
+            "top_entropy_quantile": self.top_entropy_quantile < 1.0,
+        }
+        for name, applies in row_means.items():
+            if packs and applies:
+                switched_off("shared updates", f"{name} is computed over the rows of a micro-batch")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, self.args, accelerator)
         if self._is_vlm:
             if self._exceeds_trls_loss:
@@ -275,13 +281,7 @@ class MathGRPOTrainer(GRPOTrainer):
                     "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
                 )
             logger.warning("TRL computes the loss, because the model has images.")
-        whole = (
-            self._keeps_trls_rows()
-            # Each of these is a mean or a quantile over TRL's own micro-batch.
-            or self._entropy_bonus_enabled
-            or self.top_entropy_quantile < 1.0
-            or self.aux_loss_enabled
-        )
+        whole = self._keeps_trls_rows() or any(row_means.values())
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
@@ -306,6 +306,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         # ``pack_updates: false`` computes as TRL does, in generation, too.
         shares = self.scorer and not self.use_vllm
+        if self.scorer is None and self.settings.pack_updates and not self.use_vllm:
+            switched_off("shared prefill", "the model is not packed")
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
             nullcontext() if self.use_vllm else release_cached_memory(),

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_math.checks import attack
 from grpo_math.cli import main
+from grpo_math.grading.equal.compare import value
 
 # Each function is (completions, answer) -> rewards, as users write them.
 FUNCTIONS = r"""
@@ -123,6 +124,16 @@ def test_a_formula_that_is_the_answer_of_a_few_problems_is_a_warning(answers, co
 def test_rewards_below_0_are_measured_from_a_wrong_answer(here, capsys):
     _, result = attacked(capsys, "own_functions:signed")
     assert {one["share"] for one in result["attacks"] if not one["candidates"]} == {0, 1 / 8}  # one gold answer of 8
+
+
+@pytest.mark.parametrize(
+    "gold", ["7" * 10, "7" * 400, "7" * 399 + ".5", "0." + "1" * 399, "1e400", "1/0", "-0", "7" * 5000]
+)
+def test_a_gold_answer_of_any_size_is_rewritten_exactly(gold):
+    row = {"answer": gold, "problem": "How many apples?"}
+    texts = [text for name in attack.VALUES for text in attack.rewritten(name, row)]
+    assert all(value(text) in (None, value(gold)) for text in texts)
+    assert ("7" * 399 + ".5" in texts[1:]) == (gold == "7" * 399 + ".5")
 
 
 def test_the_weighted_sum_is_judged(here, capsys):

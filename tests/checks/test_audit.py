@@ -31,6 +31,11 @@ FAULTS = {
         ("Show that n is even.", r"$\square$"),
         ("Show a = b.", "We have shown that $a = b$."),
     ],
+    "gold answers that are code objects": [
+        ("What is it?", "<function solve at 0x7f2d3c>"),
+        ("What is half?", "Fraction(1, 2)"),
+        ("What is in it?", "{'answer': 3}"),
+    ],
     "no gold answer": [
         ("How many primes are there?", "not found"),
         ("What is the sum?", r"\text{N/A}"),

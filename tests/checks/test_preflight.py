@@ -137,6 +137,11 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         ([], {"versions": {"trl": "1.16.9"}}, []),
         ([], {"versions": {"trl": "1.16.1rc1"}}, []),
+        (
+            [],
+            {"versions": {"transformers": "5.25.0", "peft": "0.19.1", "torch": "2.13.0+cpu"}},
+            ["warning: not in the range that was tested: transformers 5.25.0 (<5.25,>=5.17), peft 0.19.1 ("],
+        ),
         (["--load_in_4bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--optim", "adamw_8bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--deepspeed", "zero2.json"], {"versions": {"deepspeed": "0.1"}}, ["error: deepspeed 0.1 is not"]),
@@ -171,7 +176,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"versions": {}},
             [
                 "error: a model or an optimizer in 4 or 8 bit needs bitsandbytes, which is not installed. Remedy: pip "
-                'install "bitsandbytes>=0.46" (versions)'
+                'install "bitsandbytes>=0.49" (versions)'
             ],
         ),
         (SERVER, {"versions": {}}, []),
@@ -357,6 +362,19 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ],
         ),
         (ROWS, {"files": rows_of(*HALVES[:3])}, ["info: 3 problems to train on"]),
+        (
+            ROWS,
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"), ("<|user|>\n1 + 1?<|end|>", "2"), ("|x| < |y|?", "a"))},
+            [
+                "info: 3 problems to train on",
+                "warning: problems that contain a chat template already: 2; the first is mine/1; the prompt becomes a",
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "as_is"],
+            {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"))},
+            ["info: 1 problem to train on"],
+        ),
         (
             ["--eval_n", "5", "--heldout_every", "1"],
             {},
@@ -569,6 +587,13 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": VERSION}, []),
         ([*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"], {"answers": VERSION}, []),
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/version": '{"version": "0.10.0"}'}}, ["error: "]),
+        # vLLM 0.32 serves adapters. TRL 1.16 does not send whole weights to it.
+        ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/version": '{"version": "0.32.0"}'}}, ["error: "]),
+        (
+            [*SERVER, "--vllm_server_base_url", "<URL>", "--use_peft"],
+            {"answers": {"/version": '{"version": "0.32.0"}'}},
+            [],
+        ),
         ([*SERVER, "--vllm_server_base_url", "<URL>"], {"answers": {"/health": ""}}, []),  # TRL's own has no version
         (
             [*SERVER, "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "PORT"],
@@ -578,7 +603,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             [*SERVER, "--vllm_server_port", "9"],
             {},
-            ["warning: no vLLM server answers at http://0.0.0.0:9. Remedy: start it before the run"],
+            ["warning: no vLLM server answers at http://127.0.0.1:9. Remedy: start it before the run"],
         ),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "server"], {}, []),
         (["--vllm_server_base_url", "<URL>", "--vllm_mode", "colocate", "--use_vllm"], {}, []),
@@ -653,7 +678,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
-        versions = {"trl": "1.16.0", "deepspeed": "999", **world["versions"]}
+        versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
         monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():

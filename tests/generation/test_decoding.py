@@ -15,11 +15,12 @@ from small_model import END
 from transformers import GenerationMixin, LlamaForCausalLM, LogitsProcessorList
 from transformers.cache_utils import DynamicCache
 
-from grpo_math.generation import cache, completions
+from grpo_math.generation import cache, completions, decoding
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
+from grpo_math.run import speed_ups
 
 SAMPLED = {"do_sample": True, "top_k": 0}
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
@@ -221,9 +222,29 @@ OTHER_WAYS = {
 
 
 @pytest.mark.parametrize("settings", OTHER_WAYS.values(), ids=OTHER_WAYS)
-def test_what_the_loop_does_not_know_is_left_to_transformers(settings, model, grouped):
+def test_what_the_loop_does_not_know_is_left_to_transformers_with_a_line(settings, model, grouped, caplog):
+    speed_ups.forget()
     plain, ours, _ = both(model, grouped(), **{**SAMPLED, "max_new_tokens": 6, **settings})
     assert plain == ours
+    assert caplog.text.count("Switched off: shared prefill: ") == 1
+
+
+def test_an_argument_of_a_newer_transformers_is_named_with_the_version(model, grouped, monkeypatch, caplog):
+    monkeypatch.setattr(decoding, "LOOP_ARGUMENTS", decoding.LOOP_ARGUMENTS - {"use_cache"})
+    monkeypatch.setattr(decoding.transformers, "__version__", "9.9.9")
+    speed_ups.forget()
+    plain, ours, _ = both(model, grouped(), **SAMPLED)
+    assert plain == ours
+    assert "transformers 9.9.9 passes use_cache to its loop" in caplog.text
+
+
+def test_a_shared_prefix_that_a_state_excludes_is_named_and_a_short_one_is_not(grouped, monkeypatch, caplog):
+    stateful = small_model("lfm2", **FAMILIES["lfm2"])
+    for saved, lines in ((10**6, 0), (1, 1)):
+        monkeypatch.setattr(cache, "SAVED", saved)
+        speed_ups.forget()
+        both(stateful, grouped(["same words, then A", "same words, then B"]), **SAMPLED)
+        assert caplog.text.count("Switched off: shared prefix: ") == lines
 
 
 def test_layers_on_two_devices_are_left_to_transformers(model, grouped):

@@ -13,7 +13,7 @@ from waiting import until
 from grpo_math.errors import UserError
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.server import BESIDE, Server, environment, key, make_key
+from grpo_math.generation.server import BESIDE, TRL_SUPPORTED, Server, environment, key, make_key
 from grpo_math.generation.sync import KeyedClient
 from grpo_math.generation.vllm_process import ServerProcess, executable
 from grpo_math.run.http import ServerError
@@ -105,8 +105,13 @@ def test_an_answer_is_read(answer, call, result, server):
 @pytest.mark.parametrize(
     ("answer", "call", "error"),
     [
-        *((version(number), Server.check_version, "runs vLLM") for number in ("0.21.9", "0.32.0", "1.0.0", "dev")),
-        (version("0.32.0"), Server.check_version, "vLLM 0.32.0, .*: pip install 'vllm>=0.22,<0.32'"),
+        *((version(number), Server.check_version, "runs vLLM") for number in ("0.21.9", "0.33.0", "1.0.0", "dev")),
+        (version("0.33.0"), Server.check_version, "vLLM 0.33.0, .*adapters: pip install 'vllm>=0.22,<0.33'"),
+        (
+            version("0.32.0"),
+            lambda server: server.check_version(TRL_SUPPORTED),
+            "vLLM 0.32.0, .*whole weights: pip install 'vllm>=0.22,<0.32'",
+        ),
         *(((200, text), Server.check_version, "is not a vLLM server") for text in ("[]", '{"title": "another"}')),
         ((404, '{"detail": "Not Found"}'), LOAD, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ((404, '{"detail": "Not Found"}'), Server.settings, "VLLM_SERVER_DEV_MODE=1"),

@@ -1,7 +1,9 @@
 """Rows of files of five formats, of the Hub (a stand-in) and of generated problems: what is kept, drawn and refused."""
 
+import bz2
 import gzip
 import json
+import lzma
 import re
 from collections import Counter
 from decimal import Decimal
@@ -150,6 +152,8 @@ BAD_ROWS = {
     "long prose": ({"problem": "a?", "solution": "x" * 161}, "solution contains no gold answer"),
     "a gold of the wrong type": ({"problem": "a?", "answer": [["7"]]}, "answer is of type list, not text or a number"),
     "a truth value": ({"problem": "a?", "answer": True}, "answer is of type bool, not text or a number"),
+    "None as text": ({"problem": "a?", "answer": "None"}, "answer contains no gold answer"),
+    "a number that no float holds": ('{"problem": "a?", "answer": 1e400}', "answer contains no gold answer"),
     "a missing gold as pandas writes it": ('{"problem": "a?", "answer": NaN}', "answer contains no gold answer"),
     "no problem": ({"answer": "7"}, "problem is missing: its columns are answer; accepted are problem, question, "),
     "an empty problem": ({"problem": " ", "answer": "7"}, "problem is empty"),
@@ -351,6 +355,12 @@ FILES = {
     "mine.jsonl.gz": gzip.compress(JSONL.encode()),
     "mine.csv.gz": gzip.compress(CSV.encode("utf-16")),
     "utf16.jsonl": JSONL.encode("utf-16"),
+    "mine.jsonl.bz2": bz2.compress(JSONL.encode()),
+    "mine.csv.xz": lzma.compress(CSV.encode()),
+    "mine.jsonl.zst": pyarrow.compress(JSONL.encode(), "zstd", asbytes=True),
+    "splits.json": json.dumps({"train": ROWS, "test": ROWS[:1]}).encode(),
+    "data.json": json.dumps({"version": "1.0", "data": ROWS}, indent=2).encode(),
+    "pretty.jsonl": "\n".join(json.dumps(row, indent=2) for row in ROWS).encode(),
 }
 
 
@@ -403,6 +413,7 @@ def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tm
             "save it in UTF-8",
         ),
         ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
+        ("a.jsonl.zst", pyarrow.compress(JSONL.encode(), "zstd", asbytes=True)[:40], "OSError: Truncated compressed"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
         ("a.jsonl", None, "No such file or directory"),
     ],
@@ -414,6 +425,26 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, cap
     with pytest.raises(UserError, match=rf"^{message}.*\Z"):  # the dot matches no line end
         load_problems(str(tmp_path / name))
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_lists_of_one_object_are_splits(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"dev": ROWS, "test": ROWS[:1]}))
+    assert len(load_problems(str(tmp_path / "a.json"), "test")) == 1
+    with pytest.raises(UserError, match=r"a\.json holds the lists dev, test: name one as the split"):
+        load_problems(str(tmp_path / "a.json"))
+
+
+def test_a_folder_of_save_to_disk_is_read(tmp_path):
+    table = hub_datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(tmp_path / "one")
+    hub_datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(tmp_path / "two")
+    for split, ns in {"train": (2, 2), "train[1:]": (1, 1), "test": (None, 1)}.items():
+        for name, n in zip(("one", "two"), ns, strict=True):
+            if n:
+                assert len(load_problems(str(tmp_path / name), split)) == n
+            else:
+                with pytest.raises(ConfigError, match="split='test' is not known: use one of train"):
+                    load_problems(str(tmp_path / name), split)
 
 
 def test_columns_may_be_a_mapping(tmp_path):

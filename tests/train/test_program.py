@@ -43,7 +43,9 @@ def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, mon
     assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
 
 
-def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path, monkeypatch):
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(
+    train, small, tmp_path, monkeypatch, caplog
+):
     run_dir = tmp_path / "run"
 
     def graded(*batch, **settings):
@@ -71,10 +73,13 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert sorted(path.name for path in run_dir.iterdir()) == [
         *(".lock", "adapter", "after.json", "before.json", "best.json", "checkpoint-1", "checkpoint-3", "completions"),
         *("config.yaml", "finished.json", "history.jsonl", "plots", "problems.txt", "report.html"),
-        "training_history.json",
+        *("switched_off.json", "training_history.json"),
     ]
     read = {path.stem: json.loads(path.read_text()) for path in run_dir.glob("*.json")}
     assert read["best"] == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
+    # LoRA has dropout by default.
+    assert read["switched_off"] == {"switched_off": {"shared prefill": ["the model generates with dropout"]}}
+    assert caplog.text.count("Switched off: shared prefill: the model generates with dropout; ") == 1
     assert read["finished"] == {"step": 3, "weights": "adapter"}
     before, after = read["before"], read["after"]
     assert {name: before.get(name) for name in SAME} == {name: after.get(name) for name in SAME}

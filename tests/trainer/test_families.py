@@ -106,7 +106,7 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     try_first(trainer)
     scored_alike(trainer, (7, 3, 12))
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
-    assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
+    assert caplog.text.count(f"Switched off: packing: {type(model).__name__} has {reason}") == 1
 
 
 PAGE = (Path(__file__).parents[2] / "docs/reference.md").read_text()

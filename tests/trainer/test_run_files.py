@@ -26,7 +26,7 @@ from grpo_math.evaluation import from_run
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report import report
 from grpo_math.report.run_dir import read_run
-from grpo_math.run import lock
+from grpo_math.run import lock, speed_ups
 from grpo_math.trainer import run_files
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
@@ -46,6 +46,15 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
     files = report(tmp_path)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
+
+
+def test_a_speed_up_that_is_off_is_on_the_console_in_the_directory_and_on_the_page(ours, tmp_path, caplog):
+    checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    trainer = ours(letters, ROWS, max_steps=1, logging_steps=1, **checkpointing)
+    trainer.train()
+    assert caplog.text.count("Switched off: ") == 1
+    assert json.loads((tmp_path / speed_ups.FILE).read_text()) == {"switched_off": {"tiled MLP": ["use_reentrant"]}}
+    assert "Switched off: tiled MLP (use_reentrant)." in report(tmp_path).html.read_text(encoding="utf-8")
 
 
 def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_path, capsys):

@@ -172,9 +172,10 @@ def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, our
         (False, {"gradient_checkpointing": False}),
     ],
 )
-def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, ours):
+def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, ours, caplog):
     trainer = trainer_of(ours, **kwargs)
     assert bool(trainer.tiled_layers) == served
+    assert ("Switched off: tiled MLP: use_reentrant;" in caplog.text) == ("gradient_checkpointing_kwargs" in kwargs)
     assert (widest(trainer, LONG) <= WIDTH) == served
 
 

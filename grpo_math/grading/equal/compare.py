@@ -20,7 +20,6 @@ from grpo_math.grading.equal import units
 from grpo_math.grading.equal.clean import CACHED_CHARACTERS, clean
 from grpo_math.grading.equal.exact import rational
 from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
-from grpo_math.grading.equal.notation import FUNCTIONS
 from grpo_math.grading.equal.relations import equation_members
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
@@ -28,6 +27,7 @@ from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, 
 from grpo_math.grading.equal.units import Unit
 from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
+from grpo_math.grading.vocabulary import either
 
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
@@ -42,15 +42,17 @@ LABEL = re.compile(
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
-LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 5
-    r"(?!.*\b(?i:up|under|over|below|above|beyond|within|excluding|divided|multiplied|thrice|quadruple|quintuple"
-    r"|(?:square|cube|reciprocal|opposite|inverse|complement|conjugate|negation|multiple|factor|divisor|digit|power|root"
-    r"|dozen|log|logarithm|sine|cosine|tangent|successor|predecessor|derivative|integral|permutation|combination)s? of)"
-    r"\b)"
-    rf"(?!.*\b(?i:{'|'.join(sorted(FUNCTIONS))}) -?\$?[\d,.])"  # sin 30
-    r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
+# Words before a single number: harmless ones ("about 5"), and those of "Area of the square is 5".
+LEAD = re.compile(
+    rf"(?:(?:{either('harmless')}[,:]?\s*)+"
+    rf"|[A-Z][a-z]+ (?!.*\b{either('not', 'changes')} -?\$?\d)(?:[a-z]+ ){{0,4}}(?:is|are) )"
+    r"(?=-?\$?[\d,.]+%?\s*(?:[^\W\d_]+\s*){0,3}\Z)",
+    re.IGNORECASE,
 )
-CHOICE = re.compile(r"\A(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|\\(?!text))")  # (B) 12
+CHOICE = re.compile(  # (B) 12, (C) Friday
+    r"\A(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|[A-Za-z]{2}|\\(?!text))"
+)
+GOLD_CHOICE = re.compile(r"\W*(?:text\w*\W*)?[A-J](?![a-z])")
 POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
 MODULUS = re.compile(  # 2 (mod 5)
     r"\A((?!.*\\equiv).*\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
@@ -99,6 +101,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
         return Verdict.NO_ANSWER, "the answer is empty"
     if _spaceless(gold) == _spaceless(answer):
         return Verdict.CORRECT, "same text"
+    if GOLD_CHOICE.match(gold) is None:
+        answer = CHOICE.sub("", answer)  # the text of a choice
     decided = same_words(gold, answer, compare)
     if decided is not UNDECIDED:
         return (Verdict.CORRECT if decided is EQUAL else Verdict.WRONG), "text"
@@ -175,12 +179,12 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
     if short and answer:
-        text = GLUED.sub(r"\1 \2", MODULUS.sub(r"\1", CHOICE.sub("", text)))
+        text = GLUED.sub(r"\1 \2", MODULUS.sub(r"\1", text))
     if not answer:
         text = MIXED.sub(r"\1 \2", text)
     # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
-    if lead is not None and units.measure(lead.group()) is not None:
+    if lead is not None:
         text = text[lead.end() :]
     results: list[Reading] = []
     for candidate in [text] if label is None else [text[label.end() :], text]:

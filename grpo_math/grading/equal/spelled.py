@@ -22,7 +22,9 @@ PARTS = {
     **dict.fromkeys(("half", "halve"), 2), "third": 3, "quarter": 4, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12,
     **{f"{word}th": n for word, n in SMALL.items() if n > 3}, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
-_NAMES = "|".join(sorted(NUMBER_WORDS, key=len, reverse=True))
+# A dozen is a unit behind digits, and part of the number in words.
+_SPOKEN = SCALES | {"dozen": 12}
+_NAMES = "|".join(sorted((*NUMBER_WORDS, "dozen"), key=len, reverse=True))
 _PARTS = "|".join(PARTS)
 _RUN = re.compile(
     rf"(?<![A-Za-z\\.,])(?:negative|minus)\s+(?=[\d\\(])|(?<![A-Za-z\\.,])(?:(?:negative|minus)\s+)?(?:(?:\d{{1,9}}|an?)\s+)?"
@@ -75,8 +77,8 @@ def _whole(tokens: list[str]) -> int | None:
             group, floor, seen = group + value, (10 if word in TENS else 1), True
         elif word == "hundred" and 0 < group < 10:
             group, floor = group * 100, 100
-        elif word in SCALES and group and SCALES[word] < last:
-            total, group, last, floor = total + group * SCALES[word], 0, SCALES[word], 1000
+        elif word in _SPOKEN and group and _SPOKEN[word] < last:
+            total, group, last, floor = total + group * _SPOKEN[word], 0, _SPOKEN[word], 1000
         else:
             return None
     return total + group if seen else None

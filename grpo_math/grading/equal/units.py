@@ -18,6 +18,7 @@ import re
 
 from grpo_math.grading.equal.notation import SHORT_WORDS
 from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, either, words
 
 Unit = dict[str, int]  # measure -> power
 
@@ -61,17 +62,20 @@ quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandth
 recurring factorials
 """.split()  # noqa: SIM905
 )
+_AFTER = re.compile(either("after"), re.IGNORECASE)
+_FILLERS = SHORT_WORDS | words("harmless")
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
-    r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zμΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|(?![一-鿿]*(?:[万亿千百半倍或和不非余]|分之|以[上下内外]))[一-鿿]+)"
+    rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°€£¥₹¢$元]|(?![一-鿿]*(?:[万亿千百半倍或和不非余]|分[之の]|以[上下内外]))[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
-    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-zμ一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]"
+    r"\\text\s*\{|"
+    rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°|[€£¥₹¢]|{FOREIGN}|\\\$|[a-z]{{2}}|[A-Z][a-z]"
     r"|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, but 3g may be a product
     r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
     rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"
@@ -97,19 +101,23 @@ def split(text: str) -> tuple[str, Unit | None]:
     return text, None
 
 
-def measure(words: str) -> Unit | None:
+def measure(text: str) -> Unit | None:
     """Return the measures among words, and None if a word changes the value before them.
 
     >>> measure("square inches"), measure("miles per hour"), measure("more students"), measure("or so")
     ({'in': 2}, {'mile': 1, 'h': -1}, {}, None)
     """
-    inside = "\\text" in words
-    words = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", words)
-    words = re.sub(r"\\mu\s*", "μ", words).replace("\\Omega", "Ω")
+    inside = "\\text" in text
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\mu\s*", "μ", text).replace("\\Omega", "Ω")
     unit: Unit = {}
     sign, power, last, written = 1, 1, "", ""
-    tokens = list(_TOKEN.finditer(words))
-    if not tokens or _FILLER.fullmatch(_TOKEN.sub("", words)) is None:
+    tokens = list(_TOKEN.finditer(text))
+    if (
+        not tokens
+        or any(token[3] and _AFTER.match(token[3]) for token in tokens)
+        or _FILLER.fullmatch(_TOKEN.sub("", text)) is None
+    ):
         return None
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
@@ -156,7 +164,7 @@ def _may_follow(word: str) -> bool:
         return word in _SHORT or word == "a" or (not word.isascii() and word != "μ") or not word.isalpha()
     if "-" in word:  # ax-by is a difference
         return all(map(_may_follow, word.split("-")))
-    known = word in _TABLE or word.lower() in SHORT_WORDS or not word.isascii() or (len(word) == 3 and _named(word))
+    known = word in _TABLE or word.lower() in _FILLERS or not word.isascii() or (len(word) == 3 and _named(word))
     return bool(known) or len(word) > 3 or re.fullmatch("[^aeiou][aeiou].", word.lower()) is not None
 
 

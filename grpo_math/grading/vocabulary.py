@@ -1,0 +1,48 @@
+r"""Words around an answer, in 33 languages: vocabulary.json has them, sorted by language.
+
+Position finds an answer in every language. A word only sharpens it, or refuses a number that the word changes:
+
+    answer    a label: the value behind it is the answer
+    harmless  words that may stand between a label and its value, and before a value in a box
+    not       words that negate the value, up to three words before it
+    changes   words that change the value directly behind them: minus, double, the cube of
+    after     words that change the value directly before them: thousand, dozen, "is not" where it follows
+    and       words between two boxes that are one list
+
+>>> "nicht" in words("not"), bool(re.match(either("answer"), "Antwort")), bool(re.match(either("and"), "andere"))
+(True, True, False)
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+LANGUAGES: dict[str, dict[str, list[str]]] = json.loads(
+    Path(__file__).with_name("vocabulary.json").read_text(encoding="utf-8")
+)
+# A letter of a script other than Latin and Greek, with its marks; a letter of Latin script.
+FOREIGN = (
+    "[\u0400-\u052f\u0531-\u0587\u0591-\u05ea\u0610-\u064a\u0670-\u06d3\u0900-\u1dff\u2c00-\u2dff\u3005-\u3007"
+    "\u3041-\uabff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+LATIN = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff\u0300-\u036f"
+# Later scripts, from Thai on, put no space between words.
+_SPACED = "\u0e00"
+
+
+@cache
+def words(kind: str) -> frozenset[str]:
+    """Return the words of one kind in all languages."""
+    return frozenset(word.lower() for language in LANGUAGES.values() for word in language[kind])
+
+
+@cache
+def either(*kinds: str) -> str:
+    """Return a pattern that matches one whole word of these kinds, the longest first."""
+    patterns = []
+    for word in sorted(frozenset().union(*map(words, kinds)), key=len, reverse=True):
+        pattern = re.escape(word).replace(r"\ ", r"\s")
+        pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
+        patterns.append(pattern + (r"(?![^\W\d_])" if word[-1].isalpha() and word[-1] < _SPACED else ""))
+    return f"(?:{'|'.join(patterns)})"

@@ -1,0 +1,176 @@
+r"""The parts of a problem that have columns of their own: a text before the question, and the options under it.
+
+>>> rows = [{"problem": "What is 3 + 4?", "answer": "1", "written": 1, "options": labelled(["6", "7"])}]
+>>> write_options(rows)
+>>> rows[0]["problem"], rows[0]["answer"]
+('What is 3 + 4?\n(A) 6\n(B) 7', 'B')
+
+The layouts are those of published sets. `unread` reports a column in another layout. ``--columns problem=NAME`` keeps
+the text before the question out.
+"""
+
+import re
+from ast import literal_eval
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from string import ascii_uppercase
+from typing import Any
+
+from grpo_math.problems.columns import by_name, spelt
+
+BEFORE = ("body", "passage", "context", "paragraph", "article", "story", "scenario", "premise", "background", "table")
+# Words in the names of columns that are a part of a problem.
+PART = {*BEFORE, "statement", "conditions", "facts", "given", "numbers", "nums", "ctx", "stem"}
+# And of those that have numbers, but are none.
+OTHER = {
+    *("source", "url", "title", "topic", "solution", "rationale", "explanation", "reasoning", "response", "responses"),
+    *("output", "completion", "generation", "generations", "cot", "messages", "code", "equation", "formula"),
+}
+LISTS = ("options", "choices", "endings", "answer_choices", "answer_options", "answer_option_list", "option_list")
+# A column for each option (A, option_b, choice1, opa), and for each wrong one.
+COLUMN = re.compile(r"(?:(option|choice|ending)_?([a-j]|\d)|(answer|opt|op|)_?([a-j]))")
+WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong)_(?:answer|option|choice))s?_?\d?")
+LABELLED = re.compile(r"(?:^|[\s,;])\(?([A-Za-z])\s*[).:]\s*(?=\S)")  # A) 21, (B) 30
+LABEL = re.compile(r"(?i:(?:option|choice|answer)[\s_]*)?\(?([A-Za-z\d])\s*(?:[).:]?|[).:]\s*\S.*)", re.DOTALL)
+TEXTS = ("text", "content", "value", "option")  # of an option that is an object
+ORDERS = (ascii_uppercase, "0123456789", "123456789")
+WORD = re.compile(r"\w+")
+INDICES = {str(number): number for number in range(len(ascii_uppercase) + 1)}
+
+
+def belongs(column: str) -> bool:
+    """Return True if a column is a part of a problem by its name."""
+    name = spelt(column)
+    return name in LISTS or bool(PART & {*name.split("_")} or COLUMN.fullmatch(name) or WRONG.fullmatch(name))
+
+
+def unread(column: str, row: Mapping[str, Any]) -> bool:
+    """Return True if a column that is not read looks like a part of the problem: by its name and new words, or by a
+    sentence with numbers before a problem without any.
+
+    >>> row = {"problem": "How many are left?", "answer": "25", "options": {}}
+    >>> others = {"nums": [29, 4], "note": "Omar has 29 beads, he gives 4", "why": "29 - 4 is 25, so 25"}
+    >>> [name for name in others if unread(name, {**row, "others": others})]
+    ['nums', 'note']
+    """
+    content, name = row["others"].get(column), spelt(column)
+    text = str(content) if isinstance(content, str | list | Mapping) else ""
+    new = {*WORD.findall(text)} - {*WORD.findall(row["problem"])}
+    # A copy of the problem with its solution is not a part of it.
+    if row["problem"] in text or (row["options"] and not PART & {*name.split("_")}):
+        return False
+    numbers = {word for word in new if word.isdecimal()}
+    if belongs(column) and len(name) > 1:
+        return len(new) > (0 if name in LISTS or new == numbers else 2)
+    is_other = OTHER & {*name.split("_")} or row["answer"] in text or re.search(r"\d", row["problem"])
+    return len(new) > 4 and bool(numbers) and not is_other
+
+
+def with_text_before(fields: Mapping[str, Any], question: str) -> str:
+    r"""Return a question after the text that it is about, if the row has that in a column of its own.
+
+    >>> with_text_before({"Body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
+    'Omar has 29 beads and gives 4 away.\nHow many are left?'
+    """
+    row = by_name(fields)
+    texts = [text for name in BEFORE if isinstance(text := row.get(name), str) and text.strip() not in question]
+    return "\n".join([*texts, question])
+
+
+def options(fields: Mapping[str, Any], gold: str) -> dict[str, Any]:
+    """Return the options of a row by their labels; {} without options.
+
+    >>> options({"A": 6, "B": 7, "C": 8}, "B"), options({"a": 6, "b": 7, "c": 8}, "42")
+    ({'A': 6, 'B': 7, 'C': 8}, {})
+    >>> options({"Distractor1": "6", "distractor2": "8"}, "7")
+    {'A': '6', 'B': '7', 'C': '8'}
+    """
+    row = {name: content for name, content in by_name(fields).items() if content is not None}
+    for name in LISTS:
+        if name in row:
+            return labelled(row[name])
+    wrong = [content for name, content in row.items() if WRONG.fullmatch(name)]
+    texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
+    if len(texts) > 1:
+        # Sorted, because the place of the right one must not tell it.
+        return labelled(sorted(map(str, [gold, *texts])))
+    groups: dict[str, dict[str, Any]] = {}
+    for name in sorted(row):
+        if match := COLUMN.fullmatch(name):
+            prefix, label = (part for part in match.groups() if part is not None)
+            groups.setdefault(prefix, {})[label] = row[name]
+    found = {prefix: labelled(group) for prefix, group in groups.items()}
+    bare = found.pop("", {})
+    # Columns a, b and c may be numbers of the problem.
+    if "A" in fields or gold.upper() in bare or gold in map(str, bare.values()):
+        found[""] = bare
+    return max(found.values(), key=len, default={})
+
+
+def labelled(content: Any) -> dict[str, Any]:
+    r"""Return options by their labels, from a list, a text, or a mapping; {} if the content is something else.
+
+    >>> same = {"label": ["A", "B"], "text": ["38", "27.6"]}, "a ) 38 , b ) 27.6", "['38', '27.6']", ["A)38", "B)27.6"]
+    >>> all(labelled(content) == {"A": "38", "B": "27.6"} for content in same)
+    True
+    >>> labelled([{"label": "1", "text": "38"}, {"label": "2", "text": "27.6"}]), labelled([38, 27.6]), labelled("38")
+    ({'1': '38', '2': '27.6'}, {'A': 38, 'B': 27.6}, {})
+    """
+    if isinstance(content, str) and content.strip().startswith(("[", "{")):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            content = literal_eval(content.strip())
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, str):
+        parts = LABELLED.split(content)
+        pairs = zip(parts[1::2], parts[2::2], strict=True)
+    elif isinstance(content, Mapping):
+        lists = content.get("label"), content.get("text")
+        pairs = zip(*lists, strict=False) if all(isinstance(part, list) for part in lists) else content.items()
+    elif isinstance(content, list):
+        items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in content]
+        if items and all(isinstance(item, Mapping) for item in items):
+            numbered = zip(ascii_uppercase, items, strict=False)
+            pairs = (
+                (item.get("label", letter), next(filter(None, map(item.get, TEXTS)), "")) for letter, item in numbered
+            )
+        else:
+            own = labelled("\n".join(map(str, items)))  # ["A) 21", "B) 30"]
+            pairs = own.items() or zip(ascii_uppercase, items, strict=False)
+    found = {
+        str(label).strip().upper(): text.strip(" \n,;") if isinstance(text, str) else text
+        for label, text in pairs
+        if text not in (None, "")
+    }
+    return found if len(found) > 1 and any(order.startswith("".join(found)) for order in ORDERS) else {}
+
+
+def write_options(rows: Iterable[dict[str, Any]]) -> None:
+    """Write the options under each problem, and replace a gold answer that names an option by the option's letter.
+
+    A number is the text of an option, or an index. Indices count from 1 if the labels do, or if the last option is
+    counted so.
+    """
+    rows = [row for row in rows if row["options"]]
+    numbered = [(INDICES[row["answer"]], row) for row in rows if row["answer"] in INDICES]
+    # These are decided for the whole set: a 2 alone may be an option, or the second or the third. 2 is not "2" here.
+    are_texts = all(row["written"] in row["options"].values() for _, row in numbered)
+    from_one = any(number == len(row["options"]) or "1" in [*row["options"]][:1] for number, row in numbered)
+    start = int(from_one and all(number for number, _ in numbered))
+    for row in rows:
+        texts, gold = [*map(str, row["options"].values())], row["answer"]
+        if gold in INDICES and not are_texts:
+            places = {str(number + start): number for number in range(len(texts))}
+        else:
+            places = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
+        label = LABEL.fullmatch(gold)
+        place = places.get(gold, places.get(label[1].upper()) if label else None)
+        if place is not None:
+            row["answer"] = ascii_uppercase[place]
+        lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]
+        # A problem may contain its options already.
+        if not all(_squeezed(line) in _squeezed(row["problem"]) for line in lines):
+            row["problem"] = "\n".join([row["problem"], *lines])
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\W", "", text).casefold()

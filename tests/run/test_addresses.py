@@ -1,0 +1,47 @@
+"""One module makes and judges addresses: a key, a proxy and the start of a server depend on them."""
+
+import pytest
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation import server
+from grpo_math.planner.devices import Layout
+from grpo_math.run.addresses import is_address, url_of
+from grpo_math.run.http import Client
+from grpo_math.settings.vllm import elsewhere, starts_server
+from grpo_math.train.serve import server_start
+
+SERVED = {"use_vllm": True, "vllm_mode": "server", "use_peft": True}
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "needs_key", "is_here"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80", False, True),
+        ("localhost", "http://localhost:80", False, True),
+        ("::1", "http://[::1]:80", False, True),
+        ("0.0.0.0", "http://127.0.0.1:80", True, True),
+        ("::", "http://[::1]:80", True, True),
+        ("10.0.0.0", "http://10.0.0.0:80", True, False),
+        ("node1", "http://node1:80", True, False),
+        ("fe80::1%eth0", "http://[fe80::1%eth0]:80", True, False),
+    ],
+)
+def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    assert url_of(host, 80) == url
+    assert is_address(url)
+    assert starts_server({**SERVED, "vllm_server_host": host}) == is_here
+    assert elsewhere({**SERVED, "vllm_server_host": host}) == ("" if is_here else host)
+    # The launcher reaches a server that it has started itself at the address of the host.
+    if needs_key:
+        with pytest.raises(ConfigError, match=r"host=.* lets other machines use the server"):
+            server.command("m", host=host)
+        monkeypatch.setenv("VLLM_API_KEY", "abc")
+    layout = Layout("server", 0, 1, 1, "")
+    monkeypatch.setattr("grpo_math.train.serve.executable", lambda: "vllm")
+    command, _, reached = server_start({**SERVED, "model_name_or_path": "m"}, layout, [], 80, host)
+    assert (command[command.index("--host") + 1], reached) == (host, url)
+    for address in (url, url.replace("http:", "https:").removesuffix(":80") + "/v1"):
+        client = Client(address, timeout=1)
+        assert client._http.trust_env != is_here
