@@ -97,7 +97,8 @@ def test_a_hole_is_found_with_its_text_and_its_share(name, found, here, capsys):
     assert worst["share"] > worst["allowed"]
 
 
-def test_repeated_calculations_that_are_paid_on_most_problems_are_a_hole(capsys):
+def test_repeated_calculations_that_are_paid_on_most_problems_are_a_hole(capsys, monkeypatch):
+    monkeypatch.setattr(attack, "PROBLEMS", 8)
     words = ["--dataset", "generated:sums"]
     assert main(["attack", "accuracy", *words, "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
