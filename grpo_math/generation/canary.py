@@ -4,11 +4,16 @@ The check follows the first sync, and the first sync after the adapter has chang
 less than rounding does. So the second check also sends the adapter, in the same way, with its effect multiplied until
 the change is clearly visible.
 
+vLLM may lose an adapter later. An effect above the tolerance is missed in the log-probs of every rollout (`differs`). A
+smaller effect is checked again whenever vLLM may have lost it: after a restart, and after a sleep.
+
 sync.py passes the functions that request a completion and send an adapter.
 """
 
 import math
 import random
+import statistics
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -62,6 +67,10 @@ class Canary:
         # 1: at the first sync. 2: with a changed adapter, so no check is left.
         self.agreed = 0
         self.due = False
+        self.effect = 0.0  # of the adapter on the log-probs, at the last check
+        # The mean differences between the log-probs of vLLM and the trainer's in the last rollouts.
+        self.differences = deque[float](maxlen=100)
+        self.suspicious = 0  # the number of rollouts in a row with a larger difference
         # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
         # bfloat16).
         quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
@@ -72,7 +81,7 @@ class Canary:
         self.due = False
         self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
-            self._compare(1.0, sync)
+            self.effect = self.compare(1.0, sync)
             self.agreed = 1
             return
 
@@ -80,11 +89,11 @@ class Canary:
         if scale is None:  # no update has changed the adapter yet
             return
         self.send(scale)
-        moved = self._compare(scale, sync)
+        moved = self.compare(scale, sync)
         # The true adapter replaces the scaled one. The second comparison shows that vLLM does not reuse the scaled one,
         # for example from its prefix cache.
         self.send(1.0)
-        self._compare(1.0, sync)
+        self.effect = self.compare(1.0, sync)
         # If the adapter hardly changed the log-probs, the base could have agreed, too: check again after a later sync.
         if moved > 2 * self.tolerance:
             self.agreed = 2
@@ -125,7 +134,27 @@ class Canary:
             scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(moved, 1e-9)))))
         return None
 
-    def _compare(self, scale: float, sync: int) -> float:
+    def differs(self, difference: float, lags: bool) -> bool:
+        """Return True if the mean difference of log-probs was too large in two rollouts in a row.
+
+        ``lags``: the sampler's adapter is older than the trainer's, which causes a usual difference.
+
+        >>> canary = Canary(None, None, True, None, None, 4096)
+        >>> [canary.differs(difference, lags=False) for difference in (0.01, 0.03, 0.01, 0.03, math.nan, 0.03)]
+        [False, False, False, False, True, False]
+        >>> canary = Canary(None, None, True, None, None, 4096)
+        >>> [canary.differs(difference, lags=True) for difference in (0.01, 0.03, 0.05, 0.06, 0.06)]
+        [False, False, False, True, False]
+        """
+        usual = statistics.median(self.differences) if lags and self.differences else 0.0
+        if difference <= usual + self.tolerance:
+            self.suspicious = 0
+        else:  # NaN, too
+            self.suspicious += 1
+        self.differences.append(difference)
+        return self.suspicious > 0 and self.suspicious % 2 == 0
+
+    def compare(self, scale: float, sync: int) -> float:
         """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them."""
         moved = math.inf
         for completion in self.ask(self.prompt):

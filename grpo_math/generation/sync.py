@@ -163,6 +163,8 @@ class AdapterGeneration(VLLMGeneration):
         self.run = uuid.uuid4().hex[:8]
         self.sent = 0  # adapters; each has its own folder
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
+        self.losses = 0  # requests that failed because a server was lost, on the main process
+        self.checked_losses = 0  # those before the last check
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
         super().__init__(**kwargs)
@@ -209,7 +211,7 @@ class AdapterGeneration(VLLMGeneration):
         self._wake()
         self._send()
         # The check itself is in `generate`, because it needs the prompts.
-        self.canary.due = self.canary.agreed < 2
+        self.canary.due |= self.canary.agreed < 2
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
@@ -224,9 +226,12 @@ class AdapterGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
         with profiler or nullcontext():
-            completions = broadcast_from_main(
-                partial(self._completions, all_prompts[::num_generations], num_generations)
+            completions, losses = broadcast_from_main(
+                lambda: (self._completions(all_prompts[::num_generations], num_generations), self.losses)
             )
+        if losses > self.checked_losses:
+            self.checked_losses = losses
+            self.canary.check(all_prompts, self.sent)
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
         of_rank = completions[first : first + len(prompts)]
@@ -234,6 +239,19 @@ class AdapterGeneration(VLLMGeneration):
         logps = [[[logp] for logp in completion.logps] for completion in of_rank]
         token_ids = [completion.tokens for completion in of_rank]
         return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
+
+    def watch(self, difference: float) -> None:
+        """Compare the models again if the mean difference of their log-probs is too large in two rollouts in a row.
+
+        All processes call this, before the update of the rollout.
+        """
+        if not self.canary.differs(difference, lags=bool(getattr(self.args, "staleness", 0))):
+            return
+        self._wake()
+        self.canary.compare(1.0, self.sent)
+        if self.mode == "colocate" and self.enable_sleep_mode:
+            self.llm.sleep(level=2)  # as TRL calls it
+            self._llm_weights_sleeping = True
 
     def _wake(self) -> None:
         if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
@@ -243,6 +261,8 @@ class AdapterGeneration(VLLMGeneration):
             if self.shared is None:
                 self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
+            # Before 0.33 vLLM may lose an adapter while it sleeps (vllm-project/vllm#53888).
+            self.canary.due |= self.canary.effect <= self.canary.tolerance
 
     # Server
 
@@ -346,6 +366,7 @@ class AdapterGeneration(VLLMGeneration):
                 # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
+                self.losses += 1
                 # Once for each sync: all requests to a server that is lost fail alike.
                 logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
             try:

@@ -44,7 +44,7 @@ from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path
 from grpo_math.generation.names import experts_for_trl
 from grpo_math.generation.request import request_from
-from grpo_math.generation.sync import ServerUnavailable, adapter_sync
+from grpo_math.generation.sync import AdapterGeneration, ServerUnavailable, adapter_sync
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, Splitter, TokenBudget, TrainingStep
@@ -427,6 +427,9 @@ class MathGRPOTrainer(GRPOTrainer):
                         self.prefetch.send(resampled=True)
             if self.mode == "train":
                 self.add_metrics(correction.gather_figures(rollout.rows, self.accelerator))
+                differences = self.step_metrics.get(metrics.SAMPLER_DIFFERENCE)
+                if differences and isinstance(self.vllm_generation, AdapterGeneration):
+                    self.vllm_generation.watch(differences[-1])
             output = self.endings.gather_masked(rollout.rows, self.accelerator)
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.
             self._gather_advantages(output, rollout.rewards)

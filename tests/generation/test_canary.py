@@ -89,7 +89,7 @@ def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
 def test_it_looks_again_after_a_sync_that_showed_too_little(policy):
     sampler = Sampler(policy)
     canary = sampler.canary()
-    canary.agreed, canary._compare = 1, lambda scale, sync: 2 * canary.tolerance
+    canary.agreed, canary.compare = 1, lambda scale, sync: 2 * canary.tolerance
     canary.check(PROMPTS, 2)
     assert canary.agreed == 1
     for parameter in policy.parameters():

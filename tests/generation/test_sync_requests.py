@@ -160,6 +160,8 @@ def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
     assert [*server.adapters] == [generation.folder.name]
     server.adapters.clear()  # a restart between two rollouts
     assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
+    # After each restart the canary has sent the adapter enlarged, and as it is.
+    assert generation.sent == 5
 
 
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):
