@@ -153,7 +153,7 @@ def raw_text(raw: Any) -> str:
     return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
-def read(settings: Any) -> tuple[dict[int, Any], list[Row], list[Fault]]:
+def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
     """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
     source = SOURCES.get(source_name(dataset) or "", OWN)

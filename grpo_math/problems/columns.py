@@ -75,7 +75,8 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
     >>> first({"Gold Answer": "2"}, "answer", ACCEPTED["answer"])
     ('gold_answer', '2')
     """
-    values = [(name, value) for name in names if (value := _value({**by_name(row), **row}, name)) is not None]
+    named = by_name(row) | dict(row)
+    values = [(name, value) for name in names if (value := _value(named, name)) is not None]
     filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
     return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
 

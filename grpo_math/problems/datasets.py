@@ -136,25 +136,26 @@ def parse_rows(
         ids.add(row["id"])
         rows.append(row)
     parts.write_options(rows)
-    if rows and source is OWN and not as_is:
-        _refuse_misread(rows[:CHECKED], file, accepted)
+    if rows and source is OWN:
+        _refuse_misread(rows[:CHECKED], file, accepted, as_is)
     return rows, errors
 
 
-def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns) -> None:
+def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns, as_is: bool) -> None:
     """Raise `ConfigError` for a part of the problem that is not read, and for a gold answer that the problem gives."""
     problem_key, answer_key = rows[0]["read"]
     read = which.used(rows[0]["others"], accepted)
     # A column that --columns names is the user's choice.
-    for name in rows[0]["others"] if len(accepted["problem"]) > 1 else ():
+    for name in rows[0]["others"] if len(accepted["problem"]) > 1 and not as_is else ():
         if name not in read and 2 * sum(parts.unread(name, row) for row in rows) > len(rows):
             reason = f"has a column {name!r} that looks like a part of the problem, and is not read"
             remedy = f"give --columns problem={name}+{problem_key}, or --columns problem={problem_key} without it"
             raise ConfigError("dataset", file, reason, remedy)
     # The number that a countdown is to reach.
-    if answer_key == "target" and len(accepted["answer"]) > 1 and all(map(_shows_gold, rows)):
-        reason = "has gold answers in the column 'target' that stand in their problems, as in a countdown"
-        raise ConfigError("dataset", file, reason, "give --columns answer=NAME, or answer=target to keep them")
+    is_countdown = answer_key == "target" or not {"nums", "numbers"}.isdisjoint(rows[0]["others"])
+    if is_countdown and len(accepted["answer"]) > 1 and all(map(_shows_gold, rows)):
+        reason = f"has gold answers in the column {answer_key!r} that stand in their problems, as in a countdown"
+        raise ConfigError("dataset", file, reason, f"give --columns answer=NAME, or answer={answer_key} to keep them")
 
 
 def _shows_gold(row: Row) -> bool:

@@ -13,10 +13,11 @@ import re
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import product
 from string import ascii_uppercase
 from typing import Any
 
-from grpo_math.problems.columns import by_name, spelt
+from grpo_math.problems.columns import spelt
 
 BEFORE = ("body", "passage", "context", "paragraph", "article", "story", "scenario", "premise", "background", "table")
 # Words in the names of columns that are a part of a problem.
@@ -27,13 +28,15 @@ OTHER = {
     *("output", "completion", "generation", "generations", "cot", "messages", "code", "equation", "formula"),
 }
 LISTS = ("options", "choices", "endings", "answer_choices", "answer_options", "answer_option_list", "option_list")
-# A column for each option (A, option_b, choice1, opa), and for each wrong one.
-COLUMN = re.compile(r"(?:(option|choice|ending)_?([a-j]|\d)|(answer|opt|op|)_?([a-j]))")
 WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong)_(?:answer|option|choice))s?_?\d?")
 LABELLED = re.compile(r"(?:^|[\s,;])\(?([A-Za-z])\s*[).:]\s*(?=\S)")  # A) 21, (B) 30
 LABEL = re.compile(r"(?i:(?:option|choice|answer)[\s_]*)?\(?([A-Za-z\d])\s*(?:[).:]?|[).:]\s*\S.*)", re.DOTALL)
 TEXTS = ("text", "content", "value", "option")  # of an option that is an object
 ORDERS = (ascii_uppercase, "0123456789", "123456789")
+# The labels and the names of columns with an option each: option_a, choice1, opa, A.
+NUMBERED = product(("option", "option_", "choice", "choice_", "ending", "ending_"), ORDERS)
+LETTERED = product(("answer", "answer_", "opt", "op", ""), ORDERS[:1])
+COLUMNS = [{label: start + label.lower() for label in order} for start, order in (*NUMBERED, *LETTERED)]
 WORD = re.compile(r"\w+")
 INDICES = {str(number): number for number in range(len(ascii_uppercase) + 1)}
 
@@ -41,7 +44,8 @@ INDICES = {str(number): number for number in range(len(ascii_uppercase) + 1)}
 def belongs(column: str) -> bool:
     """Return True if a column is a part of a problem by its name."""
     name = spelt(column)
-    return name in LISTS or bool(PART & {*name.split("_")} or COLUMN.fullmatch(name) or WRONG.fullmatch(name))
+    is_option = name in LISTS or WRONG.fullmatch(name) or any(name in names.values() for names in COLUMNS)
+    return bool(is_option or PART & {*name.split("_")})
 
 
 def unread(column: str, row: Mapping[str, Any]) -> bool:
@@ -66,45 +70,37 @@ def unread(column: str, row: Mapping[str, Any]) -> bool:
     return len(new) > 4 and bool(numbers) and not is_other
 
 
-def with_text_before(fields: Mapping[str, Any], question: str) -> str:
+def with_text_before(row: Mapping[str, Any], question: str) -> str:
     r"""Return a question after the text that it is about, if the row has that in a column of its own.
 
-    >>> with_text_before({"Body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
+    >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
     """
-    row = by_name(fields)
     texts = [text for name in BEFORE if isinstance(text := row.get(name), str) and text.strip() not in question]
     return "\n".join([*texts, question])
 
 
-def options(fields: Mapping[str, Any], gold: str) -> dict[str, Any]:
-    """Return the options of a row by their labels; {} without options.
+def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
+    """Return the options of a row by their labels; {} without options. The row has its columns `by_name`, too.
 
-    >>> options({"A": 6, "B": 7, "C": 8}, "B"), options({"a": 6, "b": 7, "c": 8}, "42")
+    >>> options({"a": 6, "b": 7, "c": 8}, "B"), options({"a": 6, "b": 7, "c": 8}, "8")
     ({'A': 6, 'B': 7, 'C': 8}, {})
-    >>> options({"Distractor1": "6", "distractor2": "8"}, "7")
+    >>> options({"distractor1": "6", "distractor2": "8"}, "7")
     {'A': '6', 'B': '7', 'C': '8'}
     """
-    row = {name: content for name, content in by_name(fields).items() if content is not None}
     for name in LISTS:
-        if name in row:
+        if row.get(name) is not None:
             return labelled(row[name])
-    wrong = [content for name, content in row.items() if WRONG.fullmatch(name)]
+    wrong = [content for name, content in row.items() if WRONG.fullmatch(name) and content]
     texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
     if len(texts) > 1:
         # Sorted, because the place of the right one must not tell it.
         return labelled(sorted(map(str, [gold, *texts])))
-    groups: dict[str, dict[str, Any]] = {}
-    for name in sorted(row):
-        if match := COLUMN.fullmatch(name):
-            prefix, label = (part for part in match.groups() if part is not None)
-            groups.setdefault(prefix, {})[label] = row[name]
-    found = {prefix: labelled(group) for prefix, group in groups.items()}
-    bare = found.pop("", {})
+    layouts = [names for names in COLUMNS if next(iter(names.values())) in row]
+    contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
+    found = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.
-    if "A" in fields or gold.upper() in bare or gold in map(str, bare.values()):
-        found[""] = bare
-    return max(found.values(), key=len, default={})
+    return {} if "a" in row and "A" not in row and gold.upper() not in found else found
 
 
 def labelled(content: Any) -> dict[str, Any]:
@@ -124,8 +120,9 @@ def labelled(content: Any) -> dict[str, Any]:
         parts = LABELLED.split(content)
         pairs = zip(parts[1::2], parts[2::2], strict=True)
     elif isinstance(content, Mapping):
-        lists = content.get("label"), content.get("text")
-        pairs = zip(*lists, strict=False) if all(isinstance(part, list) for part in lists) else content.items()
+        labels, texts = content.get("label"), content.get("text")
+        lists = isinstance(labels, list) and isinstance(texts, list) and zip(labels, texts, strict=False)
+        pairs = lists or content.items()
     elif isinstance(content, list):
         items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in content]
         if items and all(isinstance(item, Mapping) for item in items):

@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from numbers import Number
 from typing import Any
 
@@ -27,7 +28,8 @@ from grpo_math.reading import EXTRA, Unreadable, from_json
 Row = dict[str, Any]
 
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
-LARGEST = 10**300  # near the largest float
+AROUND = [source.around for source in SOURCES.values() if any(source.around)]
+LARGEST = Fraction(10**300)  # near the largest float
 PARTS = ("level", "subject", "tolerance")
 NO_GOLD = ("", "proof", "notfound", "null", "none", "nan")  # what data sets write if a problem has no answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
@@ -61,17 +63,18 @@ def checked(
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
     texts = json.dumps(fields, ensure_ascii=False, skipkeys=True, default=lambda _: None)
     _check(not re.search(r"[\ud800-\udfff]", texts), "row", "contains half a character")
+    named = {**columns.by_name(fields), **fields}
     problem_key, prompt = _needed(fields, "problem", accepted)
     problem = _question(prompt, problem_key, as_is)
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.
     is_prompt = problem is not prompt or problem_key == "prompt" or CHAT_TOKENS.search(problem)
     # Copies of a set have other names.
-    for before, after in (known.around for known in SOURCES.values()):
+    for before, after in AROUND:
         problem = problem.removeprefix(before).removesuffix(after)
     _check(bool(problem.strip()), problem_key, "is empty")
     if problem is prompt and len(accepted["problem"]) > 1:
-        problem = parts.with_text_before(fields, problem)
+        problem = parts.with_text_before(named, problem)
     answer_key, written = _needed(fields, "answer", accepted)
     answer = _gold(answer_key, written, problem, source)
     _, identity = columns.first(fields, "id", accepted["id"])
@@ -87,7 +90,7 @@ def checked(
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
     row["others"] = others | _parts(fields, accepted, answer, source)
-    options = parts.options(fields, answer) if source is OWN else {}
+    options = parts.options(named, answer) if source is OWN else {}
     return {**row, "read": (problem_key, answer_key), "written": written, "options": options}
 
 
