@@ -31,7 +31,8 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "trainer.from_recipe"),
-    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.probe"),
+    *("evaluation.results",),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),

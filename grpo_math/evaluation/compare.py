@@ -52,7 +52,7 @@ def read_results(path: str | Path) -> Results:
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
     """Return the paired difference in accuracy. Raises `ResultsError` unless `SAME` and the problems are equal."""
-    both = _by_problem(before, after)
+    both = by_problem(before, after)
     return paired_bootstrap([_score(old, right) for old, _ in both], [_score(new, right) for _, new in both])
 
 
@@ -63,7 +63,7 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
     and one that is right after. With ``lost`` it is the reverse.
     """
     changes = []
-    for old, new in _by_problem(before, after):
+    for old, new in by_problem(before, after):
         if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
             # Both exist: if the share of right answers rose, one was wrong before and one is right after.
             was = next(row for row in old if (row["category"] in RIGHT) == lost)
@@ -131,7 +131,7 @@ def moved(comparison: Mapping[str, Any]) -> str:
     return f"{comparison['n']} problems: {comparison['gained']} {words.format(comparison['lost'])} ({test})"
 
 
-def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
+def by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
     """Return the rows of each problem, before and after, in the same order of samples.
 
     Raises `ResultsError` that names what differs.

@@ -11,8 +11,10 @@ figures.py computes the metrics of the records, and compare.py compares two resu
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ class Output:
     path: str | Path | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     contamination: Mapping[str, Any] | None = None
-    progress: bool = True
+    progress: bool | Bar = True  # a bar of several evaluations
 
 
 def evaluate(
@@ -63,13 +65,14 @@ def evaluate(
     *,
     tools: Toolbox | None = None,
     grade_timeout: float | None = None,
+    grades: Callable[..., list[Grade]] | None = None,
 ) -> Results:
     """Return the results of ``model`` on rows of `load_problems`.
 
     Answers are stored next to the results file after each batch (`answers_file`). The same call continues an
     interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
     evaluation of a model in memory starts again, because the model has no name to compare. ``grade_timeout`` None: the
-    grader's own.
+    grader's own. ``grades`` replaces the grader.
     """
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     _check(model, rows, tools, request)
@@ -97,7 +100,8 @@ def evaluate(
     if journal_file and file and file.exists() and not journal_file.exists():
         raise ConfigError("output", str(file), "contains results without their answers", "give another --output")
     known = {_key(record): record for record in stored(journal_file, settings)} if journal_file else {}
-    records = _answer(model, rows, sampling, request, known, journal_file, tools, grade_timeout, output.progress)
+    graded = partial(grades or _grades, timeout=grade_timeout)
+    records = _answer(model, rows, sampling, request, known, journal_file, tools, graded, output.progress)
     results = {
         "format": FORMAT,
         **settings,
@@ -122,8 +126,8 @@ def _answer(
     known: Records,
     journal_file: Path | None,
     tools: Toolbox | None,
-    grade_timeout: float | None,
-    progress: bool,
+    graded: Callable[..., list[Grade]],
+    progress: bool | Bar,
 ) -> list[Record]:
     """Return the graded records, row by row. The records of each new batch are added to ``journal_file``.
 
@@ -139,26 +143,30 @@ def _answer(
     numbered = enumerate(batches(ids, sampling.batch_size))
     # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in known for i in batch)]
+    shared = progress if isinstance(progress, Bar) else None
+    start = 0 if shared is None else shared.n
     if not missing:
+        if shared is not None:
+            shared.update(len(rows))
         return [known[key] for key in keys]
     records = dict(known)
     model.check_context(max(map(len, ids)))
     generate = model.generator(request)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
-    with Bar(
-        total=len(rows), initial=len(records) // samples, desc="evaluating", unit="problem", disable=not progress
-    ) as bar:
+    own: dict[str, Any] = {"initial": len(records) // samples, "desc": "evaluating", "unit": "problem"}
+    with Bar(total=len(rows), disable=not progress, **own) if shared is None else nullcontext(shared) as bar:
         for number, batch in missing:
             completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
-            grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
+            grades = graded([jobs[i][0] for i in batch], completions)
             new = [_record(*jobs[i], c, grade) for i, c, grade in zip(batch, completions, grades, strict=True)]
             if journal_file is not None:
                 store(journal_file, new)
             records.update((_key(record), record) for record in new)
             right = sum(record["category"] in RIGHT for record in records.values())
-            bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
-            bar.update(len(records) // samples - bar.n)
+            if shared is None:
+                bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
+            bar.update(start + len(records) // samples - bar.n)
     return [records[key] for key in keys]
 
 

@@ -85,15 +85,19 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [["", "n", "mean@", "accuracy", "95% interval", "in format", "cut"]]
     for name, result in results.items():
         low, high = result["ci95"]
-        # A right answer that was cut has the category of right ones.
-        also = sum(row["truncated"] and row["category"] != "truncated" for row in result.get("rows", ()))
-        cut = (result["categories"]["truncated"] + also) / (result["n"] * result["samples"])
         shares = [f"{result['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{result['accuracy_in_format']:.1%}"]
-        rows.append([name, str(result["n"]), str(result["samples"]), *shares, f"{cut:.1%}"])
+        rows.append([name, str(result["n"]), str(result["samples"]), *shares, f"{cut_share(result):.1%}"])
     if len(results) > 1:
         mean = fmean(result["accuracy"] for result in results.values())
         rows.append([f"mean of {len(results)}", "", "", f"{mean:.1%}", "", "", ""])
     return aligned(rows)
+
+
+def cut_share(result: Mapping[str, Any]) -> float:
+    """Return the share of completions that the length limit has cut."""
+    # A right answer that was cut has the category of right ones.
+    also = sum(bool(row.get("truncated")) and row["category"] != "truncated" for row in result.get("rows", ()))
+    return float((result["categories"]["truncated"] + also) / (result["n"] * result.get("samples", 1)))
 
 
 def comparison_table(

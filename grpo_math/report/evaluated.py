@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import compare, from_run, suite
+from grpo_math.evaluation import compare, from_run, meaning, suite
 from grpo_math.evaluation.figures import Results, metrics_table
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
-from grpo_math.problems import contamination, prompts
+from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_name, listed
 from grpo_math.reading import reading
+from grpo_math.report.run_dir import probe_findings
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
@@ -58,6 +59,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
+    add("--probe", action="store_true", help="of a run: pass@k, equal tokens, problems known by heart")
+    add("--probe_samples", type=int, metavar="N", default=8, help="completions per problem for pass@k (default: 8)")
+    add("--control", metavar="DATA", help="problems that no model knows (default: generated texts)")
     add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
@@ -77,15 +81,17 @@ def run(args: Namespace) -> Answer | int:
     for name in ("model", "adapter") if args.run else ("checkpoint",):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")
+    if args.probe and not args.run:
+        raise UserError("--probe compares a base with its trained model: give --run")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     try:
-        sides = results(args)
+        sides, probes = results(args)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes it", file=sys.stderr)
         # The exit code of a shell for a program that SIGINT ended: 128 + 2.
         return 130
-    return Answer(*answer(sides))
+    return Answer(*answer(sides, probes))
 
 
 def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
@@ -98,8 +104,11 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
     return (base, model) if base else (model, adapter)
 
 
-def results(args: Namespace) -> dict[str, dict[str, Results]]:
-    """Evaluate what the options ask for. Bad input is reported before torch is imported."""
+def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, Any]]:
+    """Evaluate what the options ask for, and return the results, and the figures of the probe by data set.
+
+    Bad input is reported before torch is imported. Long because it reads the options once, in their order.
+    """
     names = suite.sets(args.data, args.suite)
     if args.run:
         run = from_run.read(args.run, args.output, args.checkpoint)
@@ -122,26 +131,43 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
             template=template, request=replace(run.request, template=template.name, system_prompt=system)
         )
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
+    plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model
+    from grpo_math.evaluation.probe import Probe
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
-    for side, (model, adapter) in run.models.items():
-        # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-        with Model(model, adapter, backend, request=run.request) as opened:
-            for name, (rows, samples, temperature, overlap) in problems.items():
-                sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
-                # The files of a run have the same names for each set, so that each set needs its own folder.
-                in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
-                output = Output(run.folder.joinpath(*in_run), {"data": name, "split": args.split}, overlap)
-                sides[side][name] = evaluate(
-                    opened, rows, sampling, output, run.request, tools=box, grade_timeout=run.grade_timeout
-                )
-    return sides
+    probe = Probe(plans, args.probe_samples, run.request, box, run.grade_timeout)
+    with probe.bar(len(run.models), {name: len(rows) for name, (rows, *_) in problems.items()}) as progress:
+        for side, (model, adapter) in run.models.items():
+            # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
+            with Model(model, adapter, backend, request=run.request) as opened:
+                for name, (rows, samples, temperature, overlap) in problems.items():
+                    sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
+                    # The files of a run have the same names for each set, so that each set needs its own folder.
+                    in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
+                    output = Output(
+                        run.folder.joinpath(*in_run), {"data": name, "split": args.split}, overlap, progress
+                    )
+                    sides[side][name] = evaluate(
+                        opened, rows, sampling, output, run.request, tools=box, grade_timeout=run.grade_timeout
+                    )
+                    probe.measure(name, side, opened, rows, sampling, output)
+    return sides, probe.write()
+
+
+def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the rows of the probe for memory: of these problems, and of problems that nobody can know."""
+    asked = meaning.beginnings(rows)
+    stated = load_problems(args.control, skip_bad_rows=True) if args.control else generated.stories(len(asked))
+    control = meaning.beginnings(stated)
+    if asked and not control:
+        raise ConfigError("control", args.control, "has no problem of 30 words or more", "name longer problems")
+    return {"memory": asked, "control": control[: len(asked)]}
 
 
 def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequence[str]) -> tuple[Any, ...]:
@@ -164,8 +190,8 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequen
     return rows, samples, temperature, overlap
 
 
-def answer(sides: Sides) -> tuple[dict[str, Any], str]:
-    """Return the JSON object and the text. The tables of a run are those of the comparison."""
+def answer(sides: Sides, probes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the JSON object and the text. The tables of a run are those of the comparison. ``probes``: by data set."""
     first = next(iter(sides.values()))
     names = list(first)
     shown = {
@@ -182,7 +208,17 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     before, after = sides["base"], sides["trained"]
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
     table = suite.comparison_table(compared, before, after) if several else compare.terminal_table(_first(compared))
-    return {**shown, "comparison": _first(compared)}, "\n".join([table, *lines])
+    for name, probe in probes.items():
+        of_set = [name] if several else []
+        lines = [*of_set, *told(meaning.meaning(before[name], after[name], compared[name], probe)), *lines]
+        lines += [finding.line() for finding in probe_findings(probe)]
+    more = {"probe": _first(probes)} if probes else {}
+    return {**shown, "comparison": _first(compared), **more}, "\n".join([table, *lines])
+
+
+def told(lines: Sequence[meaning.Line]) -> list[str]:
+    """Return the lines of `meaning` for a terminal."""
+    return [f"{line.title}: {line.text}" + (f" ({line.command})" if line.command else "") for line in lines]
 
 
 def _first(values: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ Two runs are compared only on the same problems. checks/diagnosis.py has the fin
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -22,6 +22,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation.compare import ResultsError, compare
+from grpo_math.evaluation.meaning import SEEDS, SEEDS_FILE, over_seeds, points
 from grpo_math.report import viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
 from grpo_math.report.progress import duration, progress, spent
@@ -29,7 +30,7 @@ from grpo_math.report.render import flat, page
 from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
-from grpo_math.run.files import replace_text, writing
+from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.run.streams import Answer
 
 CHANGES_SHOWN = 5
@@ -72,7 +73,9 @@ def run(args: Namespace) -> Answer:
     if len(args.run_dir) > 1:
         compared = report_several(args.run_dir, args.output)
         print_notes(compared["notes"])
-        return Answer(compared, f"report   {compared['html']}")
+        lines = [f"seeds    {points(seeds)} over {seeds['n']} seeds"] if (seeds := compared["seeds"]) else []
+        lines.append(f"report   {compared['html']}")
+        return Answer(compared, "\n".join(lines))
     if args.output:
         raise UserError("--output would be ignored with one run: leave it out")
     files = report(args.run_dir[0])
@@ -168,18 +171,37 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
     rows, settings = [_row(run, runs[0]) for run in runs], differing(runs)
     folder = Path(os.path.commonpath([Path(name).resolve().parent for name in run_dirs]))
     target = Path(output) if output else folder / "comparison.html"
+    seeds = _seeds(runs, settings)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     text = page(
         title=f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
         compared=list(zip(ascii_uppercase, CSS_COLOURS.values(), runs, rows, strict=False)),
         settings=settings,
+        seeds=seeds,
+        seeds_words=SEEDS,
         notes=notes,
         duration=duration,
         figures=_figures(runs),
         first=len(CURVES),
     )
     replace_text(target, text)
-    return {"html": str(target), "runs": rows, "settings": settings, "notes": notes}
+    return {"html": str(target), "runs": rows, "settings": settings, "seeds": seeds, "notes": notes}
+
+
+def _seeds(runs: Sequence[RunDir], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the mean difference over runs that differ in the seed alone, and write it for the report of each; else
+    None."""
+    differences = [run.comparison["difference"] for run in runs if run.comparison]
+    seeds = {str(run.config.get("seed")) for run in runs}
+    # Two runs of one seed are one run.
+    if not settings.keys() <= {"seed", "data_seed"} or not len(seeds) == len(differences) == len(runs):
+        return None
+    figures = over_seeds(differences)
+    for run in runs:
+        file = run.directory / "evaluation" / SEEDS_FILE
+        file.parent.mkdir(exist_ok=True)
+        write_json(file, {"seeds": figures, "problems_hash": run.after and run.after.get("problems_hash")})
+    return figures
 
 
 def _row(run: RunDir, first: RunDir) -> dict[str, Any]:

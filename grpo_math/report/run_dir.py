@@ -3,6 +3,7 @@
 A run may still be under way: the last line of its history may be incomplete, and some files do not exist yet.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
+from grpo_math.evaluation.meaning import PROBE, SEEDS_FILE, Line, meaning
 from grpo_math.reading import is_folder, near, read_json, read_table, reading
 from grpo_math.run import lock, metrics, speed_ups
 from grpo_math.run.checkpoints import FINISHED
@@ -38,6 +40,7 @@ class RunDir:
     after: Results | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    probe: dict[str, Any] = field(default_factory=dict)  # figures of `evaluate --run --probe`, and of other seeds
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished
@@ -62,9 +65,13 @@ class RunDir:
     @property
     def findings(self) -> list[Finding]:
         """Return the findings of the history, with the evaluations as its first and last lines."""
-        return diagnose(
-            self.evaluated_history, self.config, [path.name for path in self.directory.glob("checkpoint-*")]
-        )
+        checkpoints = [path.name for path in self.directory.glob("checkpoint-*")]
+        return [*probe_findings(self.probe), *diagnose(self.evaluated_history, self.config, checkpoints)]
+
+    @property
+    def meaning(self) -> list[Line]:
+        """Return the lines of "What this number means", if there is a number."""
+        return meaning(self.before, self.after, self.comparison, self.probe) if self.after else []
 
     @property
     def evaluated_history(self) -> History:
@@ -85,6 +92,12 @@ class RunDir:
             shares = [f"{results['accuracy']:.1%}" for results in self.sides.values()]
             self.notes.append(f"accuracy {' before and '.join(shares)} after training are not compared: {error}")
             return None
+
+
+def probe_findings(probe: Mapping[str, Any]) -> list[Finding]:
+    """Return the finding of a probe that problems are known by heart, if it has one."""
+    memory = probe.get("memory") or {}
+    return [Finding("warning", memory["finding"], memory["remedy"], "known_by_heart")] if memory.get("finding") else []
 
 
 def hub_name(model: str) -> str | None:
@@ -118,6 +131,9 @@ def read_run(run_dir: str | Path) -> RunDir:
         run.switched_off = read_json(reasons)["switched_off"]
     run.before = _evaluation(folder, BEFORE)
     run.after = _evaluation(folder, AFTER)
+    for name in (PROBE, SEEDS_FILE):
+        if (file := folder / "evaluation" / name).exists():
+            run.probe |= read_json(file)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"

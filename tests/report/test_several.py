@@ -10,7 +10,7 @@ from synthetic_run import results, words
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare
-from grpo_math.report.page import report_several
+from grpo_math.report.page import report, report_several
 
 
 def right(number, n=40):
@@ -38,6 +38,23 @@ def three(tmp_path):
         a_run(tmp_path / "high", right(30), learning_rate=1e-4, rewards=["gsm8k"]),
         a_run(tmp_path / "<b>other", right(24, n=41), learning_rate=1e-4, rewards=["accuracy"]),
     ]
+
+
+def test_runs_that_differ_in_the_seed_alone_have_a_mean_difference_over_seeds(tmp_path, capsys):
+    runs = [a_run(tmp_path / f"seed{seed}", right(10 + 4 * seed), seed=seed) for seed in (1, 2, 3)]
+    seeds = report_several(runs)["seeds"]
+    # 10, 20 and 30 points: a mean of 20, and 4.303 * 10 / sqrt(3) on either side.
+    assert seeds == {"n": 3, "difference": pytest.approx(0.2), "ci95": pytest.approx([-0.0484, 0.4484], abs=1e-4)}
+    line = "+20.0 points [-4.8, +44.8] over 3 seeds"
+    assert main(["report", *map(str, runs)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"seeds    {line}"
+    assert "over problems, not over seeds" in (tmp_path / "comparison.html").read_text()
+    for run in runs:
+        report(run)
+        assert line in (run / "report.html").read_text()
+    others = [runs[0], a_run(tmp_path / "other", right(30), seed=4, learning_rate=1e-4)]
+    assert report_several(others)["seeds"] is None
+    assert report_several([runs[0], a_run(tmp_path / "again", right(30))])["seeds"] is None
 
 
 def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three, tmp_path):
