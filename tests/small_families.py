@@ -140,9 +140,14 @@ def scored(kind, trainer, prompts=(7, 3, 12), group=4, lengths=(5, 3, 9, 1), und
 
 def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
-    trainer._agree_to_pack()
-    if trainer._dry_run_due:
-        longest.dry_run(trainer, lambda *rows: trainer._loss_of(*rows).loss, trainer.model)
+    trainer.grpo_math.updates.agree_to_pack()
+    if trainer.grpo_math.updates.dry_run_due:
+        longest.dry_run(
+            trainer,
+            lambda *rows: trainer.grpo_math.updates.loss_of(*rows).loss,
+            trainer.grpo_math.updates.budget,
+            trainer.model,
+        )
 
 
 def compared(trainer, *rows):

@@ -91,7 +91,7 @@ def problems(kinds):
 
 
 def grades(rows, completions):
-    """In place of `MathGRPOTrainer._grade`, for `problems`."""
+    """In place of `RolloutMaker.grade`, for `problems`."""
     right, wrong = Verdict.CORRECT, Verdict.WRONG
     verdicts = {"e": (right, right), "h": (wrong, wrong), "m": (right, wrong), "u": (Verdict.CRASH, Verdict.CRASH)}
     kinds = [row["answer"] for row in rows]

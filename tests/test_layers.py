@@ -40,7 +40,8 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("report.trackers", "report.verdict", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
-    *("trainer.prefetch", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
+    *("trainer.loading", "trainer.loss_settings", "trainer.parts", "trainer.rollout", "trainer.updates"),
+    *("trainer.rollout_queue", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
     *("trainer.teacher", "trainer.float16", "trainer.trainer"),
     *(f"algorithm.{path.stem}" for path in (PACKAGE / "algorithm").glob("[a-z]*.py")),
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
@@ -48,7 +49,15 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.from_recipe", "generation.sync", "generation.canary", "report.verdict"),
     *("train.program", "train.resuming"),
-    *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.teacher", "trainer.trainer"),
+    *(
+        "trainer.rollout_queue",
+        "trainer.updates",
+        "trainer.parts",
+        "trainer.build",
+        "trainer.config",
+        "trainer.teacher",
+        "trainer.trainer",
+    ),
 }
 
 ELSEWHERE = {"grading.judge", "trainer.notebook"}  # they start in a process of their own, and in a notebook

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_math.algorithm.rows import Rows, scored
+from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.run import metrics
 
 
@@ -45,7 +45,7 @@ def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float
     return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
 
 
-def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:
+def gather_metrics(rows: Rows, accelerator: Any) -> dict[str, float]:
     """Return the metrics of a rollout's correction, over the completions of all ranks, which all call this.
 
     ``rows`` have `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
@@ -55,14 +55,14 @@ def gather_figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     >>> zeros, one = torch.zeros(2, 4), SimpleNamespace(gather=lambda rows: rows)
     >>> rows = {"completion_mask": torch.ones(2, 4), "old_per_token_logps": zeros, "sampling_per_token_logps": zeros}
     >>> weighted = {**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}
-    >>> gather_figures(weighted, one)["sampling/dropped_tokens"]
+    >>> gather_metrics(weighted, one)["sampling/dropped_tokens"]
     0.5
-    >>> gather_figures(rows, one), gather_figures({**weighted, "completion_mask": zeros}, one)
+    >>> gather_metrics(rows, one), gather_metrics({**weighted, "completion_mask": zeros}, one)
     ({}, {})
     """
     if "importance_sampling_ratio" not in rows:
         return {}
-    mask = scored(rows).float()
+    mask = loss_mask(rows).float()
     differences = log_ratios(rows["old_per_token_logps"], rows["sampling_per_token_logps"], mask)
     weights = rows["importance_sampling_ratio"].float() * mask
     # TRL's mask modes set a weight outside the bounds to exactly 0.

@@ -43,6 +43,7 @@ changes the tokens after it: the KL is that of each token's distribution, with a
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ class LossSettings:
     """The settings of a loss, with the names of TRL's `GRPOConfig` and ours, and their default values.
 
     ``epsilon_low`` is TRL's ``epsilon``; ``entropy_coef`` is the coefficient of this step, None without an entropy
-    bonus.
+    bonus. ``on_policy``: no optimizer step lies between a rollout and the update.
     """
 
     surrogate: str = "clip"
@@ -79,9 +80,14 @@ class LossSettings:
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
-    max_completion_length: int = 256
+    max_completion_length: int = 512
     entropy_coef: float | None = None
     router_aux_loss_coef: float = 0.0
+    vllm_importance_sampling_correction: bool = False
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_min: float | None = None
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    on_policy: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,32 +116,48 @@ class LossInputs:
     tokens_per_step: Tensor | float = 1.0
     row_weights: Tensor | float = 1.0  # (B, 1)
     accumulation: int = 1
+    advantages_of_tokens: bool = False
 
 
-class Surrogate(NamedTuple):
-    """The loss of tokens (B, T), or (B, 1) if it is the same for all tokens of a completion, and its figures.
+class Statistic(Enum):
+    """How the values of a metric become one number of an optimizer step."""
 
-    ``clipped`` marks clipped tokens, or completions (B, 1): none without an advantage. ``figures`` are logged as means.
+    TOKEN_MEAN = auto()
+    COMPLETION_MEAN = auto()
+    MINIMUM = auto()  # over completions
+    MAXIMUM = auto()
+
+
+class Metric(NamedTuple):
+    """A metric of a micro-batch: ``values`` of tokens (B, T), or else of completions (B, 1).
+
+    ``counts_skipped``: a completion that the step does not compute counts as 0. It has no advantage, so nothing of it
+    is clipped.
     """
 
     values: Tensor
-    clipped: Mapping[str, Tensor] = {}
-    figures: Mapping[str, Tensor] = {}
+    statistic: Statistic = Statistic.TOKEN_MEAN
+    counts_skipped: bool = False
+
+
+class Surrogate(NamedTuple):
+    """The loss of tokens (B, T), or (B, 1) if it is the same for all tokens of a completion, and its metrics."""
+
+    values: Tensor
+    metrics: Mapping[str, Metric] = {}
 
 
 class Loss(NamedTuple):
     """The loss of a micro-batch, and what is logged about it.
 
     ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: those of the
-    bonus. ``clipped`` and ``figures``: (B, T) or (B, 1), to be averaged over the tokens or completions of an optimizer
-    step.
+    bonus.
     """
 
     loss: Tensor
     policy_loss: Tensor
     entropy_sums: Tensor
-    clipped: Mapping[str, Tensor]
-    figures: Mapping[str, Tensor]
+    metrics: Mapping[str, Metric]
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
@@ -162,18 +184,38 @@ def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
 
     >>> logps = torch.tensor([[0.5, 2.0]]).log()
     >>> inputs = LossInputs(logps, torch.zeros(1, 2), torch.tensor([[1.0]]), torch.ones(1, 2), logps)
-    >>> values, clipped, _ = clip(inputs, logps.exp(), LossSettings())
-    >>> values, clipped["clip_ratio/high_mean"]
-    (tensor([[-0.5000, -1.2000]]), tensor([[False,  True]]))
+    >>> values, logged = clip(inputs, logps.exp(), LossSettings())
+    >>> values, logged["clip_ratio/high_mean"].values, logged["clip_ratio/high_max"].values
+    (tensor([[-0.5000, -1.2000]]), tensor([[False,  True]]), tensor([[0.5000]]))
     """
     advantages, low, high = inputs.advantages, 1 - settings.epsilon_low, 1 + settings.epsilon_high
     bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
     values = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
-    return Surrogate(values, _clipped((bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)))
+    is_low, is_high = (bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)
+    return Surrogate(
+        values, _clipped(is_low, is_high, inputs.mask, _mean_of(settings.importance_sampling_level, inputs))
+    )
 
 
-def _clipped(low: Tensor, high: Tensor) -> dict[str, Tensor]:
-    return {metrics.CLIP_LOW: low, metrics.CLIP_HIGH: high, metrics.CLIP_REGION: low | high}
+def _mean_of(level: str, inputs: LossInputs) -> Statistic:
+    """Return the mean of what depends on ratio and advantage, with one ratio for each token or sequence."""
+    by_completion = level == "sequence" and not inputs.advantages_of_tokens
+    return Statistic.COMPLETION_MEAN if by_completion else Statistic.TOKEN_MEAN
+
+
+def _clipped(low: Tensor, high: Tensor, mask: Tensor, statistic: Statistic) -> dict[str, Metric]:
+    """Return the metrics of clipped tokens (B, T), or completions (B, 1): the means, and the extremes of a completion's
+    share."""
+    shares = [low, high]
+    if statistic is Statistic.TOKEN_MEAN:
+        # A completion without a token has no share: NaN.
+        shares = [(clipped * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True) for clipped in shares]
+    means = {metrics.CLIP_LOW: low, metrics.CLIP_HIGH: high, metrics.CLIP_REGION: low | high}
+    return {
+        **{name: Metric(clipped, statistic, counts_skipped=True) for name, clipped in means.items()},
+        metrics.CLIP_LOWEST: Metric(shares[0].float(), Statistic.MINIMUM),
+        metrics.CLIP_HIGHEST: Metric(shares[1].float(), Statistic.MAXIMUM),
+    }
 
 
 def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -188,7 +230,10 @@ def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surr
     (tensor([[-2., -2.]]),)
     """
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
-    return Surrogate(-ratio * inputs.advantages, _clipped(nothing, nothing))
+    return Surrogate(
+        -ratio * inputs.advantages,
+        _clipped(nothing, nothing, inputs.mask, _mean_of(settings.importance_sampling_level, inputs)),
+    )
 
 
 def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -201,8 +246,8 @@ def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
 
     >>> logps, sampler = torch.tensor([[0.75, 0.5, 0.01]]).log(), torch.tensor([[0.5, 0.4, 0.001]]).log()
     >>> inputs = LossInputs(logps, sampler, torch.tensor([[1.0]]), torch.ones(1, 3), logps)
-    >>> values, clipped, _ = dppo(inputs, (logps - sampler).exp(), LossSettings())
-    >>> values, clipped["clip_ratio/high_mean"]
+    >>> values, logged = dppo(inputs, (logps - sampler).exp(), LossSettings())
+    >>> values, logged["clip_ratio/high_mean"].values
     (tensor([[ -0.0000,  -1.2500, -10.0000]]), tensor([[ True, False, False]]))
     """
     sampler = inputs.old_logps
@@ -213,7 +258,7 @@ def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     high = (rise > settings.dppo_high) & (inputs.advantages > 0)
     # In the exponent, because the gradient of an infinite ratio times 0 would be NaN.
     ratio = (inputs.logps - sampler).masked_fill(low | high, -torch.inf).exp()
-    return Surrogate(-ratio * inputs.advantages, _clipped(low, high))
+    return Surrogate(-ratio * inputs.advantages, _clipped(low, high, inputs.mask, Statistic.TOKEN_MEAN))
 
 
 def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -225,7 +270,9 @@ def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     tensor([[ 0.3466, -1.0397]])
     """
     values = -ratio.clamp(max=settings.epsilon_high).detach() * inputs.advantages * inputs.logps
-    return Surrogate(values, {metrics.CISPO_CLIPPED: (ratio > settings.epsilon_high) & (inputs.advantages > 0)})
+    is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
+    statistic = _mean_of(settings.importance_sampling_level, inputs)
+    return Surrogate(values, {metrics.CISPO_CLIPPED: Metric(is_clipped, statistic, counts_skipped=True)})
 
 
 def sapo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -247,7 +294,7 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
 
     >>> logps, zeros = torch.tensor([[0.5, 2.0]]).log(), torch.zeros(1, 2)
     >>> inputs = LossInputs(logps, zeros, torch.ones(1, 1), torch.ones(1, 2), zeros)  # w = 0.5 * 2
-    >>> vespo(inputs, logps.exp(), LossSettings()).figures["vespo/phi_seq_mean"]
+    >>> vespo(inputs, logps.exp(), LossSettings()).metrics["vespo/phi_seq_mean"].values
     tensor([[1.]])
     """
     lowest, highest = math.log(1e-8), 20.0
@@ -260,7 +307,8 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
         k = torch.where(is_positive, settings.vespo_k_pos, settings.vespo_k_neg)
         rate = torch.where(is_positive, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
         phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return Surrogate(-phi * inputs.advantages * inputs.logps, figures={metrics.VESPO_WEIGHT: phi})
+    weight = Metric(phi, _mean_of("sequence", inputs))
+    return Surrogate(-phi * inputs.advantages * inputs.logps, {metrics.VESPO_WEIGHT: weight})
 
 
 def user_surrogate(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -484,17 +532,17 @@ def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
 
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return the loss of a micro-batch, and its figures."""
+    """Return the loss of a micro-batch, and its metrics."""
     now = inputs.logps.detach()
     # The score function holds the ratio at 1, in the correction of the KL, too.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
-    values, clipped, figures = surrogate_function(settings)(inputs, ratio, settings)
+    values, clipped = surrogate_function(settings)(inputs, ratio, settings)
     logged = {
-        **figures,
-        metrics.ENTROPY: inputs.entropies,
-        metrics.RATIO: (now - inputs.old_logps).exp(),
-        metrics.APPROX_KL: k3(inputs.old_logps, now),
+        **clipped,
+        metrics.ENTROPY: Metric(inputs.entropies.detach()),
+        metrics.RATIO: Metric((now - inputs.old_logps).exp()),
+        metrics.APPROX_KL: Metric(k3(inputs.old_logps, now)),
     }
     if settings.off_policy_mask_threshold is not None:
         values = values * off_policy_mask(inputs, old, settings.off_policy_mask_threshold)
@@ -505,7 +553,7 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
         kl = KL_ESTIMATORS[settings.kl_estimator](inputs.logps, inputs.ref_logps)
         kl = kl * ratio if settings.use_bias_correction_kl else kl
         values = values + settings.beta * kl
-        logged[metrics.KL] = kl
+        logged[metrics.KL] = Metric(kl.detach())
     reduction = REDUCTIONS[settings.loss_type]
     policy_loss = reduction.function(values, inputs, settings)
     loss = policy_loss if reduction.over == "step" else policy_loss / inputs.accumulation
@@ -515,6 +563,6 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     if inputs.aux_loss is not None:
         loss = loss + settings.router_aux_loss_coef * inputs.aux_loss / inputs.accumulation
         # One value for each completion, so that the mean of a step is that of TRL's micro-batches.
-        logged[metrics.AUX_LOSS] = inputs.aux_loss.expand(len(inputs.mask), 1)
-    figures = {name: value.detach() for name, value in logged.items()}
-    return Loss(loss, policy_loss.detach(), sums.detach(), clipped, figures)
+        aux_loss = inputs.aux_loss.detach().expand(len(inputs.mask), 1)
+        logged[metrics.AUX_LOSS] = Metric(aux_loss, Statistic.COMPLETION_MEAN)
+    return Loss(loss, policy_loss.detach(), sums.detach(), logged)

@@ -9,20 +9,20 @@ The trainer passes the function that generates.
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from accelerate.utils import gather_object
 
-from grpo_math.algorithm.rows import Rollout, Rows, gather_rows, join, scored, select
+from grpo_math.algorithm.rollout import Columns, Rollout
+from grpo_math.algorithm.rows import Rows, gather_rows, join, loss_mask, select
 from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
-
-# The columns of the table of completions, by part ("rewards", "extra", or "" for TRL's own) and name.
-Columns = dict[tuple[str, str], list[Any]]
+from grpo_math.run.stateful import Stateful
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
@@ -55,7 +55,7 @@ def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: 
     return index
 
 
-class PromptPool:
+class PromptPool(Stateful):
     """An endless stream of problems, as row numbers, in a new order in each pass. The position is the whole state.
 
     ``order`` returns the order of a pass, from 0, by default shuffled by a seed.
@@ -78,6 +78,8 @@ class PromptPool:
     >>> passes[:10] != passes[10:]
     True
     """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("position",)
 
     def __init__(self, rows: Any, order: Callable[[int], Sequence[int]]) -> None:
         self.rows = rows
@@ -149,6 +151,8 @@ class Unsolved(PromptPool):
     ([[2, 3], [4, 5], [1, 2]], {0})
     """
 
+    SAVED = ("position", "shares", "next")
+
     def __init__(
         self, n: int, size: int, share: float, order: Callable[[int], Sequence[int]], staleness: int = 0
     ) -> None:
@@ -190,8 +194,7 @@ class Unsolved(PromptPool):
 class Resampler(PromptPool):
     """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    ``data``: the problems to draw from. ``table``: TRL's table of completions. ``unsolved``: which of the problems are
-    left out, if any.
+    ``data``: the problems to draw from. ``unsolved``: which of the problems are left out, if any.
     """
 
     def __init__(
@@ -200,7 +203,6 @@ class Resampler(PromptPool):
         data: Any,
         seed: int,
         group_size: int,
-        table: Mapping[str, Any],
         accelerator: Any,
         unsolved: Unsolved | None = None,
     ) -> None:
@@ -208,16 +210,16 @@ class Resampler(PromptPool):
         super().__init__(data, partial(shuffled, len(data), seed))
         self.rounds = resample_groups
         self.size = group_size
-        self.table = table
         self.accelerator = accelerator
         self.unsolved = unsolved
 
     def gather_replaced(
-        self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
+        self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[list[dict[str, Any]], int], Rollout]
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the rollout to train on, and the metrics of the resampling. All ranks call this.
 
-        ``first`` is the rollout of this rank's ``inputs``; ``sample`` samples and grades a completion of each row.
+        ``first`` is the rollout of this rank's ``inputs``. ``sample`` samples and grades a completion of each row; its
+        second argument is the number of the first group.
         Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.
         """
         ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
@@ -234,12 +236,11 @@ class Resampler(PromptPool):
             dropped = self.unsolved.dropped() if self.unsolved else ()
             fresh = self.draw(math.ceil(len(uniform) / equal_groups) * equal_groups, seen, dropped)
             seen += [self.rows[row]["prompt"] for row in fresh]
-            drawn += len(fresh)
             rows = repeated_rows(self.rows, fresh, self.size)
             share = len(rows) // ranks
-            # A script may not log a column for each draw, and these rows are not those of the draw before.
-            self.table["extra"].clear()
-            more, more_right, more_columns = self._gather_completions(sample(rows[rank * share : (rank + 1) * share]))
+            rollout = sample(rows[rank * share : (rank + 1) * share], drawn)
+            more, more_right, more_columns = self._gather_completions(rollout)
+            drawn += len(fresh)
             if self.unsolved:
                 self.unsolved.record(fresh, more_right, self.size)
             index = replacing(right, more_right, self.size)
@@ -249,19 +250,16 @@ class Resampler(PromptPool):
                 name: [(columns.get(name, missing[0]) + more_columns.get(name, missing[1]))[i] for i in index]
                 for name in {**columns, **more_columns}
             }
-        # The table has a row for each completion that was sampled last, and only the kept ones are trained on. A column
-        # has room for one rollout, so these rows replace all others.
-        for (part, name), values in columns.items():
-            (self.table[part][name] if part else self.table[name]).extend(values)
         rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
-        kept["num_items_in_batch"] = scored(kept).sum()
+        kept["num_items_in_batch"] = loss_mask(kept).sum()
         counts: dict[str, float] = {
             metrics.PROMPTS_DRAWN: drawn,
             metrics.PROMPTS_KEPT: groups - len(uniform_groups(right, self.size)),
             metrics.PROMPTS_THROWN_AWAY: drawn - groups,
         }
-        return Rollout(select(kept, range(rank * n, (rank + 1) * n)), rewards, None), counts
+        tensors, advantages = select(kept, range(rank * n, (rank + 1) * n)), torch.tensor(columns["", "advantages"])
+        return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
         """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
@@ -271,12 +269,7 @@ class Resampler(PromptPool):
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
         right = right_or_wrong(rollout.verdicts)
-        rows = {**gather_rows(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
-        # TRL appends to its columns, so the last entries are those of this draw.
-        columns = {("", name): self.table[name] for name in ("prompt", "completion", "advantages")}
-        columns |= {(part, name): column for part in ("rewards", "extra") for name, column in self.table[part].items()}
-        return (
-            rows,
-            right,
-            {name: list(column)[-len(right) :] for name, column in columns.items() if len(column) >= len(right)},
-        )
+        rows = {**gather_rows(rollout.tensors, self.accelerator), "rewards_per_func": rollout.rewards}
+        # A script may log too few values, and two reward functions of one name have one column.
+        columns = {key: values[-len(right) :] for key, values in rollout.columns.items() if len(values) >= len(right)}
+        return rows, right, columns

@@ -7,28 +7,14 @@ on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, distributed
 from torch.nn.functional import pad
 
-from grpo_math.grading import Verdict
-
 Rows = dict[str, Any]
-
-
-class Rollout(NamedTuple):
-    """Completions that were sampled together, group after group, in the order of ranks.
-
-    ``rows``: TRL's tensors of this rank's completions. ``rewards`` (B, F): of all ranks' completions and F reward
-    functions. ``verdicts`` (B): of all ranks' completions; None without gold answers.
-    """
-
-    rows: Rows
-    rewards: Tensor
-    verdicts: Sequence[Verdict] | None
 
 
 def is_per_row(value: Any) -> bool:
@@ -91,25 +77,13 @@ def masked_row(rows: Rows) -> Rows:
     return {**row, "completion_mask": torch.zeros_like(row["completion_mask"])}
 
 
-def scored(rows: Rows) -> Tensor:
+def loss_mask(rows: Rows) -> Tensor:
     """Return the mask (B, T) of the tokens that the loss counts: those of the completion that no tool wrote.
 
-    >>> scored({"completion_mask": torch.tensor([[1, 1, 0]]), "tool_mask": torch.tensor([[1, 0, 1]])})
+    >>> loss_mask({"completion_mask": torch.tensor([[1, 1, 0]]), "tool_mask": torch.tensor([[1, 0, 1]])})
     tensor([[1, 0, 0]])
     """
     return rows["completion_mask"] * rows.get("tool_mask", 1)
-
-
-def shortest(rows: Rows) -> Rows:
-    """Return the row of the shortest completion that has a token, or the first row if none has.
-
-    >>> shortest({"completion_mask": torch.tensor([[1, 1], [0, 0], [1, 0]]), "advantages": torch.arange(3)})
-    {'completion_mask': tensor([[1, 0]]), 'advantages': tensor([2])}
-    >>> shortest({"completion_mask": torch.zeros(3, 2), "advantages": torch.arange(3)})["advantages"]
-    tensor([0])
-    """
-    lengths = rows["completion_mask"].sum(dim=1)
-    return select(rows, [int(lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin())])
 
 
 def gather_rows(rows: Rows, accelerator: Any) -> Rows:

@@ -75,7 +75,9 @@ def evaluate(
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
             return results.evaluate(opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout)
     trainer = model
-    timeout = grade_timeout or getattr(getattr(trainer, "settings", None), "grade_timeout", None)
+    timeout = grade_timeout or getattr(
+        getattr(getattr(trainer, "grpo_math", None), "settings", None), "grade_timeout", None
+    )
     # The trainer's arguments and weights state what training asks.
     weights = trainer.accelerator.unwrap_model(trainer.model)
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})

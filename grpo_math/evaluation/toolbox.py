@@ -42,13 +42,13 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
 
 def trainer_toolbox(trainer: Any) -> Toolbox | None:
     """Return a trainer's tools; None without any."""
-    turns = getattr(trainer, "turns", None)
-    if turns is None:
+    tools = getattr(getattr(trainer, "grpo_math", None), "tools", None)
+    if tools is None:
         for name, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
             if getattr(trainer, attribute, None):
                 raise UserError(f"{name}: an evaluation would not ask as training does. Evaluate the saved model.")
         return None
-    return _toolbox(turns.conversation.tools, turns.conversation.most)
+    return _toolbox(tools.conversation.tools, tools.conversation.most)
 
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:

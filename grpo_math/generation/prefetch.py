@@ -6,7 +6,7 @@
 >>> PrefetchedRollout.from_state_dict(prefetch.state_dict()).state_dict() == prefetch.state_dict()
 True
 
-sync.py sends the requests, and trainer/prefetch.py chooses the prompts.
+sync.py sends the requests, and trainer/rollout_queue.py chooses the prompts.
 """
 
 import threading

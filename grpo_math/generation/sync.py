@@ -22,10 +22,9 @@ which does not support a key, by a client that sends VLLM_API_KEY. TRL sends ful
 
 import shutil
 import threading
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial, partialmethod
 from pathlib import Path
@@ -149,9 +148,9 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
 
-    # With staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch.
-    prefetch: Any = None
-    prefetched: PrefetchedRollout | None = None  # the next batch
+    # With staleness 1, `RolloutQueue.take_completions` samples the batches of training, by `request` and `sample`.
+    take: Callable[[list[list[int]], int], list[Completion]] | None = None
+    last_request: PrefetchedRollout | None = None
     context = 2**31  # vLLM's limit of prompt and completion tokens
     server: Server  # with vllm_mode server, on the main process
     loading = threading.Lock()
@@ -168,6 +167,12 @@ class AdapterGeneration(VLLMGeneration):
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
         super().__init__(**kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sampled": self.rollouts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rollouts = state["sampled"]
 
     # TRL's three methods
 
@@ -294,32 +299,21 @@ class AdapterGeneration(VLLMGeneration):
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
-        """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
-        were requested when training on the previous batch began."""
-        # No staleness, an evaluation, or additional groups: a prefetched batch stays for the next training batch.
-        if self.prefetch is None or not self.prefetch.is_rollout:
-            if self.prefetched is not None:
-                self.prefetched.wait()
-            return self._sampling(prompts, n)()
-        if self.prefetched is not None and self.prefetched.prompts != prompts:
-            switched_off("prefetch", "a batch differed from the prefetched prompts")
-            self.prefetched = None
-        batch, started = self.prefetched or self.request(prompts, n), time.perf_counter()
-        # Two requests would both send the adapter to a restarted server.
-        if batch.folder == self.folder:
-            batch.wait()
-        self.prefetched = None
-        # Before waiting, so that the server always has requests. `send` sets ``prefetched`` to the next batch.
-        self.prefetch.send()
-        completions = batch.result()
-        self.prefetch.take(batch, time.perf_counter() - started)
+        """Sample on the main process."""
+        if self.take is None:
+            return self.sample(prompts, n)
+        completions = self.take(prompts, n)
         self._let_go()
         return completions
 
-    def request(self, prompts: list[list[int]], n: int) -> PrefetchedRollout:
-        """Request completions of these prompts by the adapter as it is now, and do not wait."""
-        self.prefetched = PrefetchedRollout(prompts, self.prefetch.step, self.folder).start(self._sampling(prompts, n))
-        return self.prefetched
+    def sample(self, prompts: list[list[int]], n: int) -> list[Completion]:
+        """Sample ``n`` completions of each prompt with the adapter as it is now."""
+        return self._sampling(prompts, n)()
+
+    def request(self, prompts: list[list[int]], n: int, step: int) -> PrefetchedRollout:
+        """Request completions by the adapter as it is now, after ``step`` optimizer steps, and do not wait."""
+        self.last_request = PrefetchedRollout(prompts, step, self.folder).start(self._sampling(prompts, n))
+        return self.last_request
 
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
         """Return the call that samples ``n`` completions of each prompt for training.
@@ -418,7 +412,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _let_go(self) -> None:
         """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
-        for folder in set(self.root.iterdir()) - {self.folder, self.prefetched and self.prefetched.folder}:
+        running = self.last_request and not self.last_request.done() and self.last_request.folder
+        for folder in set(self.root.iterdir()) - {self.folder, running}:
             if self.mode == "server":
                 self._outliving_restarts(partial(self.server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)

@@ -18,22 +18,23 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import micro_batch_weight
+from grpo_math.algorithm.loss_inputs import Normalizers
+from grpo_math.algorithm.loss_metrics import LossMetrics
+from grpo_math.algorithm.losses import LossSettings, micro_batch_weight
 from grpo_math.algorithm.rows import (
     Rows,
     gather_needed_rows,
     join,
     largest_widths,
+    loss_mask,
     masked_row,
-    scored,
     select,
-    shortest,
     widths,
 )
 from grpo_math.errors import OutOfMemory
-from grpo_math.packing.pack import layout
-from grpo_math.packing.plan import over_steps, packed_tokens, plan_micro_batches
+from grpo_math.packing.pack import prompt_keys_and_lengths
+from grpo_math.packing.plan import distribute, packed_tokens, plan_micro_batches
+from grpo_math.run.stateful import Stateful
 
 logger = get_logger(__name__)
 
@@ -45,13 +46,17 @@ class MicroBatch:
     """Rows that are computed together, and the ``weight`` of their loss.
 
     ``rows`` are TRL's dict, because the settings decide which tensors a rollout has, and scripts may add some: all of
-    them move, split and are saved alike. `MathGRPOTrainer._loss_inputs` reads them. ``completions``: how many of the
-    rows are completions. Without one, a masked row keeps ranks in step.
+    them move, split and are saved alike. `loss_inputs` reads them. The first ``completions`` rows count.
     """
 
     rows: Rows
     weight: float
     completions: int
+
+    @classmethod
+    def empty(cls, rows: Rows) -> "MicroBatch":
+        """Return a masked row, which takes part in the collectives of a micro-batch at the least cost."""
+        return cls(masked_row(rows), 0.0, 0)
 
 
 @dataclass
@@ -62,70 +67,70 @@ class TrainingStep:
     skipped_rows: int = 0
     skipped_tokens: Tensor | int = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain types, for `torch.load`."""
-        return {**vars(self), "micro_batches": [vars(one) for one in self.micro_batches]}
-
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
+        """Return a training step of a checkpoint of version 0.2, which contains micro-batches and not TRL's rows."""
         return cls(**{**state, "micro_batches": [MicroBatch(**one) for one in state["micro_batches"]]})
 
 
 @dataclass
 class OptimizerStep:
-    """The training steps of one optimizer step that are computed, and the figures of their losses.
+    """An optimizer step: the settings of its loss, the training steps that are computed, and their metrics.
 
-    Their gradients add up. So if memory runs out in one of them, all are computed again.
+    The gradients of the training steps add up. So if memory runs out in one of them, all are computed again.
     """
 
+    settings: LossSettings
+    normalizers: Normalizers
     done: list[TrainingStep] = field(default_factory=list)
-    figures: StepFigures = field(default_factory=StepFigures)
+    metrics: LossMetrics = field(default_factory=LossMetrics)
 
 
 @dataclass(frozen=True)
-class Splitter:
-    """Splits the rows of an update.
+class UpdatePlanner:
+    """Plans the micro-batches of an optimizer step.
 
-    ``whole``: keep TRL's micro-batches, because a term of the loss is a mean or a quantile over one of them.
-    ``only_signal``: skip completions whose advantage is zero, because no other term of the loss needs them.
-    ``deepspeed``: each training step needs a micro-batch, because offloaded gradients need the first backward pass too.
+    ``keep_trl_batches``: because a term of the loss is a mean or a quantile over one of them. ``skip_zero_advantage``:
+    skip completions whose advantage is zero, because no other term of the loss needs them. ``deepspeed``: each training
+    step needs a micro-batch, because offloaded gradients need the first backward pass too.
     """
 
     accelerator: Any
     loss_type: str
-    whole: bool
-    only_signal: bool
+    keep_trl_batches: bool
+    skip_zero_advantage: bool
     deepspeed: bool
 
-    def gather_steps(self, of_trl: list[Rows], budget: int) -> list[TrainingStep]:
-        """Return the training steps of a part of an optimizer step. ``of_trl``: TRL's rows, of one training step each.
+    def gather_planned(self, trl_batches: list[Rows], budget: int) -> list[TrainingStep]:
+        """Return the training steps of a part of an optimizer step, each from the rows of one of TRL's.
 
         All ranks call this.
         """
-        if self.whole:
-            return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in of_trl]
-        layouts = [row_layout(rows) for rows in of_trl]
-        if self.only_signal:
+        if self.keep_trl_batches:
+            return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in trl_batches]
+        layouts = [row_layout(rows) for rows in trl_batches]
+        if self.skip_zero_advantage:
             # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
-            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in of_trl]
+            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in trl_batches]
             for (_, _, lengths), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
                 # The length of a completion that is skipped is 0.
                 lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
-        # Before rows move to other micro-batches, because a loss may divide by the tokens of TRL's.
-        of_trl = [{**rows, "micro_batch_tokens": scored(rows).sum().expand(len(rows["advantages"]))} for rows in of_trl]
-        micro_batches = self._gather_and_split(of_trl, layouts, budget)
-        # The last training step always has a micro-batch, also if no completion has a signal: its backward pass
-        # synchronises ranks, and the optimizer needs gradients, even if all are 0.
-        if not micro_batches[-1]:
-            micro_batches[-1] = [MicroBatch(shortest(of_trl[-1]), 0.0, 1)]
-        if self.deepspeed:
-            micro_batches = [one or [MicroBatch(masked_row(of_trl[0]), 0.0, 0)] for one in micro_batches]
+        # bnpo divides by the tokens of TRL's micro-batch: store that count before regrouping.
+        trl_batches = [
+            {**rows, "micro_batch_tokens": loss_mask(rows).sum().expand(len(rows["advantages"]))}
+            for rows in trl_batches
+        ]
         steps = []
-        for one, rows, (_, _, lengths) in zip(micro_batches, of_trl, layouts, strict=True):
-            tokens = scored(rows).sum(dim=1)
-            # As a product, because an index would make the CPU wait for the GPU.
+        micro_batches = self._gather_and_split(trl_batches, layouts, budget)
+        for number, (rows, (_, _, lengths)) in enumerate(zip(trl_batches, layouts, strict=True)):
+            # The last training step always has a micro-batch, also if no completion has a signal: its backward pass
+            # synchronises ranks, and the optimizer needs gradients, even if all are 0.
+            if not micro_batches[number] and (self.deepspeed or number == len(trl_batches) - 1):
+                micro_batches[number] = [MicroBatch.empty(rows)]
+            tokens = loss_mask(rows).sum(dim=1)
+            # Multiply by a mask: boolean indexing synchronises with the GPU.
             is_skipped = torch.tensor([not length for length in lengths]).to(tokens.device, non_blocking=True)
-            steps.append(TrainingStep(one, lengths.count(0), (tokens * is_skipped).sum()))
+            steps.append(TrainingStep(micro_batches[number], lengths.count(0), (tokens * is_skipped).sum()))
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
@@ -137,9 +142,9 @@ class Splitter:
         smaller = [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
-    def _gather_and_split(self, of_trl: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
+    def _gather_and_split(self, trl_batches: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
-        local, n_rows = join(of_trl), len(of_trl[0]["advantages"])
+        local, n_rows = join(trl_batches), len(trl_batches[0]["advantages"])
         # Sizes first: a group may be computed on another rank, and only its rows move there.
         of_ranks = gather_object([(layouts, widths(local))])
         all_layouts = chain(*(of_rank for of_rank, _ in of_ranks))
@@ -154,45 +159,49 @@ class Splitter:
         plan += [[]] * (max(map(len, plans)) - len(plan))
         # A rank that needs no rows still masks one.
         source = rows if positions else local
-        return over_steps([self._micro_batch(source, index, n_rows) for index in plan], len(of_trl))
+        return distribute([self._micro_batch(source, index, n_rows) for index in plan], len(trl_batches))
 
     def _micro_batch(self, rows: Rows, index: Sequence[int], n_rows: int) -> MicroBatch:
         """Return the selected rows with their weight in TRL's micro-batch, which has ``n_rows``."""
         if not index:
-            # Another rank has rows in this micro-batch. This rank takes part in its collectives at the least cost.
-            return MicroBatch(masked_row(rows), 0.0, 0)
+            return MicroBatch.empty(rows)  # another rank has rows in this micro-batch
         weight = micro_batch_weight(self.loss_type, len(index), n_rows)
         return MicroBatch(select(rows, index), weight, completions=len(index))
 
-    def accumulate(
-        self, micro_batches: list[MicroBatch], loss_of: Callable[[MicroBatch], Tensor], model: Any
-    ) -> Tensor:
-        """Return the loss of a training step, for the backward pass of its last micro-batch, which the caller does.
 
-        ``loss_of`` returns the weighted loss of a micro-batch. Earlier micro-batches have their backward pass here,
-        without synchronising ranks: as transformers expects, a training step synchronises once, at its end.
-        """
-        state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
-        if not micro_batches:
-            # transformers calls ``backward`` on the loss of every training step.
-            return done.requires_grad_()
-        # As in transformers' own training step: the loss is already divided by the accumulation steps.
-        options = {"scale_wrt_gas": False} if self.deepspeed else {}
-        synchronises = state.sync_gradients
-        for micro_batch in micro_batches[:-1]:
-            with self.accelerator.no_sync(model):
-                loss = loss_of(micro_batch)
-                # accelerate would take the optimizer step of DeepSpeed in a backward pass that synchronises.
-                state._set_sync_gradients(False)
-                try:
-                    self.accelerator.backward(loss, **options)
-                finally:
-                    state._set_sync_gradients(synchronises)
-            done += loss.detach()
-        # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
-        if self.accelerator.is_fsdp2:
-            model.set_requires_gradient_sync(synchronises)
-        return loss_of(micro_batches[-1]) + done
+def accumulate(
+    micro_batches: list[MicroBatch],
+    loss_of: Callable[[MicroBatch], Tensor],
+    model: Any,
+    accelerator: Any,
+    deepspeed: bool = False,
+) -> Tensor:
+    """Return the loss of a training step, for the backward pass of its last micro-batch, which the caller does.
+
+    ``loss_of`` returns the weighted loss of a micro-batch. Earlier micro-batches have their backward pass here, without
+    synchronising ranks: as transformers expects, a training step synchronises once, at its end.
+    """
+    state, done = accelerator.gradient_state, torch.zeros((), device=accelerator.device)
+    if not micro_batches:
+        # transformers calls ``backward`` on the loss of every training step.
+        return done.requires_grad_()
+    # As in transformers' own training step: the loss is already divided by the accumulation steps.
+    options = {"scale_wrt_gas": False} if deepspeed else {}
+    synchronises = state.sync_gradients
+    for micro_batch in micro_batches[:-1]:
+        with accelerator.no_sync(model):
+            loss = loss_of(micro_batch)
+            # accelerate would take the optimizer step of DeepSpeed in a backward pass that synchronises.
+            state._set_sync_gradients(False)
+            try:
+                accelerator.backward(loss, **options)
+            finally:
+                state._set_sync_gradients(synchronises)
+        done += loss.detach()
+    # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
+    if accelerator.is_fsdp2 and len(micro_batches) > 1:
+        model.set_requires_gradient_sync(synchronises)
+    return loss_of(micro_batches[-1]) + done
 
 
 def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
@@ -201,8 +210,8 @@ def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
 
 
 def row_layout(rows: Rows) -> Layout:
-    """Return `pack.layout` of the rows: the keys of their prompts, and the lengths of prompts and completions."""
-    return layout(
+    """Return of each row the key of its prompt, and the lengths of prompt and completion."""
+    return prompt_keys_and_lengths(
         torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
         torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
         rows["completion_ids"].size(1),
@@ -211,11 +220,13 @@ def row_layout(rows: Rows) -> Layout:
 
 
 @dataclass
-class TokenBudget:
+class TokenBudget(Stateful):
     """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
 
     ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
     """
+
+    SAVED = ("halved_to",)
 
     setting: int
     splits: bool
@@ -226,36 +237,38 @@ class TokenBudget:
     def tokens(self) -> int:
         return self.setting if self.halved_to is None else self.halved_to
 
-    def halve(self, several: int, largest: int, reason: str) -> int:
+    def halve(self, splittable_tokens: int, max_tokens: int, reason: str) -> int:
         """Halve the budget and return it.
 
-        ``several``: the most tokens of a micro-batch with several completions, 0 if none has. ``largest``: the most
-        tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be split.
+        ``splittable_tokens``: the most tokens of a micro-batch with several completions, 0 if none has.
+        ``max_tokens``: the most tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be
+        split.
 
         >>> TokenBudget(0, splits=True, is_single_process=True).halve(0, 70, "out of memory")
         Traceback (most recent call last):
         ...
         grpo_math.errors.OutOfMemory: out of memory in an update of one completion, 70 tokens with its prompt: ...
         """
-        tokens, reason = f"{largest} tokens", reason.splitlines()[0]
+        tokens, reason = f"{max_tokens} tokens", reason.splitlines()[0]
         if not self.splits:
             remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
         elif not self.is_single_process:
             # The others would not compute the step again. They would wait in a collective.
-            remedy = f"set max_tokens_per_micro_batch to {largest // 2}, or turn gradient_checkpointing on"
-        elif not several:
+            remedy = f"set max_tokens_per_micro_batch to {max_tokens // 2}, or turn gradient_checkpointing on"
+        elif not splittable_tokens:
             tokens = f"one completion, {tokens} with its prompt"
             remedy = "turn gradient_checkpointing on, or lower max_completion_length"
         else:
-            self.halved_to = several // 2
+            self.halved_to = splittable_tokens // 2
             logger.warning(
-                f"Out of memory in an update of {several} tokens: max_tokens_per_micro_batch is now {self.tokens}."
+                f"Out of memory in an update of {splittable_tokens} tokens: max_tokens_per_micro_batch is now "
+                f"{self.tokens}."
             )
             torch.cuda.empty_cache()
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
-    def split(self, steps: Sequence[TrainingStep], splitter: Splitter, reason: str) -> None:
+    def split(self, steps: Sequence[TrainingStep], planner: UpdatePlanner, reason: str) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split.
 
         A step may be given twice: a micro-batch that fits is not split again.
@@ -265,7 +278,7 @@ class TokenBudget:
             for step in steps
             for one in step.micro_batches
         ]
-        several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
-        budget = self.halve(several, max(sizes)[0], reason)
+        splittable_tokens = max((tokens for tokens, completions in sizes if completions > 1), default=0)
+        budget = self.halve(splittable_tokens, max(sizes)[0], reason)
         for step in steps:
-            step.micro_batches = list(chain(*(splitter.smaller(one, budget) for one in step.micro_batches)))
+            step.micro_batches = list(chain(*(planner.smaller(one, budget) for one in step.micro_batches)))

@@ -56,7 +56,7 @@ class PackedRow:
     shape: tuple[int, int]  # (B, T)
 
 
-def layout(
+def prompt_keys_and_lengths(
     input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
 ) -> tuple[list[Hashable], list[int], list[int]]:
     """Return of each row (B, S) the key of its prompt, and the numbers of prompt tokens and completion tokens.
@@ -65,10 +65,10 @@ def layout(
     may give the completions of a group different prompts. Without ``group`` the key is the prompt itself.
 
     >>> ids, mask = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 9]]), torch.tensor([[0, 1, 1, 1, 0]] * 2)
-    >>> layout(ids, mask, 2)
+    >>> prompt_keys_and_lengths(ids, mask, 2)
     ([(5, 6), (5, 6)], [2, 2], [1, 1])
-    >>> layout(ids, mask, 2, torch.tensor([3, 3])), layout(ids, mask, 2, torch.tensor([3, 4]))[0]
-    (([(3, 0), (3, 0)], [2, 2], [1, 1]), [(3, 0), (4, 0)])
+    >>> [prompt_keys_and_lengths(ids, mask, 2, torch.tensor(group))[0] for group in ([3, 3], [3, 4])]
+    [[(3, 0), (3, 0)], [(3, 0), (4, 0)]]
     """
     split = input_ids.size(1) - completion_length
     prompt_ids, prompt_mask = input_ids[:, :split], attention_mask[:, :split]
@@ -98,7 +98,8 @@ def pack(
 ) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
-    Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped; without any
+    Rows that share a prompt (`prompt_keys_and_lengths`) need not be neighbours. Rows without a completion token are
+    skipped; without any
     token the result is None. With ``every_token`` these rows are included, and the last token of each completion is:
     an auxiliary loss of a router counts tokens that predict nothing, too.
 
@@ -114,7 +115,7 @@ def pack(
     True
     """
     batch, width = input_ids.shape
-    prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length, group)
+    prompts, prompt_lengths, lengths = prompt_keys_and_lengths(input_ids, attention_mask, completion_length, group)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
         if lengths[row] or every_token:

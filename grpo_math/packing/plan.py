@@ -98,12 +98,12 @@ def _fill(pieces: list[list[int]], tokens: list[int], budget: int) -> list[list[
     return micro_batches
 
 
-def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
+def distribute(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
     """Distribute micro-batches over ``steps`` training steps. If there are too few, the first steps stay empty.
 
-    >>> over_steps("ab", 3)
+    >>> distribute("ab", 3)
     [[], ['a'], ['b']]
-    >>> over_steps("abc", 2)
+    >>> distribute("abc", 2)
     [['a'], ['b', 'c']]
     """
     n = len(micro_batches)
@@ -112,15 +112,15 @@ def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
     return [list(micro_batches[bounds[i] : bounds[i + 1]]) for i in range(steps)]
 
 
-def fill(budget: int, prompt: int, completion: int, group: int, rows: int) -> tuple[int, int]:
+def largest_micro_batch(budget: int, prompt: int, completion: int, group: int, rows: int) -> tuple[int, int]:
     """Return the largest micro-batch of ``budget`` tokens in a step of ``rows`` rows: the number of completions of full
     length, group by group, and the tokens of a shorter one that fits into the rest. A completion over the budget stays
     whole.
 
-    >>> fill(100, 10, 20, 2, rows=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
+    >>> largest_micro_batch(100, 10, 20, 2, rows=8)  # a group takes 9 + 2 * 20 = 49 tokens; a third prompt leaves none
     (4, 0)
-    >>> fill(84, 10, 20, 2, rows=8), fill(5, 10, 20, 2, rows=8), fill(100, 10, 20, 2, rows=3)
-    ((3, 6), (1, 0), (3, 0))
+    >>> [largest_micro_batch(*case) for case in ((84, 10, 20, 2, 8), (5, 10, 20, 2, 8), (100, 10, 20, 2, 3))]
+    [(3, 6), (1, 0), (3, 0)]
     """
     groups, room = divmod(budget, prompt - 1 + group * completion)
     more, last = divmod(max(0, room - (prompt - 1)), completion)

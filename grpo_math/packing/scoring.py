@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.pack import Unpackable, layout, pack, unpack
+from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
 from grpo_math.packing.plan import plan_micro_batches
 from grpo_math.run.ranks import agree_on_all, agree_on_first
 from grpo_math.run.replaced import replaced
@@ -328,7 +328,7 @@ class PackedScorer:
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
     ) -> list[list[int]]:
         """Return the rows of each forward pass without a gradient, each of at most the token budget."""
-        prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
+        prompts, prompt_tokens, tokens = prompt_keys_and_lengths(input_ids, attention_mask, completion_length)
         # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
         batches = plan_micro_batches(prompts, prompt_tokens, tokens, budget)[0] or [[0]]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from grpo_math.packing.plan import fill
+from grpo_math.packing.plan import largest_micro_batch
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
@@ -90,7 +90,7 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     # The auxiliary loss of a mixture of experts keeps TRL's micro-batches.
     splits = not settings["router_aux_loss_coef"]
     budget = (splits and settings["max_tokens_per_micro_batch"]) or batch.rows * (prompt + length)
-    full, last = fill(budget, prompt, length, group, batch.rows * batch.steps)
+    full, last = largest_micro_batch(budget, prompt, length, group, batch.rows * batch.steps)
     lengths = [*[length] * full, *[last] * bool(last)]
     groups = [(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)]
     work = Work(groups)

@@ -253,8 +253,8 @@ class TrainingRun:
             )
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
-        trainer.evaluate_heldout = self.evaluate_heldout if self.setup.problems.during else None
-        trainer.keep_best = self.arguments.keep_best
+        trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.during else None
+        trainer.grpo_math.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.arguments.stop_at))
         # Last: the other callbacks' work is part of the step.

@@ -21,8 +21,6 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 class _Trainer(MathGRPOTrainer):
-    of_recipe = True
-
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no model card: TRL's would have its own text, and "None" as the base if that is a folder."""
 
@@ -67,6 +65,7 @@ def trainer_of(
         except ValueError as error:
             refuse_dropout_of_experts(str(error), str(path))
             raise
+    trainer.grpo_math.of_recipe = True
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from grpo_math.algorithm.rows import Rows
 from grpo_math.errors import ConfigError
-from grpo_math.packing.plan import fill
+from grpo_math.packing.micro_batches import TokenBudget
+from grpo_math.packing.plan import largest_micro_batch
 from grpo_math.rewards.columns import column_names
 from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
 
 if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
+    from trl import GRPOTrainer
 
 
 def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
@@ -71,8 +72,9 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
 
 
 def dry_run(
-    trainer: "MathGRPOTrainer",
+    trainer: "GRPOTrainer",
     loss_of: Callable[[Any, Rows], Tensor],
+    budget: TokenBudget,
     model: Any,
     step_rows: Sequence[dict[str, Any]] = (),
 ) -> None:
@@ -93,26 +95,26 @@ def dry_run(
             }
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
-        _try_longest(trainer, loss_of, model, longest_prompt(trainer, step_rows))
+        _try_longest(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
 
 
 def _try_longest(
-    trainer: "MathGRPOTrainer", loss_of: Callable[[Any, Rows], Tensor], model: Any, prompt: list[int]
+    trainer: Any, loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
 ) -> None:
-    args, splits = trainer.settings, trainer.budget.splits
+    args, splits = trainer.args, budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # In an update that cannot be split, a micro-batch has the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits else rows
     # TRL shuffles rows: in an update that is not split, each row may have another prompt.
     group = trainer.num_generations if splits else 1
-    budget = trainer.budget.tokens or rows * (len(prompt) + length)
+    limit = budget.tokens or rows * (len(prompt) + length)
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(model)
     # transformers checkpoints activations in training mode only.
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
         loss: Tensor | None = None
-        full, last = fill(budget, len(prompt), length, group, in_step) if splits else (in_step, 0)
+        full, last = largest_micro_batch(limit, len(prompt), length, group, in_step) if splits else (in_step, 0)
         lengths = [length] * full + [last] * bool(last)
         try:
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
@@ -127,10 +129,10 @@ def _try_longest(
             reason = str(error)
         loss = None  # its graph keeps them alive, too
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
-        budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
+        limit = budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-def longest_prompt(trainer: "MathGRPOTrainer", step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
+def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
     A stream, and the function of ``with_transform``, may be read only once: then the prompt is one of ``step_rows``.
@@ -144,4 +146,4 @@ def longest_prompt(trainer: "MathGRPOTrainer", step_rows: Sequence[dict[str, Any
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
     environment = columns["environment"][row] if trainer._multi_environment else None
     with replaced(trainer, _batch_environments=[environment]):
-        return trainer.prompt_tokens([prompts[row]])[0]
+        return trainer._tokenize_prompts([prompts[row]])[0][0]

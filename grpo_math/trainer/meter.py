@@ -6,7 +6,7 @@ The trainer opens each phase.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,24 +14,32 @@ from torch import Tensor
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
+from grpo_math.run.stateful import Stateful
 
 
-class StepMeter:
+class StepMeter(Stateful):
     """``log()`` returns TRL's dict of lists for the current mode, train or eval.
 
     >>> log = {metrics.SECONDS_GENERATE: [], metrics.SECONDS_SYNC: [], metrics.TOKENS: [5], metrics.KL: [0.5]}
     >>> meter = StepMeter(lambda: log, rollouts_per_step=1.0)
-    >>> with meter.only_seconds(), meter.phase(metrics.SECONDS_GENERATE), meter.phase(metrics.SECONDS_SYNC):
-    ...     log[metrics.KL].append(0.7)
+    >>> with meter.phase(metrics.SECONDS_GENERATE), meter.phase(metrics.SECONDS_SYNC):
+    ...     pass
     >>> [len(values) for values in log.values()]
     [1, 1, 1, 1]
     """
+
+    SAVED = ("rollout_tokens", "tokens_per_step")
 
     def __init__(self, log: Callable[[], dict[str, list[float]]], rollouts_per_step: float) -> None:
         self.log = log
         self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Log a value of each of these metrics."""
+        for name, value in values.items():
+            self.log()[name].append(value)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -44,15 +52,6 @@ class StepMeter:
     def _spent(self) -> float:
         """Return the seconds of all phases since the last log line."""
         return sum(sum(self.log().get(phase, ())) for phase in metrics.PHASES)
-
-    @contextmanager
-    def only_seconds(self) -> Iterator[None]:
-        """Log only seconds and tokens inside this context."""
-        before = {name: len(values) for name, values in self.log().items()}
-        yield
-        for name, values in self.log().items():
-            if name not in (*metrics.PHASES, metrics.TOKENS):
-                del values[before.get(name, 0) :]
 
     def write(self, vllm: bool, cuda: bool) -> None:
         """Log the metrics of whole steps: mean seconds by phase, tokens per second, memory."""
@@ -78,15 +77,15 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def shares(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
+def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
     """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
 
     ``in_format`` is None for a completion whose row names no format: then no share of them is logged.
 
-    >>> log = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
+    >>> log = verdict_metrics(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
-    >>> log["accuracy_in_format"], "accuracy_in_format" in shares(["correct", "wrong"], [None, None], 2)
+    >>> log["accuracy_in_format"], "accuracy_in_format" in verdict_metrics(["correct", "wrong"], [None, None], 2)
     (0.25, False)
     """
     right = [verdict == Verdict.CORRECT for verdict in verdicts]
@@ -104,10 +103,10 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int)
     }
 
 
-def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+def reward_metrics(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
     """Return the metrics of the rewards (P, G) and advantages (P * G,) of all ranks.
 
-    >>> spread(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
+    >>> reward_metrics(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
     1.0
     """
     least, most = (rewards.where(~rewards.isnan(), bound) for bound in (torch.inf, -torch.inf))

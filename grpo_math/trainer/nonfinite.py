@@ -10,10 +10,13 @@ import math
 from typing import Any
 
 from grpo_math.errors import UserError
+from grpo_math.run.stateful import Stateful
 
 
-class NonFiniteSteps:
+class NonFiniteSteps(Stateful):
     """Counts the skipped steps; ``limit`` of them in a row end the run."""
+
+    SAVED = ("in_a_row",)
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

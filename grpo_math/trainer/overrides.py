@@ -24,6 +24,6 @@ def sees_rows(trainer: Any) -> bool:
         for name in ROW_METHODS
         if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
     ]
-    if others and trainer.settings.pack_updates:
+    if others and trainer.grpo_math.settings.pack_updates:
         switched_off("shared updates", f"{type(trainer).__name__} overrides {', '.join(others)}")
     return bool(others)

@@ -28,7 +28,7 @@ from grpo_math.run.replaced import replaced
 from grpo_math.settings.fields import fields
 
 if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
+    from trl import GRPOTrainer
 
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
@@ -38,7 +38,7 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 class RunFiles(History):
     """The files of a run, written by its main process; an adapter by all processes together."""
 
-    def __init__(self, trainer: "MathGRPOTrainer") -> None:
+    def __init__(self, trainer: "GRPOTrainer") -> None:
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
         self.written = set[Path]()  # the evaluations that this process has written
@@ -106,13 +106,18 @@ class RunFiles(History):
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 
 
+def writes_run_files(trainer: "GRPOTrainer") -> bool:
+    """Return True if this trainer of a script writes a run directory: the script may remove the callback."""
+    return any(isinstance(callback, RunFiles) for callback in trainer.callback_handler.callbacks)
+
+
 @contextmanager
-def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
+def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     """Keep the files of a run out of what transformers pushes to the Hub inside this context.
 
     A script asks to publish its model. `grpo-math push` publishes a run.
     """
-    if not trainer.writes_run_files:
+    if not writes_run_files(trainer):
         yield
         return
     # transformers 5.17 has the function alone.
@@ -133,7 +138,7 @@ def unpublished(trainer: "MathGRPOTrainer") -> Iterator[None]:
         yield
 
 
-def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
+def recipe_settings(trainer: Any) -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     from grpo_math.trainer.config import MathGRPOConfig
 
@@ -143,7 +148,7 @@ def recipe_settings(trainer: "MathGRPOTrainer") -> dict[str, Any]:
     # A subclass of the configuration may have fields under names that only a recipe has.
     others = fields().keys() - MathGRPOConfig.__dataclass_fields__.keys()
     settings = {
-        **{name: value for name, value in trainer.settings.to_dict().items() if name not in others},
+        **{name: value for name, value in trainer.grpo_math.settings.to_dict().items() if name not in others},
         "model_name_or_path": name,
         "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),

@@ -24,9 +24,12 @@ from grpo_math.rewards.columns import completion_text, read_gold_answer
 from grpo_math.run.replaced import replaced
 
 if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
+    from trl import GRPOTrainer
 
 logger = get_logger(__name__)
+
+# The columns of TRL's table, and the parts that contain more columns.
+LISTS, PARTS = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 
 def completion_columns(
@@ -83,13 +86,6 @@ def problem_name(row: dict[str, Any]) -> str:
     return shorten(completion_text(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
 
 
-def replace_advantages(column: Any, values: Sequence[float]) -> None:
-    """Replace the advantages of the last rollout in TRL's table, which has those of TRL."""
-    for _ in range(min(len(column), len(values))):
-        column.pop()
-    column.extend(values)
-
-
 def storable(values: Iterable[Any]) -> list[Any]:
     """Return the values of a column if Parquet can hold them together, else each value as JSON text.
 
@@ -123,6 +119,32 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
+def columns_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the columns of TRL's table."""
+    parts = {part: {name: list(values) for name, values in logs[part].items()} for part in PARTS}
+    return {**{name: list(logs[name]) for name in LISTS}, **parts}
+
+
+def as_json(columns: Mapping[str, Any]) -> str:
+    """Return columns for a checkpoint. A column of a script may contain what JSON cannot represent."""
+    parts = {part: {name: storable(values) for name, values in columns[part].items()} for part in PARTS}
+    return json.dumps({**columns, **parts}, default=plain)
+
+
+def restore(logs: Any, saved: Mapping[str, Any] | str | None) -> None:
+    """Put columns back into TRL's table: those of `columns_of`, or the JSON of a checkpoint."""
+    if not saved:
+        return
+    columns = json.loads(saved) if isinstance(saved, str) else saved
+    for name in LISTS:
+        # Into TRL's own columns, which keep only the rows of the last rollout.
+        logs[name].extend(columns[name])
+    for part in PARTS:
+        logs[part].clear()
+        for name, values in columns[part].items():
+            logs[part][name].extend(values)
+
+
 def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return TRL's table with columns that Parquet can hold, without those that lack rows."""
     from trl.trainer.utils import strip_images_from_messages
@@ -133,12 +155,12 @@ def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def storable_table(trainer: "MathGRPOTrainer", trackers: Any) -> Iterator[None]:
+def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
     """Let TRL's `log` write its table from columns that Parquet can hold, and send it to these ``trackers``.
 
     An error of the table ends no run.
     """
-    handler, logs, args = trainer.callback_handler, trainer.table, trainer.args
+    handler, logs, args = trainer.callback_handler, trainer._logs, trainer.args
     call_callbacks = handler.on_log
 
     def on_log(*arguments: Any) -> Any:
@@ -154,11 +176,11 @@ def storable_table(trainer: "MathGRPOTrainer", trackers: Any) -> Iterator[None]:
             yield
         except Exception as error:
             # An error of a callback is the script's.
-            if trainer.table is logs:
+            if trainer._logs is logs:
                 raise
             # A file that was cut cannot be read by the report.
             with suppress(OSError):
                 file = f"completions_{trainer.state.global_step:05d}.parquet"
-                Path(args.output_dir, "completions", file).unlink(missing_ok=True)
+                Path(str(args.output_dir), "completions", file).unlink(missing_ok=True)
             # Nobody asked for the file, so the run continues.
             logger.warning_once(f"the table of completions is not written: {type(error).__name__}: {first_line(error)}")

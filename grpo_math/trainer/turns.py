@@ -1,4 +1,4 @@
-"""Tools in training: the trainer's tools become a `Conversation`, and `turns.play` replaces TRL's loop over turns.
+"""Tools in training: the trainer's tools become a `Conversation`, and `ToolLoop` replaces TRL's loop over turns.
 
 If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most. TRL's
 slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
@@ -9,7 +9,7 @@ With images or an ``environment_factory``, TRL's own loop runs, on one process.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -22,9 +22,6 @@ from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, engine_c
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
-
-if TYPE_CHECKING:
-    from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
@@ -49,18 +46,23 @@ def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory
     return Conversation(tokenizer, tools, args.max_tool_calling_iterations, args.chat_template_kwargs)
 
 
-class Turns:
+class ToolLoop:
     """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
-    def __init__(self, trainer: "MathGRPOTrainer", conversation: Conversation) -> None:
-        self.trainer = trainer
+    def __init__(self, conversation: Conversation, accelerator: Any, config: Any, engine: Any = None) -> None:
+        """``config``: of the model. ``engine``: TRL's `VLLMGeneration`, if vLLM samples."""
         self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
-        self.waits = trainer.accelerator.num_processes > 1 and bool(trainer.use_vllm or split_by(trainer.accelerator))
+        self.waits = accelerator.num_processes > 1 and bool(engine or split_by(accelerator))
+        # Models with vision have it in the config of their text model, and a model with states may have none.
+        window = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.context = (engine and engine_context(engine, window)) or window or UNLIMITED
 
-    def play(
+    def run(
         self,
         generate_turn: Callable[..., Any],
+        length: int,
+        turns: int | None,
         functions: list[dict[str, Any]],
         prompt_ids: list[list[int]],
         completion_ids: list[list[int]],
@@ -70,7 +72,8 @@ class Turns:
     ) -> tuple[Any, ...]:
         """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results.
 
-        ``generate_turn`` is TRL's ``_generate_single_turn``. ``functions`` has the tools of each row by name.
+        ``generate_turn`` is TRL's ``_generate_single_turn``. ``length`` limits a completion's tokens, and ``turns`` its
+        calls, if any limit does. ``functions`` has the tools of each row by name.
         """
         first = [
             replace(row, messages=messages)
@@ -85,9 +88,7 @@ class Turns:
             # differ.
             return _completions(*generate_turn(filled, None, {}, num_generations=1))
 
-        limits = Limits(
-            self.trainer.max_completion_length, self._context(), self.conversation.most, self._agree_on_widest
-        )
+        limits = Limits(length, self.context, turns, self._agree_on_widest)
         rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
         return (
             [row.mask for row in rows],
@@ -101,12 +102,6 @@ class Turns:
 
     def _agree_on_widest(self, open_: int) -> int:
         return max(gather_object([open_])) if self.waits else open_
-
-    def _context(self) -> int:
-        trainer = self.trainer
-        # Models with vision have it in the config of their text model, and a model with states may have none.
-        window = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
-        return (trainer.use_vllm and engine_context(trainer.vllm_generation, window)) or window or UNLIMITED
 
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""

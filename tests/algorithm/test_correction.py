@@ -20,7 +20,7 @@ def figures(ratio, differences=0.0, lengths=LENGTHS, gather=lambda sums: sums):
         "sampling_per_token_logps": sampled,
         "importance_sampling_ratio": ratio,
     }
-    values = correction.gather_figures(rows, SimpleNamespace(gather=gather))
+    values = correction.gather_metrics(rows, SimpleNamespace(gather=gather))
     return {name.removeprefix("sampling/"): value for name, value in values.items()}
 
 

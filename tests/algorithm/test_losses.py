@@ -5,7 +5,6 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 
 from collections import defaultdict
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from random import Random
@@ -18,11 +17,23 @@ from torch.nn.functional import kl_div
 from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
-from grpo_math.algorithm.figures import StepFigures
-from grpo_math.algorithm.losses import KL_ESTIMATORS, Loss, LossInputs, LossSettings, compute_loss, importance_ratio
-from grpo_math.algorithm.rows import scored, select
+from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
+from grpo_math.algorithm.loss_metrics import LossMetrics
+from grpo_math.algorithm.losses import (
+    KL_ESTIMATORS,
+    Loss,
+    LossInputs,
+    LossSettings,
+    Metric,
+    Statistic,
+    compute_loss,
+    importance_ratio,
+)
+from grpo_math.algorithm.rows import loss_mask, select
 from grpo_math.run import metrics
-from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.loss_settings import loss_settings
+from grpo_math.trainer.meter import StepMeter
+from grpo_math.trainer.updates import Updates
 
 V = 5
 
@@ -119,6 +130,7 @@ def stand_in(chosen):
         **{name: 1.5 + i / 4 for i, name in enumerate(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"))},
         vespo_lambda_neg=3.0,
         steps_per_generation=6,
+        gradient_accumulation_steps=3,
         entropy_target=3.0 if "below" in chosen["entropy"] else 0.1,
         entropy_coef_delta=0.25,
         entropy_coef_max=0.9,
@@ -129,7 +141,6 @@ def stand_in(chosen):
     trainer = SimpleNamespace(
         **{name: chosen[name] for name in (*same, "top_entropy_quantile", "mode")},
         args=args,
-        settings=SimpleNamespace(surrogate="clip", kl_estimator="k3", dppo_high=0.2, dppo_low=0.2),
         accelerator=accelerator,
         model=SimpleNamespace(training=chosen["mode"] == "train"),
         epsilon_low=0.2,
@@ -138,7 +149,7 @@ def stand_in(chosen):
         vllm_importance_sampling_mode=chosen["sampler"],
         vllm_importance_sampling_clip_min=0.5,
         vllm_importance_sampling_clip_max=2.0,
-        _uses_rollout_once=False,
+        num_iterations=1,
         max_completion_length=9,
         current_gradient_accumulation_steps=3,
         aux_loss_enabled=True,
@@ -151,7 +162,6 @@ def stand_in(chosen):
         _metrics=log,
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
         get_gamma_weights=GRPOTrainer.get_gamma_weights,
-        add_metrics=lambda values: [log[chosen["mode"]][name].append(value) for name, value in values.items()],
     )
     trainer.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, trainer)
     return trainer
@@ -200,12 +210,26 @@ def loss_of_trl(trainer, inputs, logps, entropies):
     return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
+OURS = SimpleNamespace(surrogate="clip", kl_estimator="k3", dppo_high=0.2, dppo_low=0.2)
+
+
+def updates_of(trainer):
+    """The updates of a trainer that is not a model's."""
+    updates = object.__new__(Updates)
+    updates.trainer, updates.settings = trainer, OURS
+    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    updates.meter = StepMeter(lambda: log, rollouts_per_step=1.0)
+    updates.reset()
+    return updates
+
+
 def loss_of_ours(trainer, inputs, logps, entropies):
-    terms = replace(MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies), aux_loss=entropies.mean())
-    loss = compute_loss(terms, MathGRPOTrainer._loss_settings(trainer))
-    figures = StepFigures()
-    figures.add(loss, scored(inputs), len(logps))
-    MathGRPOTrainer._reduce_figures(trainer, figures, 1)
+    updates = updates_of(trainer)
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, entropies.mean())
+    loss, step = updates.loss_of(None, inputs), updates._begun()
+    for _ in range(step.normalizers.accumulation):
+        step.metrics.add(loss, loss_mask(inputs), len(logps))
+    updates._reduce_result(step)
     return loss.loss
 
 
@@ -239,8 +263,8 @@ def test_a_rollout_that_is_used_once_takes_its_old_log_probs_and_the_samplers_we
     trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
     exact, *_ = random_rows(chosen, old=logps.detach())
     expected = loss_of_trl(trainer, exact, logps, entropies)
-    trainer._uses_rollout_once = True
-    terms = MathGRPOTrainer._loss_inputs(trainer, inputs, logps, entropies)
+    trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation
+    terms = loss_inputs(inputs, logps, entropies, Normalizers(), loss_settings(trainer, OURS))
     assert torch.equal(terms.old_logps, logps)
     torch.testing.assert_close(loss_of_ours(trainer, inputs, logps, entropies), expected)
 
@@ -250,27 +274,28 @@ def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
     mask = torch.tensor([[1, 0], [1, 0]])
     logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log()
     for old, expected in ((torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log(), [1.25, 0.25]), (logps, [1.0, 0.0])):
-        figures = StepFigures()
-        figures.add(compute_loss(LossInputs(logps, old, mask[:, :1], mask, logps), LossSettings()), mask, 2)
-        means = figures.reduce_means(stand_in(DEFAULTS).accelerator, 1)[0]
+        step = LossMetrics()
+        step.add(compute_loss(LossInputs(logps, old, mask[:, :1], mask, logps), LossSettings()), mask, 2)
+        means = step.reduce(stand_in(DEFAULTS).accelerator, 1).metrics
         assert [means[name] for name in (metrics.RATIO, metrics.APPROX_KL)] == pytest.approx(expected)
 
 
 def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_means_alone():
     chosen = {**DEFAULTS, "beta": 0.3, "loss_type": "dapo"}
     trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
-    whole, parts = StepFigures(), StepFigures(skipped_tokens=16)
-    for figures, indexes in ((whole, [[0, 1, 2, 3, 4]]), (parts, [[0, 3], [1, 2, 4]])):
+    settings, normalizers = loss_settings(trainer, OURS), updates_of(trainer)._begun().normalizers
+    whole, parts = LossMetrics(), LossMetrics(skipped_tokens=16)
+    for step, indexes in ((whole, [[0, 1, 2, 3, 4]]), (parts, [[0, 3], [1, 2, 4]])):
         for index in indexes:
             rows = select(inputs, index)
-            of_rows = MathGRPOTrainer._loss_inputs(trainer, rows, logps[index], entropies[index])
-            figures.add(compute_loss(of_rows, MathGRPOTrainer._loss_settings(trainer)), scored(rows), len(index))
-    expected = whole.reduce_means(trainer.accelerator, 1)[0]
-    tokens = scored(inputs).sum().item()
+            of_rows = loss_inputs(rows, logps[index], entropies[index], normalizers, settings)
+            step.add(compute_loss(of_rows, settings), loss_mask(rows), len(index))
+    expected = whole.reduce(trainer.accelerator, 1).metrics
+    tokens = loss_mask(inputs).sum().item()
     assert tokens == 15
     for name in (metrics.CLIP_LOW, metrics.CLIP_HIGH, metrics.CLIP_REGION):
         expected[name] *= tokens / (tokens + 16)
-    assert parts.reduce_means(trainer.accelerator, 1)[0] == pytest.approx(expected, rel=1e-5)
+    assert parts.reduce(trainer.accelerator, 1).metrics == pytest.approx(expected, rel=1e-5)
 
 
 def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gradient():
@@ -368,23 +393,29 @@ def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
     rows["old_per_token_logps"] = rows["old_per_token_logps"].clone()
     # TRL's clipped loss is finite: the advantage is above 0.
     rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0
-    assert trainer._loss_of(trainer.model, rows).loss.isfinite()
+    assert trainer.grpo_math.updates.loss_of(trainer.model, rows).loss.isfinite()
 
 
-def test_figures_of_completions_are_alike_on_a_rank_that_has_masked_rows_alone():
-    """One token alone, as a masked row has, could be a figure of a completion or of a token."""
-
+def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_nothing():
     def step(clipped, mask, rows):
-        figures = StepFigures()
+        means = LossMetrics()
         values = torch.ones(mask.shape)
-        low, high = torch.zeros(len(clipped), 1), torch.tensor(clipped)[:, None]
-        is_clipped = {metrics.CLIP_LOW: low.bool(), metrics.CLIP_HIGH: high}
-        figures.add(Loss(values.sum(), values.sum(), torch.zeros(2), is_clipped, {}), mask, rows)
-        return figures
+        logged = {
+            metrics.CLIP_HIGH: Metric(torch.tensor(clipped)[:, None], Statistic.COMPLETION_MEAN, counts_skipped=True),
+            metrics.CLIP_HIGHEST: Metric(torch.tensor(clipped)[:, None].float(), Statistic.MAXIMUM),
+            metrics.ENTROPY: Metric(values * 0.5),
+        }
+        means.add(Loss(values.sum(), values.sum(), torch.zeros(2), logged), mask, rows)
+        return means
 
     ranks = [step([False], torch.zeros(1, 1), 0), step([True, False], torch.ones(2, 4), 2)]
     sent = []
     for gather in (lambda values: sent.append(values) or values, lambda values: torch.cat(sent[:2])):
         accelerator = SimpleNamespace(device="cpu", num_processes=2, gather=gather)
-        logged = [rank.reduce_means(accelerator, 1)[0] for rank in ranks]
-    assert [figures[metrics.CLIP_HIGH] for figures in logged] == [0.5, 0.5]
+        logged = [rank.reduce(accelerator, 1).metrics for rank in ranks]
+    assert logged == [{metrics.CLIP_HIGH: 0.5, metrics.CLIP_HIGHEST: 1.0, metrics.ENTROPY: 0.5}] * 2
+    # A step that computes nothing has no entropy, and of its completions none is clipped.
+    nothing = step([False], torch.zeros(1, 1), 0)
+    nothing.skipped = 4
+    values = nothing.reduce(SimpleNamespace(device="cpu", num_processes=1, gather=lambda values: values), 1).metrics
+    assert values == {metrics.CLIP_HIGH: 0.0}

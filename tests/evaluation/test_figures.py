@@ -8,7 +8,7 @@ from grpo_math.evaluation.figures import category, metrics_table, summary
 from grpo_math.evaluation.stats import wilson_for_means
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
-from grpo_math.trainer.meter import shares
+from grpo_math.trainer.meter import verdict_metrics
 
 
 def problem(subject: str | None, level: int, *samples: tuple[str, str | None]) -> list[dict]:
@@ -90,7 +90,7 @@ GOLDS = ["7"] * len(TEXTS)
 
 def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
     grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
-    trained = shares([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
+    trained = verdict_metrics([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
     evaluated = summary([{"category": category(g, truncated=False), "answer": g.answer} for g in grades])
     columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
     for name, reward in (("accuracy", accuracy), ("accuracy_in_format", gsm8k)):

@@ -61,11 +61,11 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small,
     assert results["tools"] == trainer_toolbox(trainer).stated == box.stated
     assert box.stated["python"]["wall_seconds"] == box.functions[0]._limits.wall_seconds
     assert sum(row["calls"] for row in results["rows"]) > 0
-    ids = token_ids(tokenizer, [row["prompt"] for row in rows], trainer.turns.conversation)
+    ids = token_ids(tokenizer, [row["prompt"] for row in rows], trainer.grpo_math.tools.conversation)
     assert trainer._tokenize_prompts(list(trainer.train_dataset["prompt"]))[0] == ids
-    trainer.turns.conversation.most = 3
+    trainer.grpo_math.tools.conversation.most = 3
     assert trainer_toolbox(trainer).rounds == 3
-    trainer.turns = None
+    trainer.grpo_math.tools = None
     for argument, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
         monkeypatch.setattr(trainer, attribute, [object])
         with pytest.raises(UserError, match=f"{argument}: an evaluation would not ask as training does"):

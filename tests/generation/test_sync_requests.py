@@ -21,7 +21,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.server import without_aborts
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
+from grpo_math.run import metrics
 from grpo_math.run.http import ServerError
+from grpo_math.trainer.rollout_queue import RolloutQueue
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
 PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
@@ -228,25 +230,32 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(ser
 
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):
     generation = synced(args={"staleness": 1})
-    # In place of the trainer's `Prefetch`: each next batch has the same prompts.
-    prefetch = generation.prefetch = Mock(is_rollout=True, step=0, send=lambda: generation.request(PROMPTS, 1))
+    trainer = SimpleNamespace(model=Mock(training=True), state=Mock(global_step=0), _step=0, vllm_generation=generation)
+    queue = object.__new__(RolloutQueue)
+    queue.trainer, queue.requested, queue.resampler, queue._taken_at = trainer, None, None, -1
+    queue.meter = meter = Mock()
+    # Each next batch has the same prompts.
+    queue._request_next = lambda: setattr(queue, "requested", generation.request(PROMPTS, 1, trainer.state.global_step))
+    generation.take = queue.take_completions
     older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
+    queue.requested.wait()
     move(policy, 0.3)
-    prefetch.step = 1
+    trainer._step = trainer.state.global_step = 1
     generation.sync_weights()
-    assert {*generation.root.iterdir()} == {older, generation.folder}
-    prefetch.is_rollout = False  # an evaluation, which uses the adapter as it is now
+    assert [*generation.root.iterdir()] == [generation.folder] != [older]
+    trainer.model.training = False  # an evaluation, which uses the adapter as it is now
     generation.rollouts = 1
     now = generation.generate(PROMPTS, None, 1)[1]
-    prefetch.is_rollout = True
+    trainer.model.training = True
     prefetched = generation.generate(PROMPTS, None, 1)[1]
     assert prefetched != now
     assert prefetched != first
     assert [*generation.root.iterdir()] == [generation.folder]
     assert "differs" not in caplog.text
+    trainer._step = 2
     generation.generate(PROMPTS[:2], None, 1)
     assert "a batch differed from the prefetched prompts" in caplog.text
-    assert [taken.args[0].step for taken in prefetch.take.mock_calls] == [0, 0, 1]
+    assert [call.args[0][metrics.STALENESS] for call in meter.add.mock_calls] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

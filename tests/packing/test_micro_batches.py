@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_math.packing.micro_batches import MicroBatch, Splitter, TrainingStep
+from grpo_math.packing.micro_batches import MicroBatch, TrainingStep, UpdatePlanner, accumulate
 from grpo_math.packing.plan import plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
 
 
-def splitter(synchronised=(), **changed):
+def planner(synchronised=(), **changed):
     """``synchronised`` gets whether each backward pass synchronises ranks."""
     gradients = SimpleNamespace(sync_gradients=True)
     gradients._set_sync_gradients = partial(setattr, gradients, "sync_gradients")
@@ -28,9 +28,8 @@ def splitter(synchronised=(), **changed):
         no_sync=lambda model: nullcontext(),
         backward=lambda loss, **options: synchronised.append(gradients.sync_gradients) or loss.backward(),
     )
-    return Splitter(
-        accelerator, **{"loss_type": "grpo", "whole": False, "only_signal": True, "deepspeed": False, **changed}
-    )
+    settings = {"loss_type": "grpo", "keep_trl_batches": False, "skip_zero_advantage": True, "deepspeed": False}
+    return UpdatePlanner(accelerator, **{**settings, **changed})
 
 
 def micro_batch(first, advantages):
@@ -67,10 +66,13 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
         return LOSSES[loss_type](values, mask, rows.get("micro_batch_tokens", mask.sum()))
 
     synchronised = []
-    whole, ours = sum(loss_of(rows) for rows in BATCHES), splitter(synchronised, loss_type=loss_type)
-    steps = ours.gather_steps(BATCHES, budget)
+    whole, ours = sum(loss_of(rows) for rows in BATCHES), planner(synchronised, loss_type=loss_type)
+    steps = ours.gather_planned(BATCHES, budget)
     assert [len(step.micro_batches) for step in steps] == ([2, 2] if budget == BUDGET else [0, 1])
-    losses = [ours.accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None) for step in steps]
+    losses = [
+        accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None, ours.accelerator)
+        for step in steps
+    ]
     # All but the last backward pass of each step, which the caller does.
     assert synchronised == ([False, False] if budget == BUDGET else [])
     for loss in losses:
@@ -84,7 +86,7 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
 
 
 def test_what_is_a_mean_over_a_micro_batch_is_not_split():
-    assert splitter(whole=True).gather_steps(BATCHES, BUDGET) == [
+    assert planner(keep_trl_batches=True).gather_planned(BATCHES, BUDGET) == [
         TrainingStep([MicroBatch(rows, 1.0, 4)]) for rows in BATCHES
     ]
 
@@ -92,7 +94,7 @@ def test_what_is_a_mean_over_a_micro_batch_is_not_split():
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     flat = [{**rows, "advantages": torch.zeros(4)} for rows in BATCHES]
     for deepspeed, expected in ((False, [[], [(1, 0.0)]]), (True, [[(1, 0.0)]] * 2)):
-        steps = splitter(deepspeed=deepspeed).gather_steps(flat, BUDGET)
+        steps = planner(deepspeed=deepspeed).gather_planned(flat, BUDGET)
         assert [[(len(of.rows["advantages"]), of.weight) for of in step.micro_batches] for step in steps] == expected
         assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
 
@@ -100,13 +102,14 @@ def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_last_training_step_synchronises_ranks_also_without_signal(loss_type):
     flat = {**BATCHES[1], "advantages": torch.zeros(4)}
-    steps = splitter(loss_type=loss_type).gather_steps([BATCHES[0], flat], BUDGET)
+    steps = planner(loss_type=loss_type).gather_planned([BATCHES[0], flat], BUDGET)
     assert steps[-1].micro_batches, "ranks would end the optimizer step with gradients of their own"
 
 
-def test_a_step_comes_back_from_a_checkpoint():
-    steps = splitter().gather_steps(BATCHES, BUDGET)
-    assert [TrainingStep.from_state_dict(step.state_dict()) for step in steps] == steps
+def test_a_step_comes_back_from_a_checkpoint_of_version_0_2():
+    for step in planner().gather_planned(BATCHES, BUDGET):
+        saved = {**vars(step), "micro_batches": [vars(one) for one in step.micro_batches]}
+        assert TrainingStep.from_state_dict(saved) == step
 
 
 def tokens(rows, prompts, prompt_tokens, lengths):

@@ -30,6 +30,7 @@ from grpo_math.tools import python
 from grpo_math.train import program
 from grpo_math.trainer import trainer as trainers
 from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.updates import Updates
 
 
 def noisy(completions, grade, **columns):
@@ -91,7 +92,7 @@ def grade_by_letters() -> None:
 
 PLACES = {
     "call": [(python, "Answer")],  # the program has run
-    "update": [(MathGRPOTrainer, "_loss_of")],
+    "update": [(Updates, "loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
     "sealing": [(checkpoints, "seal")],
     "best.json": [(trainers, "write_json")],
@@ -109,14 +110,14 @@ def main(job: dict) -> int:
         grade_by_letters()
     os.environ["FAILS"] = str(job.get("fails", math.inf))
     if "nan" in job:
-        loss_of = MathGRPOTrainer._loss_of
+        loss_of = Updates.loss_of
 
-        def loss(trainer, *args):
-            computed = loss_of(trainer, *args)
-            factor = math.nan if trainer.state.global_step >= job["nan"] else 1.0
+        def loss(updates, *args):
+            computed = loss_of(updates, *args)
+            factor = math.nan if updates.trainer.state.global_step >= job["nan"] else 1.0
             return computed._replace(loss=computed.loss * factor)
 
-        MathGRPOTrainer._loss_of = loss
+        Updates.loss_of = loss
     return program.main(job["arguments"])
 
 

@@ -25,7 +25,6 @@ from grpo_math.algorithm.reference import _whole
 from grpo_math.packing import scoring
 from grpo_math.packing.pack import Unpackable
 from grpo_math.trainer import tiled_mlp
-from grpo_math.trainer.state import rank_state
 
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
 LOGGED = ("loss", "reward", "ratio", "approx_kl")
@@ -51,14 +50,14 @@ def scripted(prompts, trainer):
 
 def poison(trainer, step):
     """The last rank's loss is NaN in this optimizer step."""
-    loss_of = trainer._loss_of
+    loss_of = trainer.grpo_math.updates.loss_of
     factors = {step: float("nan")} if trainer.accelerator.is_last_process else {}
 
     def poisoned(model, rows):
         computed = loss_of(model, rows)
         return computed._replace(loss=computed.loss * factors.get(trainer.state.global_step, 1.0))
 
-    trainer._loss_of = poisoned
+    trainer.grpo_math.updates.loss_of = poisoned
 
 
 # Reasons not to pack that the last rank alone may find.
@@ -135,7 +134,7 @@ def train(kind, model, folder, name, given):
         )
         trainer.add_callback(callback := Saved(options["eval_rewards"]))
         if options["rows"] == "graded":
-            trainer._grade = grades
+            trainer.grpo_math.rollouts.grade = grades
         if options["sampled_apart"]:
             sample_apart(trainer)
         if options["poisoned_step"] is not None:
@@ -150,6 +149,7 @@ def train(kind, model, folder, name, given):
         trainer.train(resume_from_checkpoint=options["checkpoint"] and str(folder / options["checkpoint"]))
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     rank, lines = trainer.accelerator.process_index, [line for line in trainer.state.log_history if "loss" in line]
+    queue = trainer.grpo_math.queue if kind == "ours" else None
     details = {
         "distributed_type": str(trainer.accelerator.distributed_type),
         "processes": trainer.accelerator.num_processes,
@@ -165,8 +165,8 @@ def train(kind, model, folder, name, given):
         "reduce_scatters": _fsdp_param_group.foreach_reduce.calls,  # fsdp_on_cpu.py counts
         "saved": callback.saved,
         "best": trainer.state.best_global_step,
-        "unsolved": rank_state(trainer)["unsolved"] if getattr(trainer, "unsolved", None) else None,
-        "position": trainer.resampler.position if getattr(trainer, "resampler", None) else None,
+        "unsolved": queue.unsolved.state_dict() if queue and queue.unsolved else None,
+        "position": queue.resampler.position if queue and queue.resampler else None,
     }
     (folder / f"{name}.{rank}.json").write_text(json.dumps(details))
     if rank == 0:

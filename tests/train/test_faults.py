@@ -16,7 +16,7 @@ from small_trainers import letters
 from grpo_math.run import metrics
 from grpo_math.run.checkpoints import checkpoint_step
 from grpo_math.run.signals import EX_UNAVAILABLE
-from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.updates import Updates
 
 # Reward functions
 
@@ -94,7 +94,7 @@ def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoin
     ],
 )
 def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line, train, tmp_path, monkeypatch):
-    monkeypatch.setattr(MathGRPOTrainer, "_loss_of", Mock(side_effect=error))
+    monkeypatch.setattr(Updates, "loss_of", Mock(side_effect=error))
     ended, lines = train()
     assert ended == code
     (printed,) = (printed for printed in lines if "error: " in printed)

@@ -144,7 +144,8 @@ def test_a_field_of_a_subclass_may_have_a_name_of_a_recipe(base, small, chars, t
     trainer = make(MathGRPOTrainer, mine, small, chars, tmp_path, max_steps=1)
     trainer.train()
     assert {getattr(trainer.args, name) for name in others} == {"own"}
-    assert (trainer.settings.k, trainer.settings.baseline, trainer.settings.staleness) == (4, "group_mean", 0)
+    settings = trainer.grpo_math.settings
+    assert (settings.k, settings.baseline, settings.staleness) == (4, "group_mean", 0)
     assert "own" not in read_run(tmp_path).config.values()
 
 

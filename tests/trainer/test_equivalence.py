@@ -37,7 +37,10 @@ def trainer(trainer_in, tmp_path_factory):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trainer):
-    assert (trainer.scorer is not None, trainer.model.config._attn_implementation) == (True, "packed_sdpa")
+    assert (trainer.grpo_math.updates.scorer is not None, trainer.model.config._attn_implementation) == (
+        True,
+        "packed_sdpa",
+    )
     *rows, tokens = SHAPES[shape]
     with counted(trainer.model) as shapes:
         logps, entropies, gradient = scored(MathGRPOTrainer, trainer, *rows)
@@ -62,7 +65,7 @@ def test_dropout_is_not_taken_for_a_model_that_cannot_be_packed(ours):
     trainer = ours(peft_config=LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False))
     trainer.model.train()
     try_first(trainer)
-    assert (trainer.scorer is not None, trainer.model.training) == (True, True)
+    assert (trainer.grpo_math.updates.scorer is not None, trainer.model.training) == (True, True)
 
 
 def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_prompt_once(trainer, monkeypatch):
@@ -70,7 +73,7 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_p
     scores = []
     with counted(trainer.model) as seen, torch.no_grad():
         for budget in (0, 24, 14):
-            monkeypatch.setattr(trainer.budget, "setting", budget)
+            monkeypatch.setattr(trainer.grpo_math.updates.budget, "setting", budget)
             scores.append(trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, 8, True))
     # All rows at once; a group at once; the completions of 9, 5 and 3, 9, 5 and 3 and 1, and 1 tokens.
     assert [length for _, length in seen] == [6 + 2 + 2 * 18, 6 + 18, 2 + 18, 6 + 9, 6 + 8, 2 + 9, 2 + 9, 6 + 1]
@@ -201,6 +204,6 @@ UNPACKED = {
 def test_what_cannot_be_packed_is_scored_as_trl_does_with_a_line_that_says_so(reason, ours, caplog, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
     trainer = ours(config_class=GRPOConfig, **UNPACKED[reason])
-    assert trainer.scorer is None
+    assert trainer.grpo_math.updates.scorer is None
     assert f"LlamaForCausalLM has {reason}" in caplog.text
     assert "packed" not in trainer.model.config._attn_implementation

@@ -50,7 +50,7 @@ def test_held_out_sets_are_evaluated_in_one_event_and_leave_the_metrics_of_a_ste
     )
     values = iter((0.25, 0.5))
     trainer.args.eval_strategy = IntervalStrategy.STEPS
-    trainer.evaluate_heldout = lambda: {"eval_sums_accuracy": next(values)}
+    trainer.grpo_math.evaluate_heldout = lambda: {"eval_sums_accuracy": next(values)}
     trainer.add_callback(events := Evaluated())
     trainer.train()
     assert [metrics["eval_sums_accuracy"] for metrics in events.metrics] == [0.25, 0.5]
@@ -96,7 +96,7 @@ def test_a_server_that_is_lost_in_a_held_out_evaluation_saves_the_step(server, s
         server.sampling = lambda body: server.stop() or (500, "lost")
         return evaluate(trainer, ROWS[:1], progress=False, max_new_tokens=4)
 
-    trainer.evaluate_heldout = held_out
+    trainer.grpo_math.evaluate_heldout = held_out
     with pytest.raises(ServerUnavailable, match=r"\(checkpoint-2 is saved: "):
         trainer.train()
     assert json.loads((tmp_path / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2

@@ -62,16 +62,16 @@ def test_a_step_that_overflows_at_its_scale_is_not_a_bad_one_and_the_scale_survi
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_a_bad_step_at_any_scale(in_float16):
     trainer = in_float16(max_steps=1, max_nonfinite_steps=2)
-    loss_of = trainer._loss_of
+    loss_of = trainer.grpo_math.updates.loss_of
 
     def loss(model, rows):
         result = loss_of(model, rows)
         return result._replace(**{name: getattr(result, name) * torch.nan for name in ("loss", "policy_loss")})
 
-    trainer._loss_of = loss
+    trainer.grpo_math.updates.loss_of = loss
     trainer.train()
     line = trainer.state.log_history[0]
-    assert (line[metrics.SKIPPED], line[metrics.OVERFLOWED], trainer.nonfinite.in_a_row) == (1.0, 0.0, 1)
+    assert (line[metrics.SKIPPED], line[metrics.OVERFLOWED], trainer.grpo_math.nonfinite.in_a_row) == (1.0, 0.0, 1)
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 

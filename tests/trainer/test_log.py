@@ -13,8 +13,6 @@ from rich.cells import cell_len
 from small_runs import history, promised
 from small_trainers import results_of
 
-from grpo_math.algorithm.endings import Endings
-from grpo_math.generation.request import request_from
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
 from grpo_math.trainer import console
@@ -146,8 +144,7 @@ def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
     # vLLM's, which transformers' generate would refuse when the trainer is made.
     trainer.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
     trainer.pad_to_multiple_of = 24  # the limit is 16
-    ends = (*trainer.eos_token_ids, chars.pad_token_id)
-    trainer.endings = Endings(request_from(vars(trainer.args)), ends, masks=True)
+    trainer.mask_truncated_completions = True
     with results_of(trainer, "_generate_and_score_completions") as last:
         tables = logged(trainer)
         trained = last[0]

@@ -58,7 +58,7 @@ def plain_state(trainer):
     names = [name for name, value in vars(trainer).items() if isinstance(value, kinds) and name != "optimizer"]
     state = {name: repr(getattr(trainer, name)) for name in names if name not in ("scorer", "_dry_run_due")}
     buffers = {name: buffer.tolist() for name, buffer in trainer.model.named_buffers()}
-    meter = (list(trainer.meter.rollout_tokens), trainer.meter.tokens_per_step)
+    meter = (list(trainer.grpo_math.meter.rollout_tokens), trainer.grpo_math.meter.tokens_per_step)
     return state | buffers | {"meter": meter, "random": torch.get_rng_state().tolist()}
 
 
@@ -66,7 +66,12 @@ def test_the_trial_leaves_the_whole_state_of_the_trainer_as_it_was(ours):
     trainer = ours(use_adaptive_entropy=True, entropy_target=5.0, longest_first=True)
     trainer.current_gradient_accumulation_steps = 1
     before = plain_state(trainer)
-    dry_run(trainer, lambda *rows: trainer._loss_of(*rows).loss, trainer.model)
+    dry_run(
+        trainer,
+        lambda *rows: trainer.grpo_math.updates.loss_of(*rows).loss,
+        trainer.grpo_math.updates.budget,
+        trainer.model,
+    )
     assert plain_state(trainer) == before
 
 
@@ -119,7 +124,7 @@ def test_what_does_not_fit_is_cut_before_the_first_step(ours, caplog):
     trainer.train()
     halvings = caplog.text.count("max_tokens_per_micro_batch is now")
     assert min(seen[:halvings]) > 45 >= max(seen[halvings:])
-    assert trainer.budget.tokens == seen[halvings - 1] // 2
+    assert trainer.grpo_math.updates.budget.tokens == seen[halvings - 1] // 2
     assert trainer.state.global_step == 1
 
 

@@ -13,9 +13,10 @@ from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
+from grpo_math.trainer import rollout as module
 from grpo_math.trainer import run_files
-from grpo_math.trainer import trainer as module
 from grpo_math.trainer.reward_funcs import check_gold_answers
+from grpo_math.trainer.rollout import RolloutMaker
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
@@ -110,7 +111,7 @@ def test_rewards_that_read_no_gold_need_none():
 def test_rows_are_read_only_by_training_if_only_they_show_the_columns(ours):
     made = Mock(side_effect=lambda stored: {"prompt": ["1 + 1?"] * len(stored["q"]), "answer": stored["q"]})
     trainer = ours(by_grade, Dataset.from_dict({"q": list("78"), "completions": ["", ""]}).with_transform(made))
-    Resampler(1, trainer.train_dataset, seed=0, group_size=2, table={}, accelerator=None)
+    Resampler(1, trainer.train_dataset, seed=0, group_size=2, accelerator=None)
     run_files.recipe_settings(trainer)
     made.assert_not_called()
     rows_of_stream = iter([{"prompt": "1 + 1?"}])
@@ -163,7 +164,7 @@ def shaped(completions, **columns):
 
 def resampling(ours, kinds, **settings):
     trainer = ours(shaped, problems(kinds), per_device_train_batch_size=4 * G, resample_groups=2, **settings)
-    trainer._grade = grades
+    trainer.grpo_math.rollouts.grade = grades
     return trainer
 
 
@@ -192,7 +193,9 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
 
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer, asked = resampling(ours, "e" * 12, max_steps=3, logging_steps=1), []
-    trainer._grade = lambda rows, completions: asked.extend(row["prompt"] for row in rows) or grades(rows, completions)
+    trainer.grpo_math.rollouts.grade = lambda rows, completions: (
+        asked.extend(row["prompt"] for row in rows) or grades(rows, completions)
+    )
     trainer.train()
     # Four, and four more in each of two rounds: no problem twice in a step.
     assert [len({*asked[start : start + 12 * G]}) for start in range(0, len(asked), 12 * G)] == [12] * 3
@@ -228,7 +231,7 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, o
     trainer = ours(
         reward, problems("e" * 4 + "m" * 12), per_device_train_batch_size=4 * G, resample_groups=2, max_steps=1
     )
-    trainer._grade = grades
+    trainer.grpo_math.rollouts.grade = grades
     trainer.train()
     notes, columns = list(trainer._logs["extra"]["note"]), trainer._logs
     assert len(calls) > 1
@@ -238,7 +241,7 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, o
 
 def test_without_answers_there_is_nothing_to_judge_by(ours):
     trainer = resampling(ours, "e" * 4)
-    trainer._grade = lambda rows, completions: None
+    trainer.grpo_math.rollouts.grade = lambda rows, completions: None
     with pytest.raises(UserError, match="no row of a step has a gold answer"):
         trainer.train()
     with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
@@ -246,11 +249,11 @@ def test_without_answers_there_is_nothing_to_judge_by(ours):
 
 
 def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):
-    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
     trainer = ours("accuracy", problems("emhm"), resample_groups=2, max_steps=1, **settings)
     trainer.train()
-    rows = [one.rows for step in trainer._buffered_inputs for one in step.micro_batches]
+    rows = [one.rows for step in trainer.grpo_math.updates.window for one in step.micro_batches]
     assert rows
     prompts = {}
     for one in rows:
@@ -262,7 +265,7 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
 
 
 def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, monkeypatch):
-    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
     trainer = ours(["accuracy", "brevity"], problems("mhmu"), max_steps=1, num_generations=4)
     trainer.train()
     table = trainer._logs
@@ -282,12 +285,14 @@ def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, mo
 
 
 def test_without_a_solved_problem_the_order_is_that_of_trls_sampler(ours, monkeypatch):
-    monkeypatch.setattr(MathGRPOTrainer, "_grade", lambda trainer, *given: grades(*given))
+    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
     prompts = []
     for share in (0.0, 0.9):
         trainer = ours(shaped, problems("m" * 5), drop_solved=share, max_steps=7)
-        rollout, seen = trainer._gather_rollout, []
-        trainer._gather_rollout = lambda inputs, rollout=rollout, seen=seen: seen.extend(inputs[::4]) or rollout(inputs)
+        rollout, seen = trainer.grpo_math.rollouts._gather_rollout, []
+        trainer.grpo_math.rollouts._gather_rollout = lambda trl, rows, first, rollout=rollout, seen=seen: (
+            seen.extend(rows[::4]) or rollout(trl, rows, first)
+        )
         trainer.train()
         prompts.append(seen)
     assert prompts[0] == prompts[1] != []

@@ -151,25 +151,27 @@ def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same
 
     def made(**others):
         trainer = ours(drawn, problems("em" * 6), **{**settings, **others})
-        trainer._grade = grades
+        trainer.grpo_math.rollouts.grade = grades
         # Without a server, only the choice of the problems is one rollout ahead.
-        trainer.unsolved.staleness = staleness
+        trainer.grpo_math.queue.unsolved.staleness = staleness
         return trainer
 
     whole, sampled = made(), []
-    rollout = whole._gather_rollout
-    whole._gather_rollout = lambda inputs: sampled.append([row["prompt"] for row in inputs[::4]]) or rollout(inputs)
+    rollout = whole.grpo_math.rollouts._gather_rollout
+    whole.grpo_math.rollouts._gather_rollout = lambda trl, rows, first: (
+        sampled.append([row["prompt"] for row in rows[::4]]) or rollout(trl, rows, first)
+    )
     whole.train()
     times = Counter(chain(*sampled))
     easy = {prompt: n for prompt, n in times.items() if prompt.startswith("e")}
     # With staleness a problem may be chosen again before its verdicts are there.
     assert max(easy.values()) <= 1 + staleness <= max(times.values())
-    assert whole.unsolved.shares[0] == 1.0
+    assert whole.grpo_math.queue.unsolved.shares[0] == 1.0
     for step in (3, 5):
         again = made(folder="again")
         again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         ends_as(again, whole)
-        assert state.rank_state(again)["unsolved"] == state.rank_state(whole)["unsolved"]
+        assert again.grpo_math.queue.unsolved.state_dict() == whole.grpo_math.queue.unsolved.state_dict()
 
 
 def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
@@ -217,8 +219,8 @@ def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_
     ours, tmp_path
 ):
     trainer = ours(drawn, ROWS, max_steps=2, max_nonfinite_steps=1)
-    trainer.nonfinite.seen = Mock(side_effect=[False, True])
-    trainer.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
+    trainer.grpo_math.nonfinite.seen = Mock(side_effect=[False, True])
+    trainer.grpo_math.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
     with pytest.raises(UserError, match="not finite in step 2"):
         trainer.train()
     assert not list(tmp_path.glob("checkpoint-*"))
@@ -227,29 +229,30 @@ def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_
 def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
-    held = state.rank_state(trainer)
+    run = trainer.grpo_math.run
+    held = run.state_dict()
     assert (held["_step"], len(held["rollout"])) == (2, 4)
     assert [*trainer._logs["extra"]["group"]] == [number for number in range(4) for _ in range(4)]
     position = held["resampler"]["position"]
     held |= {"nonfinite": {"in_a_row": 2}, "budget": {"halved_to": 60}, "batch_settings": [0]}
     del held["resampler"]  # a run that did not resample
-    state.restore(trainer, held, position=7)
-    assert (trainer._buffered_inputs, trainer._step, trainer.resampler.position) == (None, 7, position)
-    assert (trainer.nonfinite.in_a_row, trainer.budget.tokens) == (2, 60)
+    run.load_state_dict(held)
+    assert (trainer._buffered_inputs, trainer.grpo_math.queue.resampler.position) == (None, position)
+    assert (trainer.grpo_math.nonfinite.in_a_row, trainer.grpo_math.updates.budget.tokens) == (2, 60)
     trainer.num_iterations, trainer._buffered_inputs = 2, ["half"]
     for step, in_rollout in ((4, True), (8, False)):  # twice over a rollout of four micro-batches
         trainer._step = step
-        assert (state.rank_state(trainer)["rollout"] == ["half"]) == in_rollout
+        assert (run.state_dict()["rollout"] == ["half"]) == in_rollout
 
 
 @pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
 def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_again(settings, ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
-    held = state.rank_state(trainer)
+    held = trainer.grpo_math.run.state_dict()
     for others, is_kept in (({}, True), (settings, False)):
         again = ours(drawn, ROWS, **{**RUN, **others})
-        state.restore(again, held)
+        again.grpo_math.run.load_state_dict(held)
         assert (again._buffered_inputs is not None) == is_kept
 
 

@@ -15,6 +15,7 @@ from peft import LoraConfig
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
 from transformers import TrainerCallback
 
+from grpo_math.algorithm.loss_metrics import LossMetrics
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
 from grpo_math.trainer import gradients
@@ -41,7 +42,7 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(whe
     where(trainer.model, 30)
     trainer.train()
     assert trainer.state.global_step == 3
-    assert 0 < trainer.budget.tokens <= 60
+    assert 0 < trainer.grpo_math.updates.budget.tokens <= 60
     assert "max_tokens_per_micro_batch is now" in caplog.text
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, "loss_type": loss_type})[1]) < 1e-6
 
@@ -55,7 +56,13 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
         # Once in a second training step, and once more while the first one is replayed for it.
         names = [frame.name for frame in traceback.extract_stack()]
         replays = "_repeat" in names and "training_step" not in names[names.index("_repeat") :]
-        if torch.is_grad_enabled() and trainer._optimizer_step.done and len(failures) < 2 and replays == bool(failures):
+        if (
+            torch.is_grad_enabled()
+            and trainer.grpo_math.updates.step
+            and trainer.grpo_math.updates.step.done
+            and len(failures) < 2
+            and replays == bool(failures)
+        ):
             failures.append(replays)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
@@ -81,7 +88,7 @@ def test_seconds_of_a_failed_attempt_are_seconds_of_the_step(ours):
     # Longer than everything else in the step: the attempt that fails has sampled, and the last one has not.
     trainer._generate_single_turn = lambda *args, **kwargs: time.sleep(0.5) or generate(*args, **kwargs)
     trainer.train()
-    assert trainer.budget.halved_to
+    assert trainer.grpo_math.updates.budget.halved_to
     assert trainer.state.log_history[0][metrics.SECONDS_UPDATE] > 0
 
 
@@ -93,15 +100,13 @@ def test_a_call_that_was_interrupted_within_an_optimizer_step_leaves_nothing_to_
                 raise KeyboardInterrupt
 
     interrupted, counted = [], []
-    reduce = MathGRPOTrainer._reduce_figures
-    monkeypatch.setattr(
-        MathGRPOTrainer, "_reduce_figures", lambda self, figures, n: counted.append(n) or reduce(self, figures, n)
-    )
+    reduce = LossMetrics.reduce
+    monkeypatch.setattr(LossMetrics, "reduce", lambda self, ranks, n: counted.append(n) or reduce(self, ranks, n))
     trainer = ours(**AS_TRL, save_strategy="steps", save_steps=1)
     trainer.add_callback(Interrupts())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert len(trainer._optimizer_step.done) == 1
+    assert len(trainer.grpo_math.updates.step.done) == 1
     trainer.train(resume_from_checkpoint=True)
     assert counted == [4] * 3
 
@@ -131,7 +136,7 @@ def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_see
 )
 def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, ours):
     trainer = ours(**AS_TRL, **settings)
-    trainer.budget.is_single_process = alone
+    trainer.grpo_math.updates.budget.is_single_process = alone
     runs_out_forward(trainer.model, limit)
     with pytest.raises(UserError, match=advice):
         trainer.train()
@@ -148,14 +153,14 @@ def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(ours, monkeypatc
 @pytest.mark.parametrize(("factor", "max_grad_norm"), [(float("nan"), 1.0), (float("inf"), 0.0)])
 def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(factor, max_grad_norm, ours):
     trainer = ours(optim="adamw_torch", max_grad_norm=max_grad_norm, logging_steps=1, max_steps=4)
-    loss_of, before = trainer._loss_of, []
+    loss_of, before = trainer.grpo_math.updates.loss_of, []
 
     def loss(model, rows):
         before.append(weights(trainer.model))
         result = loss_of(model, rows)
         return result._replace(loss=result.loss * (factor if trainer.state.global_step == 1 else 1.0))
 
-    trainer._loss_of = loss
+    trainer.grpo_math.updates.loss_of = loss
     trainer.train()
     changed = [not torch.equal(*pair) for pair in pairwise([*before, weights(trainer.model)])]
     assert changed == [True, False, True, True]

@@ -14,15 +14,15 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
 
 import grpo_math.trainer.trainer
+from grpo_math.algorithm import losses
 from grpo_math.errors import UserError
 from grpo_math.generation.sync import AdapterGeneration
-from grpo_math.trainer import state
+from grpo_math.trainer import loss_settings, state, updates
 from grpo_math.trainer.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 SIGNATURES = {
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
-    "_generate": ["self", "prompts"],
     "_generate_and_score_completions": ["self", "inputs"],
     "_generate_single_turn": [
         "self",
@@ -193,7 +193,8 @@ def test_every_field_of_trls_config_has_a_reader():
     assert {field.name for field in fields(GRPOConfig)} - of_transformers == set().union(*lists) - of_transformers
     assert sum(map(len, lists)) == len(set().union(*lists))
     loss = inspect.getsource(GRPOTrainer._compute_loss)
-    source = inspect.getsource(grpo_math.trainer.trainer)
+    files = (grpo_math.trainer.trainer, updates, loss_settings, losses)
+    source = "".join(map(inspect.getsource, files))
     assert {name for name in OF_OUR_LOSS if name not in source} == set()
     # A field of our loss alone that our loss does not read would be ignored in silence.
     read = {name for name in OF_TRL if re.search(rf"\b(?:self|args)\.{name}\b", loss)}
@@ -215,7 +216,10 @@ def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor(
     read = {path.name: private(path, "trainer") | private(path, "self.trainer") for path in files}
     extra = private(Path(grpo_math.trainer.trainer.__file__), "self")
     source = inspect.getsource(grpo_trainer) + inspect.getsource(transformers.trainer)
-    trls = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source), *re.findall(r"def (_[a-z]\w*)\(self", source)}
+    trls = {
+        *re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source),
+        *re.findall(r"def (_[a-z]\w*)\(\s*self", source),
+    }
     if "num_steps_trained" not in source:  # transformers 5.17 divides the sum of losses by all steps
         trls.add("_initial_global_step")
     # Every other file reads what is TRL's alone: ours have public names there, or are handed in.

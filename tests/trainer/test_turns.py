@@ -17,7 +17,7 @@ from transformers import Gemma3Config
 from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import prepare
 from grpo_math.run import metrics
-from grpo_math.trainer.turns import Turns, make_conversation
+from grpo_math.trainer.turns import ToolLoop, make_conversation
 
 END = "<|im_end|>"
 
@@ -112,8 +112,8 @@ def test_ranks_wait_for_each_other_with_vllm_and_turns_end_with_the_shorter_cont
     # A model with vision has the length in the config of its text model.
     model = SimpleNamespace(config=Gemma3Config(text_config={"max_position_embeddings": 400}))
     accelerator = SimpleNamespace(state=None, num_processes=processes)
-    turns = Turns(SimpleNamespace(model=model, vllm_generation=engine, accelerator=accelerator, **settings), None)
-    assert (turns.waits, turns._context()) == (waits, context)
+    tools = ToolLoop(None, accelerator, model.config, engine if settings["use_vllm"] else None)
+    assert (tools.waits, tools.context) == (waits, context)
 
 
 class Calling(SmallVLLM):

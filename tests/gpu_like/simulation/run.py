@@ -57,7 +57,7 @@ def reward(completions: list[Any], **columns: Any) -> list[float | None]:
 
 def compute_few(trainer: Any) -> None:
     """Compute no more parts of a step than `PARTS`."""
-    loss_of = trainer._loss_of
+    loss_of = trainer.grpo_math.updates.loss_of
     done = [0] * STEPS
     largest: list[Any] = []
 
@@ -74,7 +74,7 @@ def compute_few(trainer: Any) -> None:
         comes = step > 0 and done[step] == min(2, done[0])
         return loss_of(model, largest[0] if comes else rows)
 
-    trainer._loss_of = few
+    trainer.grpo_math.updates.loss_of = few
 
 
 def settings_of(argv: list[str], folder: Path) -> Any:
@@ -103,7 +103,7 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Record:
     torch.cuda.empty_cache = lambda: record.happened(0)
     rows = [{"prompt": text, "answer": "1"} for text in prompts(prompt)]
     trainer: Any = build.trainer_of(config, settings.model, rows, tokenizer, [reward])
-    trainer._grade = lambda *args: None
+    trainer.grpo_math.rollouts.grade = lambda *args: None
     generates, length = trainer._generate_single_turn, config.max_completion_length
 
     def made_up(prompts: list[list[int]], *others: Any) -> Any:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.run import metrics
-from grpo_math.trainer.prefetch import Prefetch, order
+from grpo_math.trainer.rollout_queue import RolloutQueue, order
 
 AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
 RATE = 0.05
@@ -68,7 +68,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     trainer.eval_dataset, trainer.args.eval_steps = trainer.train_dataset.select(range(2)), 1
     trainer.args.eval_strategy = IntervalStrategy.STEPS
     trainer.train()
-    rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
+    rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.grpo_math.queue.sampler, 0)]
     batches = [chars(rows[at : at + 2])["input_ids"] for at in range(0, 8, 2)]
     on_policy, hand = (by_hand(deepcopy(model), server, batches, chars, staleness) for staleness in (0, 1))
     torch.testing.assert_close(trained(trainer.model), hand, atol=1e-6, rtol=0)
@@ -115,7 +115,7 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
     trainer, asked = trainer_of(server.url, small, chars, tmp_path, rows=rows, resample_groups=1, **AHEAD), []
     server.sampling = lambda body: asked.append(body["prompt"][0]) if body["temperature"] else None
     trainer.train()
-    rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
+    rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.grpo_math.queue.sampler, 0)]
     batches = [chars(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
     # No answer is right: each batch is followed by two groups that are drawn again.
     assert [sorted(asked[at : at + 2]) for at in range(0, 20, 4)] == list(map(sorted, batches))
@@ -137,19 +137,21 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
 def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after_the_last(settings, ours):
     """An epoch has five rollouts of 2 prompts, which are optimizer steps or not, or one of 6, or two of 4."""
     trainer = ours(rows=[{"prompt": f"What is {number} + 1?", "answer": "1"} for number in range(11)], **settings)
-    if trainer.unsolved:
-        trainer.unsolved.staleness = 1
-    trainer.vllm_generation, sample = SimpleNamespace(), trainer._generate_single_turn
-    prefetch, sampled, expected = Prefetch(trainer), [], []
+    if trainer.grpo_math.queue.unsolved:
+        trainer.grpo_math.queue.unsolved.staleness = 1
+    sample, sampled, expected = trainer._generate_single_turn, [], []
 
     def recorded(prompts, *others, **named):
         sampled.append(prompts[::4])
-        expected.append(prefetch._next_prompts())
+        expected.append(trainer.grpo_math.queue.next_prompts())
         return sample(prompts, *others, **named)
 
     trainer._generate_single_turn = recorded
     trainer.train()
     assert expected == [*sampled[1:], []]
+
+
+SETTINGS = SimpleNamespace(drop_solved=0.0, resample_groups=0, staleness=1)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +166,4 @@ def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after
 def test_what_is_not_known_beforehand_is_refused(others, message):
     trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
     with pytest.raises(ConfigError, match=message):
-        Prefetch(SimpleNamespace(**{**trainer, **others}))
+        RolloutQueue(SimpleNamespace(**{**trainer, **others}), SETTINGS, None)

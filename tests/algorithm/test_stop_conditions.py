@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_math.algorithm.endings import Endings
+from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.generation.request import Request, request_from
 from grpo_math.run import metrics
 
@@ -13,12 +13,12 @@ from grpo_math.run import metrics
 def test_the_lengths_of_ended_completions_have_no_tokens_of_tools_as_with_trl(masks, lengths):
     ids = [[5, 6, 7], [5] * 8, [5, 6, 7, 8, 9]]
     here = SimpleNamespace(device="cpu", gather=lambda tensor: tensor)
-    values = Endings(Request(stop=["</answer>"], max_new_tokens=8), [2], masks=False).gather_metrics(ids, masks, here)
+    values = StopConditions(Request(stop=["</answer>"], max_new_tokens=8), [2]).gather_metrics(ids, masks, here)
     assert (values[metrics.ENDED_MIN], values[metrics.ENDED_MAX]) == lengths
     assert values[metrics.TRUNCATED] == pytest.approx(1 / 3)
 
 
 def test_a_completion_that_the_limit_of_a_scripts_generation_kwargs_ended_is_truncated():
     settings = {"generation_kwargs": {"stop": "</answer>", "max_tokens": 4}, "max_completion_length": 8}
-    endings = Endings(request_from(settings), [2], masks=False)
-    assert [endings.is_truncated([5] * length) for length in (3, 4)] == [False, True]
+    stops = StopConditions(request_from(settings), [2])
+    assert [stops.is_truncated([5] * length) for length in (3, 4)] == [False, True]

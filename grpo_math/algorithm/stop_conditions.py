@@ -1,7 +1,7 @@
 """Distinguish truncated completions from those that a stop string or stop token ended. TRL supports EOS only.
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
-under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks instead of TRL.
+under ``mask_truncated_completions``. `StopConditions` corrects the metrics, and masks instead of TRL.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,31 +9,29 @@ from typing import Any
 
 import torch
 
-from grpo_math.algorithm.rows import Rows, scored
+from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.generation.request import Request
 from grpo_math.run import metrics
 
 
-class Endings:
+class StopConditions:
     """Decides whether a completion is truncated.
 
     ``request``: the recipe's, with its stop strings, stop tokens and limit. ``ends``: the token ids that end or
-    pad a completion. ``masks``: truncated completions are masked, here if a stop string may end a completion, else by
-    TRL.
+    pad a completion. ``exist``: a stop string or stop token may end a completion.
 
     >>> from grpo_math.generation.request import request_from
     >>> request = request_from({"generation_kwargs": {"eos_token_id": 7}, "max_completion_length": 8})
-    >>> endings = Endings(request, ends=[2], masks=False)
-    >>> endings.is_truncated([5, 7]), endings.is_truncated([5] * 8)
+    >>> conditions = StopConditions(request, ends=[2])
+    >>> conditions.is_truncated([5, 7]), conditions.is_truncated([5] * 8)
     (False, True)
 
     vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
     limit is complete, with any last token.
     """
 
-    def __init__(self, request: Request, ends: Iterable[int], masks: bool) -> None:
-        self.stops = bool(request.stop or request.stop_token_ids)
-        self.masks = self.stops and masks
+    def __init__(self, request: Request, ends: Iterable[int]) -> None:
+        self.exist = bool(request.stop or request.stop_token_ids)
         self._limit = request.max_new_tokens
         self._ends = {*ends, *request.stop_token_ids}
 
@@ -41,7 +39,7 @@ class Endings:
         """Return True if the limit has ended a completion."""
         if ids and ids[-1] in self._ends:
             return False
-        return not self.stops or len(ids) >= self._limit
+        return not self.exist or len(ids) >= self._limit
 
     def gather_metrics(
         self, ids: Sequence[Sequence[int]], masks: Sequence[Sequence[int]] | None, accelerator: Any
@@ -50,7 +48,7 @@ class Endings:
 
         ``masks``: 1 for a token of the model, 0 for a tool's, which TRL does not count. None without tools.
         """
-        if not self.stops:
+        if not self.exist:
             return {}
         written = map(len, ids) if masks is None else map(sum, masks)
         ends = [[length, self.is_truncated(tokens)] for length, tokens in zip(written, ids, strict=True)]
@@ -66,7 +64,7 @@ class Endings:
 
     def gather_masked(self, rows: Rows, accelerator: Any) -> Rows:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
-        if not self.masks:
+        if not self.exist:
             return rows
         mask = rows["completion_mask"]
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
@@ -74,4 +72,4 @@ class Endings:
         # TRL masks tool_mask too. Only the product of both masks is used.
         rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}
         # TRL's dapo loss divides by the tokens of all ranks.
-        return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}
+        return {**rows, "num_items_in_batch": accelerator.gather(loss_mask(rows).sum()).sum()}

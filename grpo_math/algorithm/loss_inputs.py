@@ -1,0 +1,99 @@
+"""From the rows of a micro-batch to the inputs of its loss, and what the losses of an optimizer step divide by.
+
+An example: a rollout of 32 tokens on 2 ranks, which serves 2 optimizer steps of 2 training steps. A rank's share of an
+optimizer step is then 8 tokens, in 2 micro-batches. This micro-batch has a completion of 3 tokens and one of 1. Every
+token has the loss -1.
+
+>>> import torch
+>>> from grpo_math.algorithm.losses import compute_loss
+>>> mask, zeros = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.zeros(2, 3)
+>>> rows = {"completion_mask": mask, "advantages": torch.ones(2), "num_items_in_batch": torch.tensor(32)}
+>>> rows["prompt_weight"] = torch.full((2,), 1 / 32)  # one prompt with all 32 tokens
+>>> normalizers = Normalizers.of_update(ranks=2, accumulation=2, steps_per_rollout=4)
+>>> def loss(loss_type):
+...     settings = LossSettings(loss_type=loss_type, max_completion_length=8)
+...     return compute_loss(loss_inputs(rows, zeros, zeros, normalizers, settings), settings).loss.item()
+>>> loss("dapo")  # 4 tokens by the rank's share: 4 / (32 / 4)
+-0.5
+>>> loss("prompt_mean")  # 4 tokens of weight 1/32 by the share: 4 / 32 / (1 / 4)
+-0.5
+>>> loss("grpo")  # a mean of 1 over the completions by the accumulation: 1 / 2
+-0.5
+>>> loss("dr_grpo")  # 4 tokens by 2 completions of at most 8, by the accumulation: 4 / (2 * 8) / 2
+-0.125
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from grpo_math.algorithm import correction
+from grpo_math.algorithm.losses import LossInputs, LossSettings
+from grpo_math.algorithm.rows import Rows, loss_mask
+
+
+@dataclass(frozen=True)
+class Normalizers:
+    """What the losses of one rank in an optimizer step divide by, besides the number of a micro-batch's rows.
+
+    ``share``: the part of a rollout's tokens that one rank trains on in an optimizer step. ``accumulation``: the number
+    of TRL's micro-batches in the step.
+    """
+
+    share: float = 1.0
+    accumulation: int = 1
+
+    @classmethod
+    def of_update(cls, ranks: int, accumulation: int, steps_per_rollout: int) -> "Normalizers":
+        """Return those of an optimizer step of ``accumulation`` of the training steps of a rollout.
+
+        >>> Normalizers.of_update(ranks=2, accumulation=2, steps_per_rollout=4)
+        Normalizers(share=0.25, accumulation=2)
+        """
+        return cls(1 / ranks * accumulation / steps_per_rollout, accumulation)
+
+
+def loss_inputs(
+    rows: Rows,
+    logps: Tensor,
+    entropies: Tensor,
+    normalizers: Normalizers,
+    settings: LossSettings,
+    entropy_mask: Tensor | None = None,
+    aux_loss: Tensor | None = None,
+) -> LossInputs:
+    """Return the inputs of the loss of rows with these log-probs and entropies (B, T)."""
+    mask, advantages = loss_mask(rows), rows["advantages"]
+    old_logps = rows.get("old_per_token_logps", logps.detach())
+    sampling_logps = rows.get("sampling_per_token_logps")
+    corrects = settings.vllm_importance_sampling_correction
+    sampler_ratio = rows.get("importance_sampling_ratio") if corrects or settings.loss_type == "vespo" else None
+    if corrects and settings.on_policy and sampling_logps is not None:
+        # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
+        # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
+        old_logps = logps.detach()
+        sampler_ratio = correction.sampler_ratio(
+            correction.log_ratios(old_logps, sampling_logps, mask),
+            settings.vllm_importance_sampling_mode,
+            settings.vllm_importance_sampling_clip_min,
+            settings.vllm_importance_sampling_clip_max,
+        )
+    return LossInputs(
+        logps=logps,
+        old_logps=old_logps,
+        advantages=advantages if advantages.dim() > 1 else advantages[:, None],
+        mask=mask,
+        entropies=entropies,
+        ref_logps=rows["ref_per_token_logps"] if settings.beta != 0.0 else None,
+        sampling_logps=sampling_logps,
+        sampler_ratio=sampler_ratio,
+        entropy_mask=entropy_mask,
+        aux_loss=aux_loss,
+        micro_batch_tokens=rows["micro_batch_tokens"][:, None] if "micro_batch_tokens" in rows else None,
+        # num_items_in_batch counts the tokens of the rollout.
+        tokens_per_step=rows["num_items_in_batch"].clamp(min=1) * normalizers.share,
+        row_weights=rows["prompt_weight"][:, None] / normalizers.share if settings.loss_type == "prompt_mean" else 1.0,
+        accumulation=normalizers.accumulation,
+        # TRL takes an advantage for each token from a subclass.
+        advantages_of_tokens=advantages.dim() > 1,
+    )

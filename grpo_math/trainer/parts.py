@@ -1,0 +1,81 @@
+"""`Parts`: what grpo_math adds to a trainer, under the one name ``trainer.grpo_math``.
+
+All other names of a trainer belong to TRL, and to the subclass of a user.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from grpo_math.algorithm.reference import Reference
+from grpo_math.generation.turns import Conversation
+from grpo_math.run import metrics
+from grpo_math.trainer.meter import StepMeter
+from grpo_math.trainer.nonfinite import NonFiniteSteps
+from grpo_math.trainer.rollout import RolloutMaker
+from grpo_math.trainer.rollout_queue import RolloutQueue
+from grpo_math.trainer.state import RunState, TrainerAttributes
+from grpo_math.trainer.turns import ToolLoop
+from grpo_math.trainer.updates import Updates
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.config import MathGRPOConfig
+
+
+class Parts:
+    """The parts of a trainer, made when TRL's constructor has returned.
+
+    ``conversation``: of the tools, if our loop over turns runs. ``trl_scoring`` returns TRL's method of scoring.
+    """
+
+    # Set by the program of a recipe: the same command resumes the run; each step whose evaluation is the best so far is
+    # saved; and the held-out sets are evaluated by this function, which returns their metrics.
+    of_recipe = False
+    keep_best = False
+    evaluate_heldout: Callable[[], dict[str, float]] | None = None
+
+    def __init__(
+        self,
+        trainer: Any,
+        settings: "MathGRPOConfig",
+        conversation: Conversation | None,
+        trl_scoring: Callable[[], Callable[..., Any]],
+    ) -> None:
+        self.settings = settings
+        self.meter = StepMeter(
+            lambda: trainer._metrics["train" if trainer.model.training else "eval"],
+            rollouts_per_step=trainer.args.gradient_accumulation_steps / (trainer.args.steps_per_generation or 1),
+        )
+        self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
+        self.updates = Updates(trainer, settings, self.meter, trl_scoring)
+        self.reference = _moving_reference(trainer, settings)
+        self.queue = RolloutQueue(trainer, settings, self.meter)
+        engine: Any = trainer.vllm_generation if trainer.use_vllm else None
+        self.tools = ToolLoop(conversation, trainer.accelerator, trainer.model.config, engine) if conversation else None
+        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools)
+        flat = [TrainerAttributes(trainer, settings), self.queue]
+        if engine:
+            # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
+            engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
+            flat += [engine] if hasattr(engine, "load_state_dict") else []
+        named = {
+            "meter": self.meter,
+            "nonfinite": self.nonfinite,
+            "budget": self.updates.budget,
+            "resampler": self.queue.resampler,
+            "unsolved": self.queue.unsolved,
+        }
+        self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
+        # The options of the optimizer before a checkpoint was loaded.
+        self.optimizer_options: list[dict[str, Any]] | None = None
+
+
+def _moving_reference(trainer: Any, settings: "MathGRPOConfig") -> Reference | None:
+    """Return the reference of the KL term if it moves in training, with the callback that moves it."""
+    steps = settings.reference_refresh_steps
+    if not steps and not trainer.args.sync_ref_model:
+        return None
+    bare: Any = partial(trainer.accelerator.unwrap_model, keep_torch_compile=False)
+    reference = Reference(bare(trainer.model), trainer.ref_model and bare(trainer.ref_model), steps)
+    trainer.add_callback(reference)
+    return reference

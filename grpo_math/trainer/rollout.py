@@ -1,0 +1,269 @@
+"""Rollouts: TRL's method samples and scores, and what it writes goes into a draft first.
+
+TRL's `_generate_and_score_completions` writes metrics and a table of completions into its trainer. Here it writes them
+into a `RolloutInProgress`, which becomes a `Rollout`. Only the rollout that is trained on is written into the trainer,
+once, after resampling.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from grpo_math.algorithm import correction
+from grpo_math.algorithm.advantages import advantages, relative_brevity, weighted
+from grpo_math.algorithm.losses import prompt_weights
+from grpo_math.algorithm.rollout import Columns, Rollout
+from grpo_math.algorithm.rows import Rows, loss_mask
+from grpo_math.algorithm.stop_conditions import StopConditions
+from grpo_math.errors import RewardError, UserError
+from grpo_math.generation.request import request_from
+from grpo_math.grading import Grade, grade_batch
+from grpo_math.rewards import REWARDS
+from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
+from grpo_math.rewards.guard import checked
+from grpo_math.rewards.rules import is_right
+from grpo_math.run import metrics
+from grpo_math.run.ranks import agree_on_all, agree_on_first
+from grpo_math.run.replaced import replaced
+from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
+from grpo_math.trainer.table import completion_columns
+from grpo_math.trainer.turns import ToolLoop
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.rollout_queue import RolloutQueue
+
+
+def empty_table() -> dict[str, Any]:
+    """Return a table as TRL's, with room for any number of completions: an evaluation may be wider than TRL's."""
+    lists: dict[str, Any] = {name: [] for name in ("images", "prompt", "completion", "advantages")}
+    return {**lists, "rewards": defaultdict(list), "extra": defaultdict(list)}
+
+
+@dataclass
+class RolloutInProgress:
+    """A rollout while TRL makes it. TRL writes into ``table`` and ``log``, which are those of all ranks.
+
+    `_calculate_rewards` sets the rest, of this rank's completions; it stays None if a subclass has its own rewards.
+    """
+
+    table: dict[str, Any] = field(default_factory=empty_table)
+    log: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    completions: Sequence[Any] | None = None
+    ids: Sequence[Sequence[int]] | None = None
+    grades: list[Grade] | None = None
+
+    def rewards(self, names: Sequence[str]) -> Tensor:
+        """Return the rewards (B, F) that TRL has used, on the CPU: a subclass may have changed ours.
+
+        Two functions may have one name: their column then has 2 B entries.
+
+        >>> draft = RolloutInProgress({"prompt": ["a", "b"], "rewards": {"short": [1.0, 2.0, 3.0, 4.0]}})
+        >>> draft.rewards(["short", "short"])
+        tensor([[1., 3.],
+                [2., 4.]])
+        """
+        rows, seen, columns = len(self.table["prompt"]), Counter[str](), []
+        for name in names:
+            columns.append(self.table["rewards"][name][seen[name] * rows : (seen[name] + 1) * rows])
+            seen[name] += 1
+        return torch.tensor(columns).T
+
+    def columns(self) -> Columns:
+        """Return the columns of the table that have entries."""
+        lists = {("", name): self.table[name] for name in ("images", "prompt", "completion", "advantages")}
+        parts = {(part, name): column for part in ("rewards", "extra") for name, column in self.table[part].items()}
+        return {key: values for key, values in {**lists, **parts}.items() if values}
+
+
+class RolloutMaker:
+    """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
+
+    ``tools``: the loop over the turns of tools, if it is ours. ``draft``: the rollout that TRL makes now.
+    """
+
+    def __init__(
+        self, trainer: Any, settings: "MathGRPOConfig", meter: StepMeter, queue: "RolloutQueue", tools: ToolLoop | None
+    ) -> None:
+        self.trainer = trainer
+        self.settings = settings
+        self.meter = meter
+        self.queue = queue
+        self.tools = tools
+        self.draft = RolloutInProgress()
+
+    @property
+    def stops(self) -> StopConditions:
+        trainer = self.trainer
+        ends = (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
+        return StopConditions(request_from(vars(trainer.args)), ends)
+
+    @property
+    def group_size(self) -> int:
+        trains = self.trainer.model.training
+        return int(self.trainer.num_generations if trains else self.trainer.num_generations_eval)
+
+    def local(self, n: int) -> slice:
+        """Return the place of this rank's ``n`` rows among those of all ranks."""
+        first = self.trainer.accelerator.process_index * n
+        return slice(first, first + n)
+
+    def gather_rows(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
+        """Return TRL's dict of this rank's rows of a rollout. ``trl_method``: TRL's `_generate_and_score_completions`.
+
+        All ranks call this.
+        """
+        trainer, gather = self.trainer, partial(self._gather_rollout, trl_method)
+        log = self.meter.log()
+        with self.meter.phase(metrics.SECONDS_SCORE):
+            if not trainer.model.training:
+                rollout = gather(inputs, 0)
+            else:
+                # TRL adds the tokens of all ranks to this count when it has generated.
+                tokens_seen = trainer.state.num_input_tokens_seen
+                inputs, chosen = self.queue.take(inputs, self.local(len(inputs)))
+                rollout = gather(inputs, 0)
+                self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
+                rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
+                counts |= chosen | correction.gather_metrics(rollout.tensors, trainer.accelerator)
+                rollout = with_metrics(rollout, counts)
+                differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
+                if differences and hasattr(trainer.vllm_generation, "watch"):
+                    trainer.vllm_generation.watch(differences[-1])
+            if trainer.mask_truncated_completions:
+                rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
+            # Last, because resampling replaces rows. TRL's advantages are those of one draw.
+            rollout = self._with_advantages(rollout)
+            rows = rollout.rows(self.local(len(inputs)))
+            if trainer.loss_type == "prompt_mean":
+                tokens = trainer.accelerator.gather(loss_mask(rows).sum(dim=1))
+                rows["prompt_weight"] = prompt_weights(tokens, self.group_size)[self.local(len(inputs))]
+            rollout.write(trainer._logs, log)
+        return rows
+
+    def _gather_rollout(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]], first: int) -> Rollout:
+        """Sample, score and grade a completion of each row. ``first``: the number of the first group.
+
+        Writes nothing into the trainer but seconds and tokens. All ranks call this.
+        """
+        trainer, log, draft = self.trainer, self.meter.log(), RolloutInProgress()
+        mode = "train" if trainer.model.training else "eval"
+        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
+        scale = trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none"
+        written = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
+        # TRL would mask every completion that does not end with EOS.
+        masks = trainer.mask_truncated_completions and not self.stops.exist
+        read = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        with replaced(self, draft=draft), replaced(trainer, **written, **read):
+            rows = trl_method(inputs)
+        for name in {*metrics.PHASES} & {*draft.log}:
+            log[name] += draft.log.pop(name)
+        # TRL assigns the tokens of all draws.
+        log |= {metrics.TOKENS: draft.log.pop(metrics.TOKENS)} if metrics.TOKENS in draft.log else {}
+        local = self.local(len(inputs))
+        # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
+        groups = [first + row // self.group_size for row in range(local.start, local.stop)]
+        tensors = {**rows, "group": torch.tensor(groups, device=rows["advantages"].device)}
+        rewards = draft.rewards(trainer.reward_func_names).to(rows["advantages"])
+        rollout = Rollout(
+            tensors, rewards, torch.tensor(draft.table["advantages"]), None, draft.columns(), dict(draft.log)
+        )
+        return rollout if draft.ids is None else self._gather_explained(rollout, draft, inputs, draft.ids)
+
+    def _gather_explained(
+        self, rollout: Rollout, draft: RolloutInProgress, inputs: list[dict[str, Any]], ids: Sequence[Sequence[int]]
+    ) -> Rollout:
+        """Add verdicts, the columns that explain a row, and the metrics of verdicts, endings and tools."""
+        trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
+        sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.to(rollout.rewards.device))
+        own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
+        # A row that names no format, as in most scripts, asks for none.
+        graded = [
+            (grade.verdict, grade.in_format if row_format(row) else None)
+            for grade, row in (zip(grades, inputs, strict=True) if grades else ())
+        ]
+        ranks = gather_object([(own, graded)])
+        columns = dict(rollout.columns)
+        for name in own:
+            # A column or a reward function of a script may have one of these names: it stays the script's.
+            if name not in trainer.reward_func_names:
+                columns.setdefault(("extra", name), [value for of_rank, _ in ranks for value in of_rank[name]])
+        masks = None
+        if "tool_mask" in rows:
+            masks = [mask[: len(tokens)] for mask, tokens in zip(rows["tool_mask"].tolist(), ids, strict=True)]
+        values = self.stops.gather_metrics(ids, masks, trainer.accelerator)
+        if self.tools:
+            values |= self.tools.gather_metrics(draft.completions or ())
+        if grades is None:
+            return with_metrics(replace(rollout, columns=columns), values)
+        verdicts, in_format = zip(*(one for _, of_rank in ranks for one in of_rank), strict=True)
+        values |= verdict_metrics(verdicts, in_format, self.group_size)
+        return with_metrics(replace(rollout, columns=columns, verdicts=verdicts), values)
+
+    def gather_rewards(self, trl_method: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
+        """Return the rewards (B, F) of all ranks. ``trl_method``: TRL's `_calculate_rewards`. All ranks call this."""
+        trainer, draft = self.trainer, self.draft
+        _, draft.completions, draft.ids = arguments
+        with self.meter.phase(metrics.SECONDS_GRADE):
+            # All ranks decide the same, because `_gather_explained` gathers the verdicts.
+            has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
+            draft.grades = self.grade(inputs, draft.completions) if has_golds else None
+            added = {
+                GRADE_TIMEOUT: self.settings.grade_timeout,
+                MAX_LENGTH: trainer.max_completion_length,
+                **({} if draft.grades is None else {GRADE: draft.grades}),
+            }
+            errors: list[UserError] = []
+            # Wrap for this call only; `reward_funcs` stays the user's list. TRL calls a model itself, with tokens
+            # instead of columns.
+            functions = [
+                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in trainer.reward_funcs
+            ]
+            with replaced(trainer, reward_funcs=functions):
+                rewards = trl_method(inputs, *arguments)
+            # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
+            error = errors[0] if errors else None
+            if message := agree_on_first(str(error) if error else None):
+                raise RewardError(message) from error
+            self._gather_brevity(rewards, draft.grades)
+        return rewards
+
+    def grade(self, inputs: list[dict[str, Any]], completions: Sequence[Any]) -> list[Grade]:
+        """Grade this rank's completions."""
+        return grade_batch(
+            [read_gold_answer(row) or "" for row in inputs],
+            [completion_text(completion) for completion in completions],
+            answer_format=[row_format(row) for row in inputs],
+            timeout=self.settings.grade_timeout,
+        )
+
+    def _gather_brevity(self, rewards: Tensor, grades: list[Grade] | None) -> None:
+        """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
+        if grades is None or REWARDS["brevity"] not in self.trainer.reward_funcs:
+            return
+        flags = gather_object([is_right(grade) for grade in grades])
+        right = torch.tensor([torch.nan if flag is None else flag for flag in flags]).to(rewards)
+        column = rewards[:, self.trainer.reward_funcs.index(REWARDS["brevity"])]
+        column[:] = relative_brevity(-column.view(-1, self.group_size), right.view(-1, self.group_size)).flatten()
+
+    def _with_advantages(self, rollout: Rollout) -> Rollout:
+        """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""
+        trainer, settings = self.trainer, self.settings
+        # On the CPU, where they are logged: a few numbers, and one transfer.
+        sums = weighted(rollout.rewards, trainer.reward_weights.to(rollout.rewards.device))
+        sums = sums.view(-1, self.group_size).cpu()
+        if trainer.multi_objective_aggregation == "sum_then_normalize":
+            values = advantages(sums, settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
+            rollout = replace(rollout, advantages=values.flatten())
+        return with_metrics(rollout, reward_metrics(sums, rollout.advantages))
+
+
+def with_metrics(rollout: Rollout, values: Mapping[str, float]) -> Rollout:
+    """Return a rollout with these metrics, which replace TRL's of the same name."""
+    return replace(rollout, metrics={**rollout.metrics, **{name: [value] for name, value in values.items()}})
