@@ -231,7 +231,9 @@ def none_correct(run: RunSeries) -> Symptom | None:
     is_user_reward = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
     if is_user_reward or not right.values or max(right.values):
         return None
-    completions = right.steps[-1] * run.get("prompts_per_step", 0) * run.get("num_generations", 0)
+    per_step = run.get("prompts_per_step", 0) * run.get("num_generations", 0)
+    per_step = per_step or run.get("per_device_train_batch_size", 0) * run.get("gradient_accumulation_steps", 1)
+    completions = right.steps[-1] * per_step
     if 0 < completions < EXCLUDES_5_PERCENT:
         return None
     return Symptom(f"0% in {right.span}", "dataset: another")

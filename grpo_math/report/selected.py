@@ -18,9 +18,7 @@ KEPT = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", help="a run with logged completions")
     parser.add_argument("--to", metavar="FILE", required=True, help="the .jsonl file to write")
-    parser.add_argument(
-        "--right", action="store_true", help="the default: correct, in the format, not cut at the limit"
-    )
+    parser.add_argument("--right", action="store_true", help="the default: correct, in the format, not cut off")
     parser.add_argument("--all", action="store_true", help="wrong, malformed and cut completions, too")
     parser.add_argument(
         "--per_problem", type=int, default=4, metavar="N", help="at most N completions (4); 0: no limit"
@@ -39,10 +37,9 @@ def run(args: argparse.Namespace) -> Answer:
     left_out, of_problem = Counter[str](), Counter[str]()
     for row in (row for path in completion_files(run_dir) for _, row in read_table(path)):
         line, problem = (json.dumps({n: row[n] for n in names}, ensure_ascii=False) for names in (KEPT, KEPT[:1]))
-        full = not args.all and 0 < args.per_problem <= of_problem[problem]
-        reason = (
-            _unworthy(row, args) or "repeated" * (line in lines) or f"more than {args.per_problem} of a problem" * full
-        )
+        reason = _unworthy(row, args) or "repeated" * (line in lines)
+        if not reason and not args.all and 0 < args.per_problem <= of_problem[problem]:
+            reason = f"more than {args.per_problem} of a problem"
         if reason:
             left_out[reason] += 1
         else:
