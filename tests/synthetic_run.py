@@ -47,7 +47,7 @@ def results(right, n=256, seed=0, **changes):
         "adapter": None,
         "data": "embedded:level=1",
         "seed": 0,
-        "template": "gsm8k",
+        "answer_format": "gsm8k",
         "samples": 1,
         "temperature": 0.0,
         **summary(rows),

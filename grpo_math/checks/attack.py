@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     is_reward = ":" in (args.config or "") or args.config in REWARDS
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    result = attack(Setup(recipe.read([*words, *args.fields]).sound()))
+    result = attack(Setup(recipe.read_and_set_env([*words, *args.fields]).sound()))
     return Answer(result, "\n".join(lines(result)), result["ok"])
 
 

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Print each finding at once, and answer with all of them."""
     argv = ["--config", args.config, *args.fields]
+    recipe.read_and_set_env(argv)
     if args.show is not None:
         return show(argv, args.show)
     findings = []

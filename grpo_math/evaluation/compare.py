@@ -27,7 +27,7 @@ COMPARED_FIELDS = ("model", "adapter", ACCURACY, "ci95", ACCURACY_IN_FORMAT, "ca
 
 # The settings that two results must share, besides the problems, and the remedy if they differ.
 SAME = {
-    "template": "evaluate both with the same template to compare them",
+    "answer_format": "evaluate both with the same answer format to compare them",
     "backend": "vLLM and transformers round differently, evaluate both with one of them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
     "grader": "the verdicts of two graders may differ, evaluate both with one version of grpo_math",

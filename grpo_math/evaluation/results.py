@@ -82,7 +82,7 @@ def evaluate(
         "model": model.name,
         "adapter": model.adapter,
         "backend": model.backend.name.removesuffix("-server"),  # the same engine if the user started the server
-        "template": row_format(rows[0]),
+        "answer_format": row_format(rows[0]),
         **asdict(sampling),
         "request": request.to_dict(),
         "prompt_hash": prompt_hash(rows, model.tokenizer),

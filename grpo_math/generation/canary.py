@@ -147,10 +147,8 @@ class Canary:
         [False, False, False, True, False]
         """
         usual = statistics.median(self.differences) if lags and self.differences else 0.0
-        if difference <= usual + self.tolerance:
-            self.suspicious = 0
-        else:  # NaN, too
-            self.suspicious += 1
+        # Not `>`, which is False for NaN.
+        self.suspicious = 0 if difference <= usual + self.tolerance else self.suspicious + 1
         self.differences.append(difference)
         return self.suspicious > 0 and self.suspicious % 2 == 0
 

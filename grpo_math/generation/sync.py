@@ -467,5 +467,7 @@ class AdapterGeneration(VLLMGeneration):
     def _ask_server(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
         ask = partial(self.server.generate, prompt, model=self.folder.name, **greedy)
-        calls = [partial(ask, replica=replica) for replica in self.server.replicas()]
+        calls = [
+            partial(ask, replica=replica) for replica in self._outliving_restarts(self.server.replicas, self.folder)
+        ]
         return [answer for call in calls for answer in self._outliving_restarts(call, self.folder)]

@@ -10,7 +10,7 @@ from grpo_math import planner
 from grpo_math.errors import ConfigError
 from grpo_math.run.streams import Answer
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import read_and_set_env
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
             remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
     card = planner.card_of(args.card) if args.card else None
-    asked = read(["--config", args.config, *args.fields])
+    asked = read_and_set_env(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().explicit_values()

@@ -13,7 +13,7 @@ rules.py and batch.py check combinations of settings.
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ class Recipe(NamedTuple):
     problems: list[UserError]
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
+    env: Mapping[str, str] = {}  # the variables of the recipe
 
     def sound(self) -> "Recipe":
         """Return the recipe. Raises its first problem."""
@@ -60,8 +61,8 @@ class Recipe(NamedTuple):
 def read(argv: Sequence[str]) -> Recipe:
     """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
 
-    Sets the environment variables of the recipe. Raises `UserError` for a file that is not a recipe. A bad setting
-    keeps its default, and adds to ``problems``.
+    Changes nothing in this process: a command calls `read_and_set_env`. Raises `UserError` for a file that is not a
+    recipe. A bad setting keeps its default, and adds to ``problems``.
     """
     problems: list[UserError] = []
     typed = _typed(argv, problems)
@@ -70,13 +71,10 @@ def read(argv: Sequence[str]) -> Recipe:
         raise UserError("--config needs one value: give the path of a recipe")
     written = read_recipe(path) if path is not None else {}
     method = method_fields(named := typed.pop("method", None))
-    # Here, because packages read some variables when they are imported, and checks read others.
     env = written.pop("env", {})
     # The launcher or SLURM has given this process its GPUs: the recipe's would include those of the vLLM server.
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env.pop("CUDA_VISIBLE_DEVICES", None)
-    with reading(path or ""):  # Python refuses some names
-        os.environ.update(env)
     notes: list[str] = []
     # Before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
@@ -101,7 +99,18 @@ def read(argv: Sequence[str]) -> Recipe:
             problems.append(problem)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     values = defaults() | checked
-    return Recipe(values, set(checked), problems, list(argv), notes)
+    return Recipe(values, set(checked), problems, list(argv), notes, env)
+
+
+def read_and_set_env(argv: Sequence[str]) -> Recipe:
+    """Return `read` for a command, and set the recipe's environment variables in this process.
+
+    Call it before the packages that read the variables are imported. Checks read others.
+    """
+    recipe = read(argv)
+    with reading("env of the recipe"):  # Python refuses some names
+        os.environ.update(recipe.env)
+    return recipe
 
 
 def method_fields(name: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if __name__ == "__main__":
         os.environ.setdefault(*SLEEPING_THREADS)
     with handling((signal.SIGINT, *STOPPING), end_at_once):
         with suppress(UserError):  # `main` reads the recipe again, and prints the error
-            recipe.read(sys.argv[1:])
+            recipe.read_and_set_env(sys.argv[1:])
         from grpo_math.train.program import main
 
     sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo_math.run import lock
 from grpo_math.run.checkpoints import FINISHED
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.train import launcher
 
 # A path that is found from any folder. The run's command then contains no path of this machine.
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the demo. A finished demo in the same folder is kept under a number."""
     words = ["--config", RECIPE, "--output_dir", args.output_dir, *args.fields]
-    read(words).sound()  # before the earlier run is renamed
+    read_and_set_env(words).sound()  # before the earlier run is renamed
     run_dir = Path(args.output_dir)
     if (run_dir / FINISHED).exists():
         # The earlier run may still be writing its report.

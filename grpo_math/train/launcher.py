@@ -38,7 +38,7 @@ from grpo_math.run.streams import say
 from grpo_math.run.supervisor import SupervisedCommand, send
 from grpo_math.settings import shipped
 from grpo_math.settings.fields import most_used
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.vllm import sends_adapter, starts_server
 from grpo_math.train.layout import Config, choose_layout, environment, gpus_of, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
     """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
-    parsed = read(fields)
+    parsed = read_and_set_env(fields)
     recipe = parsed.sound().explicit_values()
     gpus = gpus_of(recipe, count)
     serves = starts_server(recipe)

@@ -74,7 +74,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with stopping() as stop, no_silent_exit():
         try:
-            train(_build_settings(read or recipe.read(argv)), stop)
+            train(_build_settings(read or recipe.read_and_set_env(argv)), stop)
             return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))

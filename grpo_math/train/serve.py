@@ -23,7 +23,7 @@ from grpo_math.run.machine import free_port, port_is_free
 from grpo_math.run.signals import ended_by_signals
 from grpo_math.run.streams import Answer, say
 from grpo_math.settings.fields import defaults
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.vllm import generates, sends_adapter, starts_server
 from grpo_math.train import vllm_env
 from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.make_env is not None:
         print(vllm_env.make(args.make_env))
         return 0
-    recipe = read(args.fields).sound().explicit_values()
+    recipe = read_and_set_env(args.fields).sound().explicit_values()
     if args.check:
         sent = "adapter" if sends_adapter(recipe) else "weights"
         answer = sent if starts_server(recipe) else "none"

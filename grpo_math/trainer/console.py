@@ -8,7 +8,6 @@ run/log.py prints the progress of a recipe's run.
 import math
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -24,9 +23,6 @@ from grpo_math.errors import escaped
 from grpo_math.rewards import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
-
-# In each step transformers warns about names that TRL uses.
-warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
 
 COLUMNS = 80
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")

@@ -25,6 +25,7 @@ logged metrics are means over the tokens of the step.
 """
 
 import math
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -157,7 +158,11 @@ class MathGRPOTrainer(GRPOTrainer):
         parts.updates.reset()
         try:
             # One process reads the folder: on a network file system ranks may see different checkpoints.
-            return super().train(broadcast_from_main(begin), *args, **kwargs)
+            resume = broadcast_from_main(begin)
+            with warnings.catch_warnings():
+                # In each step transformers warns about names that TRL uses.
+                warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+                return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             saved = parts.run.agree_to_save_last_step(parts.of_recipe)

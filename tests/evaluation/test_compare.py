@@ -33,7 +33,7 @@ def results(*right: str, **changes) -> dict:
         "grader": GRADER,
         "model": "m",
         "backend": "vllm",
-        "template": "gsm8k",
+        "answer_format": "gsm8k",
         "prompt_hash": "ab",
         "samples": len(right[0]),
         "temperature": 0.0,
@@ -54,7 +54,7 @@ def with_second(**changes) -> dict:
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (results("y", "y", template="another"), "template differs (before 'gsm8k', after 'another'): "),
+        (results("y", "y", answer_format="another"), "answer_format differs (before 'gsm8k', after 'another'): "),
         (results("y", "y", backend="hf"), "backend differs (before 'vllm', after 'hf'): "),
         (results("y", "y", prompt_hash="cd"), "prompt_hash differs (before 'ab', after 'cd'): "),
         (results("y", "y", grader=7), f"grader differs (before {GRADER}, after 7): "),

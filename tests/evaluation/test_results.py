@@ -61,7 +61,7 @@ def test_the_results_by_hand(small, script, capsys):
         "adapter": None,
         "backend": "hf",
         "data": "sums",
-        "template": "gsm8k",
+        "answer_format": "gsm8k",
         **asked,
         "request": Request(temperature=0.5, max_new_tokens=10).to_dict(),
         **summary(rows, 2),

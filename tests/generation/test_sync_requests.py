@@ -166,6 +166,17 @@ def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
     assert generation.sent == 5
 
 
+def test_the_canary_waits_for_a_server_that_restarts(server, policy, tmp_path):
+    generation = generation_of(policy, server.url, tmp_path, server_timeout=0.2)
+    generation.sync_weights()
+    generation.generate(PROMPTS, None, 1)
+    served, failures = server.served, [(500, "lost")]
+    server.served = lambda path, body: failures.pop() if failures and path == "/server_info" else served(path, body)
+    for _ in range(2):  # rollouts that differ
+        generation.watch(1.0)
+    assert (failures, generation.losses) == ([], 1)
+
+
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):
     generation = synced()
     server.adapters.clear()

@@ -114,6 +114,9 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
 
     generation.generate = compared
     trainer.train()
+    if adapter:
+        # As after a longer training: a wake-up then needs no canary.
+        generation.canary.effect = 1.0
     generation.sync_weights()
     for _ in range(2):  # two turns of a conversation
         generation.generate(token_ids(trainer.processing_class, PROMPTS), None, 1)

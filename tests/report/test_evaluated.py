@@ -41,7 +41,13 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
     assert [first, second] == [f"results   {file}" for file in files]
     assert table.split() == ["before", "after", "difference", "95%", "paired", "interval"]
     base, after = (json.loads(file.read_text()) for file in files)
-    asked = {"model": small, "data": "generated:sums", "split": "heldout", "template": "boxed", "max_new_tokens": 6}
+    asked = {
+        "model": small,
+        "data": "generated:sums",
+        "split": "heldout",
+        "answer_format": "boxed",
+        "max_new_tokens": 6,
+    }
     assert base.items() >= (asked | {"adapter": None}).items()
     assert after.items() >= (asked | {"adapter": str(trained / "adapter")}).items()
     changed = {name for name in base if base[name] != after[name]}
@@ -235,7 +241,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
     backends.load_weights.assert_called_once_with(small, None, PLAIN)
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
-    assert [(one["template"], one["samples"], one["temperature"]) for one in kept] == [
+    assert [(one["answer_format"], one["samples"], one["temperature"]) for one in kept] == [
         ("boxed", 32, 0.6),
         ("gsm8k", 1, 0.0),
         ("boxed", 1, 0.0),

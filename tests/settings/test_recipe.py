@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from grpo_math import cli
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.recipe import METHODS, check, read, read_recipe
+from grpo_math.settings.recipe import METHODS, check, read, read_and_set_env, read_recipe
 from grpo_math.settings.rules import violations
 
 
@@ -135,7 +135,10 @@ def test_variables_are_written_as_a_shell_would_have_them(tmp_path, monkeypatch)
     (tmp_path / "recipe.yaml").write_text(
         "env:\n" + "".join(f"  {name}: {text}\n" for name, (text, _) in variables.items())
     )
-    read(["--config", str(tmp_path / "recipe.yaml")])
+    words = ["--config", str(tmp_path / "recipe.yaml")]
+    assert read(words).env == {name: value for name, (_, value) in variables.items() if name != "CUDA_VISIBLE_DEVICES"}
+    assert {os.environ[name] for name in variables} == {"before"}, "a library call changes nothing in its process"
+    read_and_set_env(words)
     assert {name: os.environ[name] for name in variables} == {name: value for name, (_, value) in variables.items()}
 
 
