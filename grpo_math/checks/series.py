@@ -125,7 +125,7 @@ class RunSeries:
 
     @cached_property
     def skips_others(self) -> bool:
-        """True if updates skip another share of the groups than at first: then `entropy` is that of other completions."""
+        """True if updates skip another share of the groups than at first: `entropy` is then of other completions."""
         skips = self.get("pack_updates", True) and not self.get("beta", 0.0)
         change = self.change(metrics.DEGENERATE)
         return bool(skips and change and abs(change.rise) > SKIPPED_SHARE)

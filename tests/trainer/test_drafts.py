@@ -1,4 +1,4 @@
-"""What TRL writes during a rollout goes into a draft, and once from there into the trainer: TRL's own dict and table."""
+"""TRL writes a rollout into a draft, and the draft is written into the trainer once: TRL's own dict and table."""
 
 from copy import deepcopy
 
