@@ -13,7 +13,7 @@ from grpo_math.errors import require_choice
 from grpo_math.grading.equal.compare import compare
 from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
-from grpo_math.grading.where import find, gold_answer
+from grpo_math.grading.where import find, gold_answer, with_points
 from grpo_math.grading.workers import Job, Progress, shared_pool
 
 ANSWER_CHARACTERS = 500  # of the answer in a Grade
@@ -143,9 +143,10 @@ def _quick(gold: str, completion: str, answer_format: str | None, policy: Gradin
     extracted = find(completion, answer_format)
     if not extracted.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=extracted.how)
-    verdict, reason = compare(expected, extracted.text, policy=policy)
+    answer = with_points(expected, extracted.text, completion)
+    verdict, reason = compare(expected, answer, policy=policy)
     if not isinstance(verdict, Verdict):
-        return (expected, extracted.text, *(policy if policy != POLICY else ()))
+        return (expected, answer, *(policy if policy != POLICY else ()))
     return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
 
 

@@ -8,17 +8,20 @@ Position finds an answer in every language. A word only sharpens it, or refuses 
     changes   words that change the value directly behind them: minus, double, the cube of
     after     words that change the value directly before them: thousand, dozen, "is not" where it follows
     and       words between two boxes that are one list
+    decimal   the decimal sign
 
->>> "nicht" in words("not"), bool(re.match(either("answer"), "Antwort")), bool(re.match(either("and"), "andere"))
-(True, True, False)
+>>> "nicht" in words("not"), bool(re.match(either("answer"), "antwort")), re.match(either("and"), "andere")
+(True, True, None)
 """
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-LANGUAGES: dict[str, dict[str, list[str]]] = json.loads(
+LANGUAGES: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("vocabulary.json").read_text(encoding="utf-8")
 )
 # A letter of a script other than Latin and Greek, with its marks; a letter of Latin script.
@@ -32,17 +35,22 @@ _SPACED = "\u0e00"
 
 
 @cache
-def words(kind: str) -> frozenset[str]:
-    """Return the words of one kind in all languages."""
-    return frozenset(word.lower() for language in LANGUAGES.values() for word in language[kind])
+def words(kind: str, decimal: str = ",.") -> frozenset[str]:
+    """Return the words of one kind, in all languages or in those with this decimal sign."""
+    languages = (language for language in LANGUAGES.values() if language["decimal"] in decimal)
+    return frozenset(word.lower() for language in languages for word in language[kind])
 
 
-@cache
-def either(*kinds: str) -> str:
-    """Return a pattern that matches one whole word of these kinds, the longest first."""
+def either(*kinds: str, decimal: str = ",.") -> str:
+    """Return a pattern that matches one whole word of these kinds."""
+    return whole_words(frozenset().union(*(words(kind, decimal) for kind in kinds)))
+
+
+def whole_words(listed: Iterable[str]) -> str:
+    """Return a pattern that matches one of these words, the longest first."""
     patterns = []
-    for word in sorted(frozenset().union(*map(words, kinds)), key=len, reverse=True):
+    for word in sorted(listed, key=len, reverse=True):
         pattern = re.escape(word).replace(r"\ ", r"\s")
         pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
         patterns.append(pattern + (r"(?![^\W\d_])" if word[-1].isalpha() and word[-1] < _SPACED else ""))
-    return f"(?:{'|'.join(patterns)})"
+    return f"(?:{'|'.join(patterns) or '(?!)'})"

@@ -22,12 +22,14 @@ import ast
 import re
 import unicodedata
 from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from grpo_math.grading.equal.text import repaired
+from grpo_math.grading.equal.units import CHANGES, measure
 from grpo_math.grading.formats import FORMATS
-from grpo_math.grading.vocabulary import FOREIGN, LATIN, either
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, either, whole_words, words
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
@@ -64,6 +66,7 @@ _DIGIT = re.compile(r"(?![0-9])\d")
 
 _VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
 
+_SHORT = re.compile(rf" (?!(?:{'|'.join(CHANGES)})\b)[a-z]{{2,3}}\b")
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.
 _FORMULA = r"\$\$[^$]{1,400}\$\$|\$(?!\s)[^$\n]{1,400}(?<!\s)\$(?!\d)|\\\(.{1,400}?\\\)|\\\[.{1,400}?\\\]"
 _TUPLE = r"[(\[](?:[^][(){}\s,]{1,20},\s?){1,4}[^][(){}\s,]{1,20}[)\]]"
@@ -86,15 +89,11 @@ _CHOICE_WITH_TEXT = re.compile(
     r"(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z"
     r"|\A\(?([A-J])[).]\s+(?!(?:is|are|was|because|since|as|so|or|and|not)\b)([^\W\d_]{2}[^()\d]{0,60})\Z"
 )
-_UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d]+){{0,2}}(?: per [A-Za-z]+)?")
+_UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
 
-# A label, with what may stand between it and the value.
-_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
-_PHRASE = re.compile(
-    rf"(?:(?<![A-Za-z]){either('answer')}(?! (?:in)?correct| right| wrong)|{_LABEL})"
-    rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
-    re.IGNORECASE,
-)
+LABELS = tuple(words("answer"))
+ASCII_LABELS = tuple(filter(str.isascii, LABELS))
+_LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
 _REMARK = re.compile(
@@ -135,6 +134,15 @@ class _Mark(NamedTuple):
     how: str
 
 
+# 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
+# language that writes so.
+_ONE_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![\d.,]*\d)")
+_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![\d.,]*\d)")
+_COMMA_HABIT = re.compile(
+    rf"(?<![\d,])\d+,\d\d(?![\d,])|\d\.\d{{3}}[.,]\d|(?<![^\W\d_]){either('answer', decimal=',')}", re.IGNORECASE
+)
+
 # The marker of each format, by the tag that ends its answer.
 _FORMAT_MARKERS = {
     name: {"####": "####", "\\boxed": "box", "</answer>": "tag"}[form.tags[-1]] for name, form in FORMATS.items()
@@ -172,6 +180,19 @@ def gold_answer(gold: str) -> str:
     # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)
     return _opened(marks[-1].text) if marks else "" if _EMPTY.search(gold) else gold.strip()
+
+
+def with_points(gold: str, answer: str, completion: str) -> str:
+    """Return an answer with decimal points if the completion has decimal commas and the gold answer is one number.
+
+    >>> with_points("7", "7,00", "7,00"), with_points("1250", "1.250", "Antwort: 1.250"), with_points("1, 2", "1,2", "")
+    ('7.00', '1250', '1,2')
+    """
+    written = _GROUPED.search(answer) or _COMMA.search(answer)
+    if not written or not _ONE_NUMBER.fullmatch(gold.strip()) or not _COMMA_HABIT.search(completion):
+        return answer
+    answer = _GROUPED.sub(lambda number: number.group().replace(".", ""), answer)
+    return _COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", answer)
 
 
 def without_list(gold: str) -> str:
@@ -239,11 +260,27 @@ def _joined(marks: list[_Mark], text: str, near: int = 60) -> list[_Mark]:
     return groups
 
 
+@lru_cache(maxsize=1024)
+def _label(*present: str) -> re.Pattern[str]:
+    """Return the pattern of these labels, with what may stand between a label and its value.
+
+    A search for the labels of all languages at once would take longer than everything else.
+    """
+    return re.compile(
+        rf"(?:(?<![A-Za-z]){whole_words(present)}(?! (?:in)?correct| right| wrong)|{_LINE_LABEL})"
+        rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
+        re.IGNORECASE,
+    )
+
+
 def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
-    for phrase in reversed(list(_PHRASE.finditer(text, start))):
-        if value := _value_behind(text[phrase.end() : phrase.end() + NEAR], phrase.group()):
+    end, lowered = len(text), text.lower()
+    label = _label(*[word for word in (ASCII_LABELS if text.isascii() else LABELS) if word in lowered])
+    for phrase in reversed(list(label.finditer(text, start))):
+        if value := _value_behind(text[phrase.end() : min(end, phrase.end() + NEAR)], phrase.group()):
             return [_Mark(*phrase.span(), value, "phrase")]
+        end = phrase.start()
     return []
 
 
@@ -271,7 +308,9 @@ def _in_our_signs(text: str) -> str:
     """Return the text with the digits, full stops and spaces of other scripts by one sign each."""
     if text.isascii():
         return text
-    return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit.group())), text.translate(_SIGNS))
+    return _DIGIT.sub(
+        lambda digit: str(unicodedata.decimal(digit.group())), unicodedata.normalize("NFC", text).translate(_SIGNS)
+    )
 
 
 def _sentences(text: str) -> list[tuple[str, bool]]:
@@ -343,10 +382,11 @@ def _mixed(text: str, values: list[re.Match[str]]) -> bool:
     if re.fullmatch(r" (?:[a-z]+ )?(?:out )?of (?:[a-z]+ )?", between):
         return True
     units = [
-        re.match(r" ?([^\W\d_]+)|", text[value.end() :])[1] or "$€£¥₹".find(value.group()[0]) + 1
-        for value in values[:2]
+        re.search(r"[$€£¥₹]\s?\Z", text[: one.start()]) or re.match(r" ?[^\W\d_]+", text[one.end() :])
+        for one in (first, second)
     ]
-    return all(units) and units[0] != units[1] and not re.search("[,;:()]|because|since|and|or", between)
+    names = {unit.group().strip() for unit in units if unit is not None}
+    return None not in units and len(names) == 2 and not re.search("[,;:()]|because|since|and|or", between)
 
 
 def _value(text: str, behind: bool = False) -> str:
@@ -354,7 +394,7 @@ def _value(text: str, behind: bool = False) -> str:
 
     Directly ``behind`` a label the first value is the answer.
     """
-    text = text.strip(" *").lstrip("}").rstrip(".!" if behind else ".")
+    text = text.strip(" *'").lstrip("}").rstrip(".!" if behind else ".")
     text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
     if not _has_prose(text):
         return text
@@ -382,4 +422,6 @@ def _value(text: str, behind: bool = False) -> str:
     changed = _CHANGED.search(text, max(0, chosen.start() - 60), chosen.start())
     start = changed.start() if changed else chosen.start()
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
+    if unit and not text.isascii() and _SHORT.match(unit.group()) and measure(unit.group()) is None:
+        unit = None  # "19 em" in Vietnamese: not a product
     return text[start : unit.end() if unit else chosen.start() + len(value)].strip()

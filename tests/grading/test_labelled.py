@@ -10,7 +10,8 @@ grading_pairs.jsonl was tuned on. The unseen sets were graded once before anythi
 Their misses were then mended. grading_pairs_public.jsonl holds kinds of pairs from public data. The rows of
 grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings.
 grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
-in ten ways that keep the value and in ten that do not.
+in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty
+further languages, ten of which vocabulary.json lacks.
 """
 
 import json
@@ -63,6 +64,11 @@ def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_
     assert len(rows[False, True]) <= 0.005 * len(rows[False, True] + rows[True, True]), rows[False, True]
     # Each was decided wrongly once.
     assert "farm" not in name or not rows[True, False] + rows[False, True]
+
+
+def test_an_answer_is_found_in_every_language_and_a_closing_that_contradicts_the_sum_is_the_answer():
+    rows = graded("grading_tongues.jsonl")
+    assert not rows[True, False] + rows[False, True]
 
 
 @pytest.mark.parametrize("stride", [389, pytest.param(97, marks=pytest.mark.slow)])

@@ -95,6 +95,23 @@ RULES = {
         ("综上，选B", "B"),
         ("The answer is 5. This answer is correct.", "5"),
     ],
+    "a label that introduces a solution": [
+        ("Answer: Tom has 5 balls. He buys 6. 5 + 6 = 11.", "5 + 6 = 11"),
+        ("Answer: 11. He had 5 and bought 6.", "11"),
+        ("Answer: The trips cost $320.", "320"),
+        ("Answer: The 2 trips cost $320.", "2 trips cost $320"),
+    ],
+    "the last sentence with a value": [
+        ("Zusammen sind es 30 + 6 = 36 Kisten voll. Die Antwort lautet 38.", "38"),
+        ("A b c 30 + 6 = 36 d. Efgh ijkl 38.", "38"),
+        ("The sum is 41. Is it 42?", "41"),
+        ("The sum is 41. Some would say 42.", "41"),
+        ("The sum is 41. (x = 42)", "41"),
+        ("1. We add 40 and 1.\n2. That is all.", "1"),
+        ("รวม 30 + 6 = 36 ผล ที่จริง 38", "38"),
+        ("It is not 42.", "not 42"),
+        ("It is minus 42.", "minus 42"),
+    ],
     "no marker": [
         ("", ""),
         ("42", "42"),

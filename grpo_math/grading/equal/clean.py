@@ -134,6 +134,8 @@ FORMS = [
         (r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
         (r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
         (JOINS.pattern, r" \1 "),
+        (r"(?<=\d) ?\([A-Za-z][A-Za-z ]{1,30}\)(?= ?[-+*/=])", ""),  # $30 (fee) + $42 (parts)
+        (r"(?<=\d) x (?=\$?\d)", " * "),
         (r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
         (r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
         (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
@@ -260,8 +262,9 @@ def _clean(text: str) -> str:
         for pattern, replacement in SPELLINGS:
             text = pattern.sub(replacement, text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
-        if text.count("$") % 2:
-            text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
+        money = re.search(r"\$(?!\s?[\d.])", text) is None  # each dollar sign is a currency
+        if money or text.count("$") % 2:
+            text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=0 if money else 1)
         text = (
             INNER_DOLLAR.sub(" ", text)
             .replace("$", "")

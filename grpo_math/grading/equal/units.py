@@ -54,7 +54,7 @@ _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 # Words that change the value before or after them.
-_CHANGES = (NUMBER_WORDS | _PARTS).union(
+CHANGES = (NUMBER_WORDS | _PARTS).union(
     """
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
 most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
@@ -122,6 +122,7 @@ def measure(text: str) -> Unit | None:
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         exponent, slash, word = token.groups()
         lower = (word or "").lower()
+        further = token is not tokens[0] and sign > 0 and len(word or "") > 1  # only a first word may be variables
         after_rate = sign < 0 and len(written) > 1 and word in ("h", "d", "l")  # km/h, but m/h may be two variables
         if exponent or lower in ("squared", "cubed"):
             if not last:  # "5 squared" is 25
@@ -133,7 +134,7 @@ def measure(text: str) -> Unit | None:
             power = _POWERS[lower]
         elif word in ("C", "F") and last == "degree":
             unit = {"celsius" if word == "C" else "fahrenheit": 1}
-        elif lower in _CHANGES or word in _LETTERS or not (inside or after_rate or _may_follow(word)):
+        elif lower in CHANGES or word in _LETTERS or not (inside or after_rate or further or _may_follow(word)):
             return None
         elif (name := _named(word)) and not (lower == "in" and following and _is_noun(following[3])):
             unit[name] = unit.get(name, 0) + sign * power
