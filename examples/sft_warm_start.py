@@ -1,6 +1,6 @@
 """Supervised fine-tuning on the correct completions of a run, before another GRPO run.
 
-grpo-math select runs/demo --right --to sft.jsonl
+grpo-math select runs/demo --to sft.jsonl
 python examples/sft_warm_start.py --model MODEL --data sft.jsonl --output_dir runs/sft
 grpo-math train --config RECIPE --model_name_or_path runs/sft
 """

@@ -109,8 +109,8 @@ COMMANDS = {
     "select": Command(
         "report.selected",
         "Write a run's completions as data for TRL's SFTTrainer.",
-        "RUN_DIR --to FILE [--right]",
-        ("grpo-math select runs/demo --right --to sft.jsonl", "grpo-math select runs/demo --to all.jsonl"),
+        "RUN_DIR --to FILE [--per_problem N] [--min_reward R] [--all]",
+        ("grpo-math select runs/demo --to sft.jsonl", "grpo-math select runs/demo --all --to all.jsonl"),
     ),
     "export": Command(
         "report.merged",
@@ -170,7 +170,7 @@ def _run(argv: list[str]) -> int:
             print(completion())
         return 0
     name, *words = argv
-    require_choice("command", name, tuple(COMMANDS))
+    require_choice("command", name, ("help", *COMMANDS))
     command = COMMANDS[name]
     streams.quiet()
     # The words after -- are for another program.

@@ -1,13 +1,14 @@
 r"""`grpo-math attack`: what the rewards pay for completions that know nothing, compared with a right answer.
 
 An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
-number of the problem, or no answer. The others offer k candidates, of which one is the gold answer, at each position
-equally often. Right answers are written in the same way, in every known form. The form that is paid most is the
-measure, and the attacks use that form.
+number of the problem, or no answer. Some repeat a formula of the problem. The others offer k candidates, of which one
+is the gold answer, at each position equally often. Right answers are written in the same way, in every known form. The
+form that is paid most is the measure, and the attacks use that form.
 
 The check fails if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
-happens to be right, if k candidates get more than one guess among them, or if attacks were left out for lack of time.
-Only the weighted sum is judged.
+happens to be right, if a repeated formula is paid on more than `HOLE` of the problems, because a policy can learn that,
+if k candidates get more than one guess among them, or if attacks were left out for lack of time. Only the weighted sum
+is judged.
 
 Does not ask a model, and does not find a hole that none of these texts has.
 """
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context
 from functools import partial
+from itertools import compress
 from statistics import fmean, mode
 from typing import Any, NamedTuple
 
@@ -35,8 +37,9 @@ from grpo_math.settings.shipped import target_options
 
 SECONDS = 20.0
 PROBLEMS = 64
-FEWEST, TEXTS = 4, 160  # problems of a slow reward; completions for each problem, at most
+FEWEST, SLOW = 4, 0.005  # problems of a slow reward, and the seconds for a completion that make it slow
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
+CHANCE, HOLE = 0.02, 0.2  # of the problems: a repeated formula may be the answer on some of them
 CANDIDATES = (2, 4)
 EXACT = Context(prec=5000)  # digits
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
@@ -45,22 +48,40 @@ THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calc
 PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|(\d+(?: ?[-+*/] ?\d+)+)", re.DOTALL)
+FORMULA = re.compile(
+    r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|(\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
+    r"|\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",
+    re.DOTALL,
+)
+# Ways to repeat a formula: a form, and a pattern of the formula with its replacement.
+RESTATED = [
+    *((form, "", "") for form in ("ANSWER", "ANSWER = x", "ANSWER = ANSWER", "total = ANSWER", "answer: ANSWER")),
+    *((form, "", "") for form in ("(ANSWER)", "|ANSWER|", r"\text{ANSWER}", r"\boxed{ANSWER}", "ANSWER (dollars)")),
+    *((PLAIN, r"\+", sign) for sign in ("＋", "plus")),
+    *((PLAIN, r"(\d+) ?/ ?(\d+)", ratio) for ratio in (r"\1 : \2", r"\\frac{\1}{\2}")),
+    *((PLAIN, r"(\d+)", number) for number in (r"$\1", r"\1 − 0", r"\1/1")),
+]
+EXAMPLE = {"problem": "48 / 2 + 26"}
 HOW_MANY = re.compile(r"[Hh]ow many (?:more |fewer |total )?([a-z]{3,})")
 VALUES = ("in dollar signs", "as a fraction", "as a fraction in LaTeX", "as a decimal", "with its unit")
-REMEDY = "grpo-math attack shows the texts; pay the format only with a correct answer (rewards: [gated])"
+REMEDY = (
+    "grpo-math attack shows the texts; pay for one number (rewards: [gsm8k], or a format that asks for one), and pay a "
+    "format only with a correct answer (rewards: [gated])"
+)
 
 
 class Attack(NamedTuple):
     """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
 
-    With ``candidates`` 0 a text knows nothing. Otherwise it offers this many answers, and one is the gold answer.
+    With ``candidates`` 0 a text knows nothing. Otherwise it offers this many answers, and one is the gold answer. With
+    ``restated`` it repeats a formula of the problem.
     """
 
     name: str
     form: str
     answers: Callable[[Any], list[str]]
     candidates: int = 0
+    restated: bool = False
 
     def texts(self, rows: Sequence[Any]) -> list[tuple[Any, str]]:
         """Return each text with its problem."""
@@ -84,10 +105,11 @@ def check(setup: Setup) -> Iterator[Finding]:
     # golds() has reported gold answers that cannot be graded.
     if setup.settings["rewards"] and gradable(setup, 1):
         result = attack(setup)
-        message = "; ".join(result["faults"]) or result["best"]
+        message = "; ".join(result["faults"]) or result["chance"] or result["best"]
         # rewards() has reported rewards that do not pay a right answer more.
         if result["right"] > result["wrong"] + SURE:
-            yield Finding("info", f"attacked: {message}") if result["ok"] else Finding("warning", message, REMEDY)
+            fine = result["ok"] and not result["chance"]
+            yield Finding("info", f"attacked: {message}") if fine else Finding("warning", message, REMEDY)
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -101,7 +123,9 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"a completion takes {result['seconds']:.1g} seconds; {result['none']} rewards of right answers are None"
     changed = ", ".join(result["changes"])
     yield f"the rewards change {changed}" if changed else "the rewards are the same in any order and batch"
+    yield from [f"warning: {result['chance']}"] * bool(result["chance"])
     yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
+    yield from [f"what to do: {REMEDY}"] * bool(result["faults"] or result["chance"])
 
 
 def attack(setup: Setup) -> dict[str, Any]:
@@ -110,44 +134,49 @@ def attack(setup: Setup) -> dict[str, Any]:
     setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
     errors: dict[str, str] = {}
     forms = [Attack(name, form, lambda row: [row["answer"]]) for name, form in forms_by_name(setup).items()]
-    # A slow reward gets fewer problems. The first call may load something, so the second is measured.
+    # The first call may load something, so the second is measured.
     for _ in range(2):
         started = time.monotonic()
         pay(setup, errors, forms[0], rows[:FEWEST])
     seconds = (time.monotonic() - started) / min(FEWEST, len(rows))
-    rows = rows[: max(FEWEST, int(SECONDS / 2 / TEXTS / seconds))]
+    rows = rows[:FEWEST] if seconds > SLOW else rows
 
     paid = {one.name: pay(setup, errors, one, rows) for one in forms}
     best = max(forms, key=lambda one: mean(paid[one.name]))
     values = [best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES]
     paid |= {one.name: pay(setup, errors, one, rows) for one in values}
     wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
-    # A reward of 0 for a right answer and below 0 for a wrong one is measured from the wrong one.
-    top = mean(paid[best.name])
-    zero = 0.0 if top > 0 else min(0.0, wrong)
+    # A wrong answer that costs something, as with rewards of -1 and 1, is the zero.
+    top, zero = mean(paid[best.name]), min(0.0, wrong)
 
     def share(reward: float) -> float:
         return (reward - zero) / (top - zero or 1.0)
 
     # Not every problem has a number or a formula.
-    planned = [one for one in (*blind(rows, forms, best, setup), *undecided(best)) if one.texts(rows)]
+    planned = [*blind(rows, forms, best, setup), *restated(best), *undecided(best)]
+    planned = [one for one in planned if one.texts(rows)]
     attacks: list[dict[str, Any]] = []
     for one in planned:
         if time.monotonic() < end:
             attacks.append(judged(setup, errors, one, rows, share, max(0.0, share(wrong))))
     left_out = len(planned) - len(attacks)
     attacks.sort(key=lambda one: one["allowed"] - one["share"])
+    chance = [one for one in attacks if one["restated"] and CHANCE < one["share"] <= HOLE]
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
         *errors.values(),
-        *[in_words(one) for one in attacks[:1] if one["share"] > one["allowed"]],
+        # The worst of each kind: a repeated formula must not hide another hole.
+        *{one["restated"]: in_words(one) for one in reversed(attacks) if one["share"] > one["allowed"]}.values(),
         *[f"{left_out} attacks were left out after {SECONDS:g} seconds"] * bool(left_out),
     ]
     return {
         "ok": not faults,
         "faults": faults,
+        "chance": in_words(max(chance, key=lambda one: one["share"])) if chance else "",
         # The best attack without candidates: a guess among candidates may be paid correctly.
-        "best": in_words(min(attacks, key=lambda one: (one["candidates"], -one["share"]))) if attacks else "",
+        "best": in_words(min(attacks, key=lambda one: (one["restated"], one["candidates"], -one["share"])))
+        if attacks
+        else "",
         "rows": len(rows),
         "form": best.name,
         "right": top,
@@ -160,6 +189,10 @@ def attack(setup: Setup) -> dict[str, Any]:
     }
 
 
+def _unlike_a_guess(one: dict[str, Any]) -> tuple[bool, int, float]:
+    return one["restated"], one["candidates"], -one["share"]
+
+
 def judged(
     setup: Setup,
     errors: dict[str, str],
@@ -169,16 +202,21 @@ def judged(
     wrong: float,
 ) -> dict[str, Any]:
     """Return the result of one attack. ``wrong``: a wrong answer's share."""
-    right = 1 / one.candidates if one.candidates else right_share(setup, one, rows)
+    sums, texts = pay(setup, errors, one, rows), one.texts(rows)
+    paid = [share(reward or 0.0) > (1 + wrong) / 2 for reward in sums]
+    on = sum(paid) / len(rows)
+    right = on if one.restated else 1 / one.candidates if one.candidates else right_share(setup, one, rows)
     # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
-    allowed = right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
+    allowed = HOLE if one.restated else right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
     return {
         "name": one.name,
         "candidates": one.candidates,
-        "share": share(mean(pay(setup, errors, one, rows))),
+        "restated": one.restated,
+        "share": on if one.restated else share(mean(sums)),
         "right": right,
+        "wrong": wrong,
         "allowed": allowed,
-        "text": one.texts(rows)[0][1],
+        "text": next(compress(texts, paid), texts[0])[1],
     }
 
 
@@ -201,6 +239,9 @@ def mean(sums: Sequence[float | None]) -> float:
 
 def in_words(result: dict[str, Any]) -> str:
     """Return the result of one attack in a line."""
+    if result["restated"]:
+        share = f"{result['share']:.1%} of the problems ({result['name']})"
+        return f"an answer that repeats the problem is paid on {share}; a wrong answer gets {result['wrong']:.0%}"
     author = "an undecided answer" if result["candidates"] else "an answer that knows nothing"
     share = f"{result['share']:.0%} of a right answer's reward"
     return f"{author} gets {share} ({result['name']}, right on {result['right']:.0%})"
@@ -282,7 +323,6 @@ def blind(rows: Sequence[Any], forms: Sequence[Attack], best: Attack, setup: Set
         ),
         Attack("the first number of the problem", form, lambda row: numbers(row)[:1]),
         Attack("the last number of the problem", form, lambda row: numbers(row)[-1:]),
-        Attack("the first formula of the problem in a box", BOX, lambda row: formulas(row)[:1]),
         Attack("another problem's solution", solved, lambda row: [str(others[row["id"]][column])]),
         *(one._replace(name=f"the form {one.name} without an answer", answers=always("")) for one in forms),
     ]
@@ -303,6 +343,22 @@ def formulas(row: Any) -> list[str]:
     (['x = 3', '2x'], ['24 + 26'])
     """
     return ["".join(groups) for groups in FORMULA.findall(row["problem"])]
+
+
+def restated(best: Attack) -> list[Attack]:
+    """Return the attacks that repeat the first formula of the problem."""
+    ways = {f"the first formula as in {repeated(*way, EXAMPLE)[0]}": (best.form, way) for way in RESTATED}
+    ways["the first formula of the problem in a box"] = (BOX, RESTATED[0])
+    return [Attack(name, form, partial(repeated, *way), restated=True) for name, (form, way) in ways.items()]
+
+
+def repeated(form: str, old: str, new: str, row: Any) -> list[str]:
+    """Return the first formula of a problem in a form, with a pattern of it replaced.
+
+    >>> repeated("ANSWER = x", r"\\+", "plus", {"problem": "What is 24 + 26?"})
+    ['24 plus 26 = x']
+    """
+    return [form.replace(PLAIN, re.sub(old, new, one)) for one in formulas(row)[:1] if re.search(old, one)]
 
 
 def undecided(best: Attack) -> list[Attack]:

@@ -26,6 +26,7 @@ LONGER = 1.3  # times the length at the start, with an accuracy that does not ri
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
 MOST_CUT = 0.5  # of the completions, in a run that has only begun
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
+EXCLUDES_5_PERCENT = 59  # completions without a correct one: with 5%, that happens once in 20 times
 LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
@@ -222,10 +223,18 @@ def truncation(run: RunSeries) -> Symptom | None:
 
 
 def none_correct(run: RunSeries) -> Symptom | None:
-    """No completion is correct in any line, although the rewards depend on verdicts."""
+    """No completion is correct in any line, although the rewards depend on verdicts.
+
+    There are at least `EXCLUDES_5_PERCENT` completions, if the settings say how many a step has.
+    """
     right = run.series(metrics.ACCURACY)
     is_user_reward = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
     if is_user_reward or not right.values or max(right.values):
+        return None
+    per_step = run.get("prompts_per_step", 0) * run.get("num_generations", 0)
+    per_step = per_step or run.get("per_device_train_batch_size", 0) * run.get("gradient_accumulation_steps", 1)
+    completions = right.steps[-1] * per_step
+    if 0 < completions < EXCLUDES_5_PERCENT:
         return None
     return Symptom(f"0% in {right.span}", "dataset: another")
 

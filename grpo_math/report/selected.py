@@ -2,7 +2,9 @@
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
@@ -10,29 +12,57 @@ from grpo_math.reading import near, read_table
 from grpo_math.report.run_dir import completion_files
 from grpo_math.run.streams import Answer
 
+KEPT = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", help="a run with logged completions")
-    parser.add_argument("--right", action="store_true", help="only completions with a correct answer")
     parser.add_argument("--to", metavar="FILE", required=True, help="the .jsonl file to write")
+    parser.add_argument("--right", action="store_true", help="the default: correct, in the format, not cut off")
+    parser.add_argument("--all", action="store_true", help="wrong, malformed and cut completions, too")
+    parser.add_argument(
+        "--per_problem", type=int, default=4, metavar="N", help="at most N completions (4); 0: no limit"
+    )
+    parser.add_argument("--min_reward", type=float, metavar="R", help="only completions with at least this reward")
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Write each different completion once, as a row with prompt and completion."""
-    file = Path(args.to)
+    """Write each different completion that is worth learning once, as a row with prompt and completion."""
+    file, run_dir = Path(args.to), Path(args.run_dir)
     if file.exists():
         raise ConfigError("to", args.to, "exists", "name a new file")
-    selected = (
-        {name: row[name] for name in ("prompt", "completion")}
-        for path in completion_files(Path(args.run_dir))
-        for _, row in read_table(path)
-        if not args.right or row.get("verdict") == Verdict.CORRECT
-    )
-    # A dict is a set that keeps the order.
-    lines = dict.fromkeys(json.dumps(row, ensure_ascii=False) for row in selected)
+    if not run_dir.is_dir():
+        raise ConfigError("run_dir", args.run_dir, "is not a folder", near(run_dir) or "name the folder of a run")
+    lines: dict[str, None] = {}  # a dict is a set that keeps the order
+    left_out, of_problem = Counter[str](), Counter[str]()
+    for row in (row for path in completion_files(run_dir) for _, row in read_table(path)):
+        line, problem = (json.dumps({n: row[n] for n in names}, ensure_ascii=False) for names in (KEPT, KEPT[:1]))
+        reason = _unworthy(row, args) or "repeated" * (line in lines)
+        if not reason and not args.all and 0 < args.per_problem <= of_problem[problem]:
+            reason = f"more than {args.per_problem} of a problem"
+        if reason:
+            left_out[reason] += 1
+        else:
+            lines[line] = None
+            of_problem[problem] += 1
+    counts = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
     if not lines:
-        reason = f"has no {'correct ' if args.right else ''}completions"
-        logged = "train with log_completions, on data with gold answers"
-        raise ConfigError("run_dir", args.run_dir, reason, near(args.run_dir) or logged)
+        reason = f"has no completions to select ({counts})" if counts else "has no completions"
+        raise ConfigError("run_dir", args.run_dir, reason, "train with log_completions, on data with gold answers")
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Answer({"file": args.to, "rows": len(lines)}, f"selected {len(lines):,} completions: {args.to}")
+    text = f"selected {len(lines):,} completions: {args.to}" + f"\nleft out: {counts}" * bool(counts)
+    return Answer({"file": args.to, "rows": len(lines), "left_out": dict(left_out)}, text)
+
+
+def _unworthy(row: dict[str, Any], args: argparse.Namespace) -> str:
+    """Return the reason to leave a completion out, or ""."""
+    reward = row.get("reward")
+    reasons = {
+        "not correct": row.get("verdict") != Verdict.CORRECT and not args.all,
+        # A run without a format has True or None.
+        "outside the format": row.get("in_format") is False and not args.all,
+        "cut at the limit": bool(row.get("truncated")) and not args.all,
+        f"below the reward {args.min_reward}": args.min_reward is not None
+        and not (reward is not None and reward >= args.min_reward),
+    }
+    return next((reason for reason, found in reasons.items() if found), "")

@@ -55,6 +55,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     # On a loaded machine, no attack is left out for lack of time.
     monkeypatch.setattr(attack, "SECONDS", 600.0)
+    return tmp_path
 
 
 def attacked(capsys, *words: str) -> tuple[int, dict]:
@@ -94,6 +95,36 @@ def test_a_hole_is_found_with_its_text_and_its_share(name, found, here, capsys):
     assert (code, result["ok"]) == (1, False)
     assert re.search(found, worst["name"]), worst
     assert worst["share"] > worst["allowed"]
+
+
+def test_repeated_calculations_that_are_paid_on_most_problems_are_a_hole(capsys, monkeypatch):
+    monkeypatch.setattr(attack, "PROBLEMS", 8)
+    words = ["--dataset", "generated:sums"]
+    assert main(["attack", "accuracy", *words, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert [one["restated"] for one in result["attacks"][:3]] == [True] * 3
+    assert re.match(r"an answer that repeats the problem is paid on 100.0% of the problems", result["faults"][0])
+    assert main(["attack", "accuracy", *words]) == 1
+    assert "what to do: " in capsys.readouterr().out
+    assert main(["attack", "gsm8k", *words, "--json"]) == 0
+    one_number = json.loads(capsys.readouterr().out)
+    assert one_number["rows"] == result["rows"]
+    assert {one["share"] for one in one_number["attacks"] if one["restated"]} == {0}
+
+
+@pytest.mark.parametrize(("answers", "code", "chance"), [(1, 0, True), (0, 0, False), (6, 1, False)])
+def test_a_formula_that_is_the_answer_of_a_few_problems_is_a_warning(answers, code, chance, here, capsys):
+    rows = [{"problem": f"Let ${1200 + i}$ be a number.", "answer": str(1200 + i + (i >= answers))} for i in range(20)]
+    (here / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert attacked(capsys, "own_functions:exact")[0] == code
+    _, result = attacked(capsys, "own_functions:exact")
+    assert bool(result["chance"]) == chance
+    assert not chance or re.search("paid on 5.* of the problems .* a wrong answer gets 0%", result["chance"])
+
+
+def test_rewards_below_0_are_measured_from_a_wrong_answer(here, capsys):
+    _, result = attacked(capsys, "own_functions:signed")
+    assert {one["share"] for one in result["attacks"] if not one["candidates"]} == {0, 1 / 8}  # one gold answer of 8
 
 
 @pytest.mark.parametrize(
@@ -137,7 +168,7 @@ def test_without_time_for_every_attack_the_answer_is_no(here, capsys, monkeypatc
 
 @pytest.mark.slow
 def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
-    monkeypatch.setattr(attack, "SECONDS", 0.5)
+    monkeypatch.setattr(attack, "SLOW", 0.001)
     _, result = attacked(capsys, "own_functions:slow")
     assert result["rows"] == attack.FEWEST
 

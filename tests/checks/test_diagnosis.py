@@ -213,6 +213,12 @@ EDGES = [
     ("truncation", {}, steady(truncated=0.21), steady(truncated=0.2)),
     ("truncation", {}, steady(truncated=0.51, steps=1), steady(truncated=0.5, steps=1)),  # as the first rollout warns
     ("none_correct", {}, steady(accuracy=0.0, steps=1), steady(accuracy=0.01, steps=1)),
+    (  # 59 completions without a correct one exclude 5%
+        "none_correct",
+        {"prompts_per_step": 4},
+        steady(accuracy=0.0, steps=2),
+        steady(accuracy=0.0, steps=1),
+    ),
     ("none_correct", {"rewards": ["a:b", "gsm8k"]}, steady(accuracy=0.0), steady(accuracy=then(0.0, 0.01, at=79))),
     ("eos_mismatch", {"max_completion_length": 256}, steady(accuracy=0.0, truncated=0.999), steady(truncated=0.998)),
     ("eos_mismatch", {"max_completion_length": 255}, steady(truncated=1.0), steady(accuracy=0.0, truncated=1.0)),

@@ -11,9 +11,9 @@ and limits, which Math-Verify reads.
 
 import re
 from fractions import Fraction
+from itertools import chain
 
 from grpo_math.grading.equal import notation
-from grpo_math.grading.equal.matrices import read_matrix
 from grpo_math.grading.equal.notation import ASCII_LETTERS, DIGITS
 from grpo_math.grading.equal.scanner import (
     Scanner,
@@ -35,6 +35,7 @@ from grpo_math.grading.equal.tree import (
     Either,
     Factorial,
     List,
+    Matrix,
     MinusPlus,
     Number,
     Percent,
@@ -278,7 +279,7 @@ class _Reader(Scanner):
                 return Set(())
             return self.members("\\}")
         if self.peek("\\begin"):
-            return read_matrix(self)
+            return self.matrix()
         command = self.match(notation.COMMAND)
         if command is None:
             raise Unreadable("a stray backslash")
@@ -308,6 +309,24 @@ class _Reader(Scanner):
         if name not in notation.GREEK:
             raise Unreadable(f"\\{name} is not of this grammar")
         return self.named(name)
+
+    def matrix(self) -> Tree:
+        """Read a matrix, or a determinant."""
+        environment = self.match(notation.MATRIX)
+        if environment is None:
+            raise Unreadable("an environment that is no matrix")
+        rows: list[list[Tree]] = [[self.sum()]]
+        while sign := self.take("&", "\\\\"):
+            if sign == "&":
+                rows[-1].append(self.sum())
+            elif self.peek("\\end"):
+                break
+            else:
+                rows.append([self.sum()])
+        self.need("\\end")
+        self.need("{" + environment[1] + "}")
+        matrix = Matrix(tuple(chain(*rows)), tuple(map(len, rows)))
+        return Call((matrix,), "det") if environment[1] in ("vmatrix", "Vmatrix") else matrix
 
     def call(self, name: str) -> Tree:
         name = notation.ALIASES.get(name, name)

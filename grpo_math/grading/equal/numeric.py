@@ -23,8 +23,8 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
+from grpo_math.grading.equal.exact import is_rounded_or_cut, places
 from grpo_math.grading.equal.notation import FUNCTIONS
-from grpo_math.grading.equal.rounding import is_rounded_or_cut, places
 from grpo_math.grading.equal.structure import Rules, exact_leaf
 from grpo_math.grading.equal.tree import (
     DIFFERENT,

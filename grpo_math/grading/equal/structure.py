@@ -18,9 +18,8 @@ from fractions import Fraction
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-from grpo_math.grading.equal.exact import rational
+from grpo_math.grading.equal.exact import is_rounded, rational, stands_for
 from grpo_math.grading.equal.relations import as_union, difference, equation_members, resolved, sides, values
-from grpo_math.grading.equal.rounding import is_rounded, stands_for
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
