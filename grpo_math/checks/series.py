@@ -22,6 +22,7 @@ from grpo_math.run import metrics
 from grpo_math.run.history import number, settled
 
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
+SKIPPED_SHARE = 0.25  # of the groups; a group without signal has a lower entropy than others
 RISE = 0.1  # of the reward's range; a run whose rise is clearly below it (two standard errors) counts as not rising
 SATURATED = 0.85  # of the reward's range; above it, a flat reward counts as full
 SURE = 2.0  # standard errors of a stated bound
@@ -121,6 +122,13 @@ class RunSeries:
     def comparable(self) -> bool:
         """True if early and late rewards can be compared: no resampling chose the problems by reward."""
         return not self.get("resample_groups", 0)
+
+    @cached_property
+    def skips_others(self) -> bool:
+        """True if updates skip another share of the groups than at first: `entropy` is then of other completions."""
+        skips = self.get("pack_updates", True) and not self.get("beta", 0.0)
+        change = self.change(metrics.DEGENERATE)
+        return bool(skips and change and abs(change.rise) > SKIPPED_SHARE)
 
     @cached_property
     def evaluations(self) -> list[tuple[int, float, float]]:

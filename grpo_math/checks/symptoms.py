@@ -168,7 +168,7 @@ def entropy_collapse(run: RunSeries) -> Symptom | None:
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
     # The first lines only: in a healthy run, too, the entropy falls fast.
     before = entropy.first(WINDOW // 2).level
-    if change is None or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
+    if change is None or run.skips_others or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
     words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
     return Symptom(words, "entropy_coef: 0.001")
@@ -177,7 +177,7 @@ def entropy_collapse(run: RunSeries) -> Symptom | None:
 def entropy_rises(run: RunSeries) -> Symptom | None:
     """The entropy is clearly above `ENTROPY_ROSE` times its start, and the reward clearly does not rise."""
     entropy, change = run.change(metrics.ENTROPY), run.not_rising
-    if entropy is None or change is None or not _grew(entropy, ENTROPY_ROSE):
+    if entropy is None or change is None or run.skips_others or not _grew(entropy, ENTROPY_ROSE):
         return None
     setting = "entropy_coef: 0.0" if run.get("entropy_coef", 0.0) else run.learning_rate(0.3)
     return Symptom(f"entropy {entropy.words} nats; reward {change.words}", setting)

@@ -99,7 +99,11 @@ PLOTS = (
         "Share of groups whose rewards are all equal: they have no gradient.",
         ((metrics.DEGENERATE, "rewards equal"), (metrics.ALL_RIGHT, "all correct"), (metrics.ALL_WRONG, "all wrong")),
     ),
-    Plot("Entropy", "Entropy of the policy per completion token.", ((metrics.ENTROPY, "entropy"),)),
+    Plot(
+        "Entropy",
+        "Entropy of the policy per token, without completions whose advantage is 0.",
+        ((metrics.ENTROPY, "entropy"),),
+    ),
     Plot("KL to the reference", "KL divergence to the reference per token.", ((metrics.KL, "KL"),)),
     Plot(
         "Clipped tokens",

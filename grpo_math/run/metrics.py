@@ -130,7 +130,7 @@ METRICS: dict[str, Metric] = {
     ),
     RATIO: Metric("1", "mean importance ratio per token (current by sampling policy); 1 on policy"),
     APPROX_KL: Metric("nats", "KL of the sampling policy to the current one per token (k3); 0 on policy"),
-    ENTROPY: Metric("nats", "entropy of the policy per completion token"),
+    ENTROPY: Metric("nats", "entropy of the policy per token, without completions whose advantage is 0"),
     SAMPLER_DIFFERENCE: Metric("nats", "mean distance of vLLM's log-probs from the trainer's", "sampler"),
     DROPPED_TOKENS: Metric("share", "tokens to which the correction of vLLM's log-probs gives weight 0", "correction"),
     DROPPED_COMPLETIONS: Metric("share", "completions whose tokens all have weight 0", "correction"),

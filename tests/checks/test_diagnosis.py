@@ -197,10 +197,37 @@ EDGES = [
     ("kl_explosion", {}, steady(kl=5.0), changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5)),
     ("kl_not_zero_at_start", {}, steady(kl=-0.012), steady(kl=0.01)),
     ("kl_not_zero_at_start", {"logging_steps": None}, steady(kl=0.05), steady(kl=then(None, 0.05, 1))),
-    ("entropy_collapse", {}, steady(entropy=then(1.0, 0.2)), steady(entropy=then(1.0, 0.21))),
-    ("entropy_collapse", {}, steady(entropy=then(1.0, 0.2, 5)), steady(entropy=then(1.0, 0.2, 2))),
-    ("entropy_rises", {}, steady(entropy=then(1.0, 1.45)), steady(entropy=then(1.0, 1.35))),
-    ("entropy_rises", {}, steady(entropy=then(1.0, 1.6)), changed(entropy=then(1.0, 1.6))),
+    (
+        "entropy_collapse",
+        {},
+        steady(degenerate=0.3, entropy=then(1.0, 0.2)),
+        steady(degenerate=0.3, entropy=then(1.0, 0.21)),
+    ),
+    (
+        "entropy_collapse",
+        {},
+        steady(degenerate=0.3, entropy=then(1.0, 0.2, 5)),
+        steady(degenerate=0.3, entropy=then(1.0, 0.2, 2)),
+    ),
+    (
+        "entropy_collapse",
+        {},
+        steady(degenerate=0.3, entropy=then(1.0, 0.2)),
+        steady(degenerate=then(0.3, 0.6), entropy=then(1.0, 0.2)),  # of other completions
+    ),
+    (
+        "entropy_rises",
+        {"pack_updates": False},
+        steady(degenerate=then(0.6, 0.3), entropy=then(1.0, 1.45)),  # of all completions
+        steady(degenerate=then(0.6, 0.3), entropy=then(1.0, 1.35)),
+    ),
+    (
+        "entropy_rises",
+        {},
+        steady(degenerate=0.3, entropy=then(1.0, 1.45)),
+        steady(degenerate=0.3, entropy=then(1.0, 1.35)),
+    ),
+    ("entropy_rises", {}, steady(degenerate=0.3, entropy=then(1.0, 1.6)), changed(entropy=then(1.0, 1.6))),
     ("length_without_accuracy", {}, steady(length_mean=then(100, 140)), steady(length_mean=then(100, 125))),
     ("length_without_accuracy", {}, steady(length_mean=then(100, 140)), changed(length_mean=then(100, 140))),
     (
@@ -368,21 +395,21 @@ WORDS = [
     (
         "entropy_collapse",
         {},
-        steady(entropy=then(1.0, 0.1)),
+        steady(degenerate=0.3, entropy=then(1.0, 0.1)),
         f"1 nats at first, 0.1 in {NEWEST}; reward {FLAT_WORDS}",
         "entropy_coef: 0.001",
     ),
     (
         "entropy_rises",
         {},
-        steady(entropy=then(1.0, 2.0)),
+        steady(degenerate=0.3, entropy=then(1.0, 2.0)),
         f"entropy 1.00 in {EARLY}, 2.00 in {LATE} nats; reward {FLAT_WORDS}",
         "learning_rate: 3e-05",
     ),
     (
         "entropy_rises",
         {"entropy_coef": 0.05},
-        steady(entropy=then(1.0, 2.0)),
+        steady(degenerate=0.3, entropy=then(1.0, 2.0)),
         f"entropy 1.00 in {EARLY}, 2.00 in {LATE} nats; reward {FLAT_WORDS}",
         "entropy_coef: 0.0",
     ),
