@@ -26,7 +26,7 @@ TEMPERATURE = 0.6  # of the samples, if the evaluation is greedy: AIME's
 # The 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom.
 T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 SEEDS = "the interval is over problems, not over seeds: another seed may give another difference"
-COMMAND = "grpo-math evaluate --run RUN --data DATA --probe"
+EVALUATE = "grpo-math evaluate --run RUN --data DATA"
 
 
 class Line(NamedTuple):
@@ -142,57 +142,59 @@ def meaning(
     before: Results | None, after: Results | None, comparison: Mapping[str, Any] | None, probe: Mapping[str, Any]
 ) -> list[Line]:
     """Return the four lines of "What this number means". ``comparison``: of before and after, if there is one."""
-    lines = []
-    data = probe.get("data")
+    data, short = probe.get("data"), "memory" in probe and not probe["memory"]
     # Without the folders of this machine: a card is published.
     of_data = f" ({Path(data).name})" if data and data != (after or {}).get("data") else ""
-    if before and after and comparison:
-        lines.append(Line("Skill or form", _form(before, after, comparison)))
-    else:
-        lines.append(Line("Skill or form", "not measured", "grpo-math evaluate --run RUN --data DATA"))
-    if "budget" in probe:
-        equal, table = probe["budget"]["equal_tokens"], probe["budget"]["k"]
-        k, last = equal["k"], table[str(probe["budget"]["samples"])]["pass@k"]
-        text = (
-            f"the trained model is right in {equal['trained']:.1%} with {equal['trained_tokens']:.0f} tokens a "
-            f"problem, the base's maj@{k} in {equal['base']:.1%} with {equal['base_tokens']:.0f}: {points(equal)}; "
-            f"pass@{probe['budget']['samples']} is {last['base']:.1%} and {last['trained']:.1%}"
-        )
-        lines.append(Line(f"At as many tokens{of_data}", text))
-    else:
-        lines.append(Line("At as many tokens", "not measured", COMMAND))
-    if probe.get("memory"):
-        base, trained, zero = (*probe["memory"]["problems"].values(), probe["memory"]["control"]["base"])
-        low, high = base["ci95"]
-        text = (
-            f"the base continues {base['share']:.1%} of {base['n']} problems word by word (95% interval {low:.1%} to "
-            f"{high:.1%}), the trained model {trained['share']:.1%}; of problems that nobody can know, the base "
-            f"continues {zero['share']:.1%}"
-        )
-        lines.append(Line(f"Known by heart{of_data}", text))
-    else:
-        short = "not measured" + (": the problems are too short" if "memory" in probe else "")
-        lines.append(Line("Known by heart", short, COMMAND))
-    if seeds := probe.get("seeds"):
-        lines.append(Line("Other seeds", f"{points(seeds)} over {seeds['n']} seeds"))
-    else:
-        lines.append(Line("Other seeds", f"not measured; {SEEDS}", "grpo-math report RUN RUN RUN"))
-    return lines
+    lines = [
+        ("Skill or form", _form(before, after, comparison) if before and after and comparison else "", EVALUATE),
+        (f"At as many tokens{of_data}", _budget(probe["budget"]) if "budget" in probe else "", f"{EVALUATE} --probe"),
+        (f"Known by heart{of_data}", _memory(probe["memory"]) if probe.get("memory") else "", f"{EVALUATE} --probe"),
+        ("Other seeds", _seeds(probe["seeds"]) if "seeds" in probe else "", "grpo-math report RUN RUN RUN"),
+    ]
+    reasons = {f"Known by heart{of_data}": ": the problems are too short" if short else "", "Other seeds": f"; {SEEDS}"}
+    return [
+        Line(title, text or f"not measured{reasons.get(title, '')}", "" if text else command)
+        for title, text, command in lines
+    ]
 
 
 def _form(before: Results, after: Results, comparison: Mapping[str, Any]) -> str:
     """Return how much of a difference is skill, how much form, and how many answers were cut."""
-    in_format = comparison["difference_in_format"]
-    form = in_format - comparison["difference"]
-    text = (
-        f"in the format {100 * in_format:+.1f} points: {points(comparison)} from answers that were wrong in any form "
-        f"(skill), and {100 * form:+.1f} points from answers that were right in another form (form)"
-    )
-    if comparison["ci95"][0] <= 0 < comparison["ci95_in_format"][0]:
-        text = f"the run has learned the form, and no skill that shows: {text}"
+    in_format, both = comparison["difference_in_format"], by_problem(before, after)
+    # Right or wrong: a run that is rewarded for the form alone writes it around wrong answers, too.
+    kept = _pair(*([fmean(bool(row.get("in_format")) for row in pair[side]) for pair in both] for side in (0, 1)))
+    is_form = comparison["ci95"][0] <= 0 < kept["ci95"][0]
     return (
-        f"{text}; the length limit cut {cut_share(before):.1%} of the answers before and {cut_share(after):.1%} after"
+        f"{'the run has learned the form, and no skill that shows: ' if is_form else ''}"
+        f"in the format {100 * in_format:+.1f} points: {points(comparison)} from answers that were wrong in any form "
+        f"(skill), and {100 * (in_format - comparison['difference']):+.1f} points from answers that were right in "
+        f"another form (form); {kept['base']:.1%} of all answers kept the format before and {kept['trained']:.1%} "
+        f"after, and the length limit cut {cut_share(before):.1%} and {cut_share(after):.1%}"
     )
+
+
+def _budget(budget: Mapping[str, Any]) -> str:
+    equal, samples = budget["equal_tokens"], budget["samples"]
+    return (
+        f"the trained model is right in {equal['trained']:.1%} with {equal['trained_tokens']:.0f} tokens a "
+        f"problem, the base's maj@{equal['k']} in {equal['base']:.1%} with {equal['base_tokens']:.0f}: "
+        "{}; pass@{} is {base:.1%} and {trained:.1%}".format(
+            points(equal), samples, **budget["k"][str(samples)]["pass@k"]
+        )
+    )
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    base, trained = memory["problems"]["base"], memory["problems"]["trained"]
+    return (
+        f"the base continues {base['share']:.1%} of {base['n']} problems word by word (95% interval "
+        f"{base['ci95'][0]:.1%} to {base['ci95'][1]:.1%}), the trained model {trained['share']:.1%}; of problems that "
+        f"nobody can know, the base continues {memory['control']['base']['share']:.1%}"
+    )
+
+
+def _seeds(seeds: Mapping[str, Any]) -> str:
+    return f"{points(seeds)} over {seeds['n']} seeds"
 
 
 def points(paired: Mapping[str, Any]) -> str:

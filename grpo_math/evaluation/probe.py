@@ -4,8 +4,7 @@ Each part of the probe is an evaluation with a results file of its own, so that 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +13,45 @@ from grpo_math.evaluation.backends import Model
 from grpo_math.evaluation.figures import Results
 from grpo_math.evaluation.results import Output, evaluate
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.generation.request import Request
-from grpo_math.run.bar import Bar
 from grpo_math.run.files import write_json
 
 Rows = Sequence[Mapping[str, Any]]
 SLACK = 8  # tokens more than the end of a problem has
 
 
-@dataclass
-class Probe:
-    """``plans``: data set -> the rows of the parts memory and control. Without plans, nothing is measured."""
+def parts(
+    model: Model, rows: Rows, ends: Mapping[str, Rows], sampling: Sampling, output: Output, request: Request, **how: Any
+) -> dict[str, Results]:
+    """Return the results of several samples of each problem, and of each set of ``ends``, which are asked greedily.
 
-    plans: Mapping[str, Mapping[str, Rows]]
-    samples: int
-    request: Request
-    tools: Toolbox | None = None
-    grade_timeout: float | None = None
-    measured: dict[str, dict[str, dict[str, Results]]] = field(default_factory=dict)  # data set, part, side
-    folders: dict[str, Path] = field(default_factory=dict)
+    ``output``: that of the evaluation itself. ``how``: tools and time limit of the samples.
+    """
 
-    def bar(self, models: int, problems: Mapping[str, int]) -> AbstractContextManager[Any]:
-        """Return one bar for all evaluations of the probe; without a probe True, and each evaluation has a bar."""
-        if not self.plans:
-            return nullcontext(True)
-        # The evaluation itself, the samples, memory and control.
-        total = sum(2 * n + sum(map(len, self.plans[name].values())) for name, n in problems.items())
-        return Bar(total=models * total, desc="evaluating", unit="problem")
+    def part(name: str, rows: Rows, sampling: Sampling, request: Request, **how: Any) -> Results:
+        path = Path(str(output.path)).with_suffix(f".{name}.json")
+        return evaluate(model, rows, sampling, replace(output, path=path, contamination=None), request, **how)
 
-    def measure(self, name: str, side: str, model: Model, rows: Rows, sampling: Sampling, output: Output) -> None:
-        """Evaluate the parts of a data set, after the evaluation with these settings."""
-        if not self.plans:
-            return
-        file = Path(str(output.path))
-        self.folders[name] = file.parent
-        heat = sampling.temperature or meaning.TEMPERATURE
-        parts = self.measured.setdefault(name, {"samples": {}, "memory": {}, "control": {}})
-        drawn = replace(sampling, samples=self.samples, temperature=heat)
-        parts["samples"][side] = evaluate(
-            model,
-            rows,
-            drawn,
-            replace(output, path=file.with_suffix(".samples.json"), contamination=None),
-            self.request,
-            tools=self.tools,
-            grade_timeout=self.grade_timeout,
-        )
-        # Plain text continues greedily. Filters, stop strings and grammars of the run are for answers.
-        plain = Request(quantisation=self.request.quantisation, model_init_kwargs=self.request.model_init_kwargs)
-        for part, asked in self.plans[name].items():
-            if asked:
-                ends = model.tokenizer([row["answer"] for row in asked])["input_ids"]
-                greedy = replace(sampling, samples=1, temperature=0.0, max_new_tokens=max(map(len, ends)) + SLACK)
-                path = file.with_suffix(f".{part}.json")
-                parts[part][side] = evaluate(
-                    model,
-                    asked,
-                    greedy,
-                    replace(output, path=path, contamination=None),
-                    plain,
-                    grades=meaning.reproduced,
-                )
+    measured = {"samples": part("samples", rows, sampling, request, **how)}
+    # Filters, stop strings and grammars of the run are for answers, not for plain text.
+    plain = Request(quantisation=request.quantisation, model_init_kwargs=request.model_init_kwargs)
+    for name, asked in ends.items():
+        if asked:
+            longest = max(map(len, model.tokenizer([row["answer"] for row in asked])["input_ids"]))
+            greedy = replace(sampling, samples=1, temperature=0.0, max_new_tokens=longest + SLACK)
+            measured[name] = part(name, asked, greedy, plain, grades=meaning.reproduced)
+    return measured
 
-    def write(self) -> dict[str, Any]:
-        """Write the figures of each data set next to its results, and return them."""
-        figures = {}
-        for name, parts in self.measured.items():
-            samples = parts["samples"]
-            figures[name] = {
-                "data": name,
-                # Also the mark of a file of a run (run/earlier.py).
-                "problems_hash": samples["base"]["problems_hash"],
-                "budget": meaning.budget(samples["base"], samples["trained"]),
-                "memory": meaning.memory(parts["memory"], parts["control"]) if parts["memory"] else None,
-            }
-            write_json(self.folders[name] / meaning.PROBE, figures[name])
-        return figures
+
+def write_figures(data: str, sides: Mapping[str, Mapping[str, Results]]) -> dict[str, Any]:
+    """Write the figures of a probe next to its results, and return them. ``sides``: the `parts` of base and trained."""
+    base, trained = sides["base"]["samples"], sides["trained"]["samples"]
+    ends = [{side: each[name] for side, each in sides.items() if name in each} for name in ("memory", "control")]
+    figures = {
+        "data": data,
+        "problems_hash": base["problems_hash"],  # also the mark of a file of a run (run/earlier.py)
+        "budget": meaning.budget(base, trained),
+        "memory": meaning.memory(*ends) if all(ends) else None,
+    }
+    write_json(Path(base["results"]).with_name(meaning.PROBE), figures)
+    return figures

@@ -23,10 +23,15 @@ LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 def model_path(name: str | None) -> str:
-    """Return a name for `from_pretrained`: the folder of the embedded model, or the name itself."""
+    """Return a name for `from_pretrained`: the folder of the embedded model, a Hub id, or the whole path of a folder.
+
+    A run records this path, and a later command may be called in another folder.
+    """
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    return str(embedded_model()) if name == "embedded" else name
+    if name == "embedded":
+        return str(embedded_model())
+    return os.path.abspath(home(name)) if home(name).is_dir() else name
 
 
 def refuse_missing_folder(field: str, name: str) -> None:

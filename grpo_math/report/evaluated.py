@@ -4,6 +4,7 @@ comparison of base and trained."""
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import folder_name, listed
 from grpo_math.reading import reading
 from grpo_math.report.run_dir import probe_findings
+from grpo_math.run.bar import Bar
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
@@ -134,15 +136,18 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
     plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model
-    from grpo_math.evaluation.probe import Probe
+    from grpo_math.evaluation.probe import parts, write_figures
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
-    probe = Probe(plans, args.probe_samples, run.request, box, run.grade_timeout)
-    with probe.bar(len(run.models), {name: len(rows) for name, (rows, *_) in problems.items()}) as progress:
+    measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
+    # Of each data set: the evaluation itself, the samples, memory and control.
+    total = sum(2 * len(problems[name][0]) + sum(map(len, ends.values())) for name, ends in plans.items())
+    bar = Bar(total=total * len(run.models), desc="evaluating", unit="problem") if plans else nullcontext(True)
+    with bar as progress:
         for side, (model, adapter) in run.models.items():
             # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
             with Model(model, adapter, backend, request=run.request) as opened:
@@ -150,14 +155,15 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
                     sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                     # The files of a run have the same names for each set, so that each set needs its own folder.
                     in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
-                    output = Output(
-                        run.folder.joinpath(*in_run), {"data": name, "split": args.split}, overlap, progress
-                    )
-                    sides[side][name] = evaluate(
-                        opened, rows, sampling, output, run.request, tools=box, grade_timeout=run.grade_timeout
-                    )
-                    probe.measure(name, side, opened, rows, sampling, output)
-    return sides, probe.write()
+                    extra = {"data": name, "split": args.split}
+                    output = Output(run.folder.joinpath(*in_run), extra, overlap, progress)
+                    how = {"tools": box, "grade_timeout": run.grade_timeout}
+                    sides[side][name] = evaluate(opened, rows, sampling, output, run.request, **how)
+                    if args.probe:
+                        heat = temperature or meaning.TEMPERATURE
+                        drawn = replace(sampling, samples=args.probe_samples, temperature=heat)
+                        measured[name][side] = parts(opened, rows, plans[name], drawn, output, run.request, **how)
+    return sides, {name: write_figures(name, of_sides) for name, of_sides in measured.items()}
 
 
 def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

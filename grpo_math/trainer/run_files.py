@@ -98,6 +98,8 @@ class RunFiles(History):
             if not broadcast_from_main(lambda: earlier.in_the_way(self.run_dir, {"adapter": checkpoints.FILES})):
                 with checkpoints.sealed(target, self.trainer.accelerator):
                     self.trainer.save_model(str(target))
+                    # peft writes a form that nobody has filled in. `grpo-math push` writes a card.
+                    (target / "README.md").unlink(missing_ok=True)
             elif state.is_world_process_zero:
                 print(f"kept     {target}, which no run has written: the adapter is not saved there", file=sys.stderr)
         if state.is_world_process_zero:

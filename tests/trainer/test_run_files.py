@@ -43,6 +43,7 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(our
     trainer.train()
     evaluate(trainer, held_out)
     assert from_run.read(str(tmp_path)).models["trained"][1] == str(tmp_path / "adapter")
+    assert not (tmp_path / "adapter/README.md").exists()  # peft's card, in which nothing is filled in
     files = report(tmp_path)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
