@@ -23,14 +23,14 @@ LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
 def model_path(name: str | None) -> str:
-    """Return a name for `from_pretrained`: the folder of the embedded model, a Hub id, or the whole path of a folder.
-
-    A run records this path, and a later command may be called in another folder.
-    """
+    """Return a name for `from_pretrained`: the folder of the embedded model, or the name itself."""
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    if name == "embedded":
-        return str(embedded_model())
+    return str(embedded_model()) if name == "embedded" else name
+
+
+def whole_path(name: str) -> str:
+    """Return the absolute path of a folder, or a Hub id. A run records it for commands in other folders."""
     return os.path.abspath(home(name)) if home(name).is_dir() else name
 
 

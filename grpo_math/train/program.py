@@ -29,7 +29,7 @@ from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.models import check_weights, load_tokenizer, model_path
+from grpo_math.generation.models import check_weights, load_tokenizer, model_path, whole_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
@@ -195,8 +195,7 @@ class TrainingRun:
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         warned = ask(setup, CHECKS)
         rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
-        # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
-        model.model_name_or_path = path = model_path(model.model_name_or_path)
+        path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         broadcast_from_main(lambda: check_weights(path))
         # Not earlier, because a rejected run prints one line.
@@ -212,6 +211,8 @@ class TrainingRun:
             if config.process_index == 0:
                 conclude(config, self.target, self.pushes)
             return False
+        # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
+        model.model_name_or_path = whole_path(path)
         self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         return True

@@ -41,7 +41,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math.algorithm.reference import refuse_lost_reference
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
-from grpo_math.generation.models import model_path
+from grpo_math.generation.models import model_path, whole_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
@@ -97,7 +97,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
-        model = model_path(model) if isinstance(model, str) else model
+        model = whole_path(model_path(model)) if isinstance(model, str) else model
         settings = as_math_config(args)
         speed_ups.forget()
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
