@@ -275,7 +275,7 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
     end, lowered = len(text), text.lower()
     label = _label(*[word for word in (ASCII_LABELS if text.isascii() else LABELS) if word in lowered])
     for match in reversed(list(label.finditer(text, start))):
-        between = _BEFORE_VALUE.match(text, match.end())
+        between = _BEFORE_VALUE.match(text, match.end(), max(end, match.end()))
         behind = between.end() if between else match.end()
         if value := _value_behind(text[behind : min(end, behind + NEAR)], text[match.start() : behind]):
             return [_Mark(match.start(), behind, value, "phrase")]
