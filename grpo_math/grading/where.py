@@ -94,6 +94,8 @@ _UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,
 LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 _LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
+# What may stand between a label and its value. The look-ahead is for speed.
+_BEFORE_VALUE = re.compile(rf"(?:[\s:=】\]*]|[–—-]\s|(?=[^\W\d_]){either('harmless')})*", re.IGNORECASE)
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
 _REMARK = re.compile(
@@ -262,14 +264,9 @@ def _joined(marks: list[_Mark], text: str, near: int = 60) -> list[_Mark]:
 
 @lru_cache(maxsize=1024)
 def _label(*present: str) -> re.Pattern[str]:
-    """Return the pattern of these labels, with what may stand between a label and its value.
-
-    A search for the labels of all languages at once would take longer than everything else.
-    """
+    """Return the pattern of these labels. A search for the labels of all languages at once would take too long."""
     return re.compile(
-        rf"(?:(?<![A-Za-z]){whole_words(present)}(?! (?:in)?correct| right| wrong)|{_LINE_LABEL})"
-        rf"(?:[\s:=】\]*]|[–—-]\s|{either('harmless')})*",
-        re.IGNORECASE,
+        rf"(?:(?<![A-Za-z]){whole_words(present)}(?! (?:in)?correct| right| wrong)|{_LINE_LABEL})", re.IGNORECASE
     )
 
 
@@ -277,10 +274,12 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
     end, lowered = len(text), text.lower()
     label = _label(*[word for word in (ASCII_LABELS if text.isascii() else LABELS) if word in lowered])
-    for phrase in reversed(list(label.finditer(text, start))):
-        if value := _value_behind(text[phrase.end() : min(end, phrase.end() + NEAR)], phrase.group()):
-            return [_Mark(*phrase.span(), value, "phrase")]
-        end = phrase.start()
+    for match in reversed(list(label.finditer(text, start))):
+        between = _BEFORE_VALUE.match(text, match.end(), max(end, match.end()))
+        behind = between.end() if between else match.end()
+        if value := _value_behind(text[behind : min(end, behind + NEAR)], text[match.start() : behind]):
+            return [_Mark(match.start(), behind, value, "phrase")]
+        end = match.start()
     return []
 
 
