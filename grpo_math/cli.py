@@ -79,7 +79,7 @@ COMMANDS = {
         "planner.command",
         "Check whether a recipe fits these GPUs, and what to change if not.",
         "RECIPE [--FIELD VALUE ...]",
-        ("grpo-math plan gsm8k_8gb", "grpo-math plan gsm8k_8gb --gpus 2 --gpu_memory 24"),
+        ("grpo-math plan gsm8k_8gb --card 3060", "grpo-math plan gsm8k_8gb --gpus 2 --gpu_memory 24"),
         fields=True,
     ),
     "evaluate": Command(

@@ -8,8 +8,8 @@ tensors without memory, in a separate process.
 Loads no weights. Only the process of measure.py imports torch.
 """
 
+from grpo_math.planner.cards import card_of
 from grpo_math.planner.picture import picture
 from grpo_math.planner.plan import choose, plan, serve_layout, unplanned_layout
-from grpo_math.planner.seconds import card_of
 
 __all__ = ["card_of", "choose", "picture", "plan", "serve_layout", "unplanned_layout"]

@@ -4,13 +4,14 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
 from grpo_math.run.streams import Answer
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
-from grpo_math.settings.recipe import read_and_set_env
+from grpo_math.settings.recipe import read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
     add(
         "--card",
-        help="the GPU, for its memory, number formats and speed: h100, l4, t4, 4090, 3060, ... or GB,TFLOP/s,GB/s",
+        help="the GPU, for its memory, number formats and speed: h100, l4, t4, 4090, 3060, ... or GB,TFLOP/s,GB/s, "
+        "such as 80,989,3350",
     )
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> Answer:
             remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
     card = planner.card_of(args.card) if args.card else None
-    asked = read_and_set_env(["--config", args.config, *args.fields])
+    asked = read(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().explicit_values()
@@ -53,7 +55,19 @@ def run(args: argparse.Namespace) -> Answer:
         prompt_tokens=args.prompt_tokens,
     )
     answer["command"] = _command(args, answer) if answer["best"] else None
+    answer["extras"] = _extras(recipe, answer) if answer["best"] else []
     return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _extras(recipe: Mapping[str, Any], answer: dict[str, Any]) -> list[str]:
+    """Return the extras of this package that the line to paste needs."""
+    s = {**recipe, **{name: value for one in answer["suggestions"] for name, value in one["change"].items()}}
+    needs = {
+        "quant": s.get("load_in_4bit") or "8bit" in s.get("optim", ""),
+        "vllm": s.get("use_vllm") and s.get("vllm_mode") == "colocate",
+        "deepspeed": "zero" in (answer["best"]["accelerate_config"] or ""),
+    }
+    return [name for name, needed in needs.items() if needed]
 
 
 def _command(args: argparse.Namespace, answer: dict[str, Any]) -> str:

@@ -37,8 +37,12 @@ def picture(answer: Mapping[str, Any]) -> str:
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
     if timed := answer["seconds"]:
-        spans = (f"{name} {low:g} to {high:g} s" for name, (low, high) in timed["ranges"].items())
-        lines.append(f"time of a step: {', '.join(spans)} ({timed['assumed']})")
+        generation, update, step = (f"{low:g} to {high:g}" for low, high in timed["ranges"].values())
+        line = f"time of an optimizer step: {step} s (generation {generation}, update {update})"
+        if run := timed["run"]:
+            low, high = run["hours"]
+            line += f"; of the run: {low:g} to {high:g} hours ({run['counts']})"
+        lines.append(f"{line}; {timed['assumed']}")
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
         saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""
@@ -49,6 +53,9 @@ def picture(answer: Mapping[str, Any]) -> str:
         lines += _roles(best)
     if command := answer.get("command"):
         lines.append(f"in one line: {command}")
+    if extras := answer.get("extras"):
+        constraints = "constraints-vllm.txt" if "vllm" in extras else "constraints.txt"
+        lines.append(f'which needs: pip install ".[{",".join(extras)}]" -c {constraints}')
     if answer["lacking"]:
         lines.append("no change of settings makes it fit: take a smaller model, or more memory. All changes together:")
         lines += [f"  {problem}" for problem in answer["lacking"]]

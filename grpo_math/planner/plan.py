@@ -13,8 +13,8 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory, seconds
+from grpo_math.planner.cards import Card
 from grpo_math.planner.model import model_shape, read_config
-from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
 from grpo_math.run.dtypes import corrections, dtype_error, has_bfloat16

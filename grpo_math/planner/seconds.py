@@ -1,71 +1,29 @@
-"""Rough seconds of a training step on a card, as a range: arithmetic on parameters, tokens and the card's data.
+"""Rough seconds of an optimizer step, and hours of a run, as ranges: arithmetic on parameters, tokens and a card.
 
 Does not count grading, the network, or how well a kernel fits a shape. Nothing here has been measured.
 """
 
-import re
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.planner.cards import Card
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.memory import Precision
-from grpo_math.planner.model import stored
 from grpo_math.planner.settings import Settings
 from grpo_math.planner.work import Machine
+from grpo_math.problems.from_recipe import EVAL_N, HELDOUT_N
 from grpo_math.settings.batch import Batch
 
-
-class Card(NamedTuple):
-    """GB of memory as nvidia-smi reports it, and the manufacturer's figures (cards.json).
-
-    ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
-    ``capability``: the compute capability, None if unknown.
-    """
-
-    gb: float
-    tflops: float
-    bandwidth: float
-    float32: float
-    capability: float | None = None
-
-
-# Shares of these rates that a run may reach, low and high.
+# Shares of a card's rates that a run may reach, low and high.
 COMPUTE = (0.2, 0.5)
 DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
-
-
-def card_of(text: str) -> Card:
-    """Return a card by its name, or from three numbers.
-
-    A short name of a card that is sold with two sizes of memory means the smaller one.
-
-    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti").gb, card_of("1,64,320")
-    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 8, Card(gb=1.0, tflops=64.0, \
-bandwidth=320.0, float32=8.0, capability=None))
-    """
-    cards = stored("cards.json")
-    for name, numbers in cards.items():
-        if _plain(text) == _plain(name):
-            return Card(**numbers)
-    with suppress(TypeError, ValueError):
-        gb, tflops, bandwidth = map(float, text.split(","))
-        if min(gb, tflops, bandwidth) > 0:
-            # Older cards compute an eighth as fast in float32 as in 16 bit.
-            return Card(gb, tflops, bandwidth, float32=tflops / 8)
-    remedy = f"name one of {', '.join(cards)}, or give GB,TFLOP/s,GB/s as in 80,989,3350"
-    raise ConfigError("card", text, "is not a card", remedy)
-
-
-def _plain(name: str) -> str:
-    short = re.sub("nvidia|geforce|tesla|ada|generation|[^a-z0-9]", "", name.lower())
-    return short.removeprefix("rtx").removesuffix("gb")
 
 
 def per_step(
     machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision
 ) -> dict[str, Any]:
-    """Return {"ranges": {"generation": [low, high], "update": ..., "step": ...}, "assumed": words}.
+    """Return {"ranges": {"generation": [low, high], "update": ..., "step": ...}, "run": `run_time`, "assumed": words}.
+
+    The ranges are seconds of an optimizer step.
 
     All completions have full length. The update takes 2 FLOPs per parameter and token forward, 4 backward, 2 for
     recomputation and 2 for a reference. Generating one token in every row reads the weights and the rows' cache, or
@@ -80,32 +38,102 @@ def per_step(
     >>> shape = SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5))
     >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None)
     >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10)
-    >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0}
+    >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0, "num_iterations": 1}
+    >>> settings |= {"max_steps": -1, "heldout_every": 0}
     >>> batch, layout = Batch(8, 1, 8, 4, rollout=32), Layout("transformers", 1, 0, 1, "")
     >>> half = Precision(2, 4, True)
     >>> per_step(machine, settings, batch, layout, card, half)["ranges"]
     {'generation': [0.88, 5.3], 'update': [0.54, 1.4], 'step': [1.4, 6.6]}
+
+    With a rollout for two optimizer steps, more rows share a read of the weights. An update takes as long as before:
+
+    >>> per_step(machine, settings, batch._replace(rollout=64), layout, card, half)["ranges"]
+    {'generation': [0.55, 3.3], 'update': [0.54, 1.4], 'step': [1.1, 4.6]}
     >>> per_step(machine, settings, batch, layout, card, Precision(4, 4, False))["ranges"]
     {'generation': [1.8, 11.0], 'update': [5.4, 14.0], 'step': [7.2, 24.0]}
 
-    Two engines of two GPUs share the rows. A reference takes 2 FLOPs more. With 100 times as many rows, and with faster
-    memory, arithmetic takes longer than reading:
+    Two engines of two GPUs share the rows. A reference takes 2 FLOPs more:
 
     >>> server = Layout("server", 1, 4, 2, "")
     >>> per_step(machine, {**settings, "beta": 0.1}, batch, server, card, half)["ranges"]
     {'generation': [0.17, 0.39], 'update': [0.68, 1.7], 'step': [0.85, 2.1]}
-    >>> faster = card._replace(bandwidth=10**6)
-    >>> per_step(machine, settings, batch._replace(rollout=3200), layout, faster, half)["ranges"]["generation"]
-    [13.0, 13.0]
     """
-    shape, length, rows = machine.shape, settings["max_completion_length"], batch.rollout
-    # A packed update computes each prompt once for its group.
-    tokens = rows * length + rows / batch.generations * machine.prompt
-    reference = (machine.teacher or shape).active if settings["beta"] > 0 else 0
-    flops = tokens * (shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
+    each = _completion(machine, settings, batch, layout, card, precise)
+    generation = [seconds * batch.total / settings["num_iterations"] for seconds in each]
+    update = _update(machine, settings, batch, card, precise)
+    ranges = {
+        "generation": generation,
+        "update": update,
+        "step": [a + b for a, b in zip(generation, update, strict=True)],
+    }
+    shares = DECODING[layout.generation]
+    words = (
+        f"never measured; {card.gb:g} GB card with {_rate(card, precise):g} TFLOP/s and {card.bandwidth:g} GB/s, of "
+        f"which {COMPUTE[0]:.0%} to {COMPUTE[1]:.0%} and {shares[0]:.0%} to {shares[1]:.0%} are reached; "
+        f"{batch.total} completions of {settings['max_completion_length']} tokens, {batch.rollout} generated at a time"
+    )
+    return {
+        "ranges": {name: _rounded(ends) for name, ends in ranges.items()},
+        "run": run_time(settings, ranges["step"], each),
+        "assumed": words,
+    }
+
+
+def run_time(settings: Settings, step: list[float], completion: list[float]) -> dict[str, Any] | None:
+    """Return the hours of the run, as a range, and what they count. None without ``max_steps``.
+
+    ``step`` and ``completion``: the seconds of an optimizer step, and of a completion in a batch. Evaluated are
+    ``eval_n`` problems before and after training, and the held-out sets during it.
+
+    >>> settings = {"max_steps": 1000, "eval_n": 64, "heldout_every": 100, "heldout": [{"data": "gsm8k", "n": 32}]}
+    >>> run_time(settings, [7.2, 36.0], [0.225, 2.25])
+    {'hours': [2.0, 10.0], 'counts': '1000 steps and 448 completions of evaluations'}
+    """
+    steps, every = settings["max_steps"], settings["heldout_every"]
+    if steps <= 0:
+        return None
+    sets = settings["heldout"] or [{}]
+    held_out = sum(one.get("n", HELDOUT_N) * one.get("samples", 1) for one in sets)
+    evaluated = 2 * (EVAL_N if settings["eval_n"] is None else settings["eval_n"])
+    evaluated += steps // every * held_out if every else 0
+    hours = [(steps * one + evaluated * more) / 3600 for one, more in zip(step, completion, strict=True)]
+    return {"hours": _rounded(hours), "counts": f"{steps} steps and {evaluated} completions of evaluations"}
+
+
+def _rounded(numbers: list[float]) -> list[float]:
+    return [float(f"{number:.2g}") for number in numbers]
+
+
+def _rate(card: Card, precise: Precision) -> float:
     # Autocast multiplies in 16 bit, and reads the weights in their own format.
-    rate = card.tflops if precise.autocast or precise.stream == 2 else card.float32
-    update = [flops / (batch.processes * rate * 1e12 * share) for share in reversed(COMPUTE)]
+    return card.tflops if precise.autocast or precise.stream == 2 else card.float32
+
+
+def _update(machine: Machine, settings: Settings, batch: Batch, card: Card, precise: Precision) -> list[float]:
+    """Return the seconds of the update of an optimizer step."""
+    # A packed update computes each prompt once for its group.
+    tokens = batch.total * (settings["max_completion_length"] + machine.prompt / batch.generations)
+    reference = (machine.teacher or machine.shape).active if settings["beta"] > 0 else 0
+    flops = tokens * (machine.shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
+    rate = batch.processes * _rate(card, precise) * 1e12
+    return [flops / (rate * share) for share in reversed(COMPUTE)]
+
+
+def _completion(
+    machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision
+) -> list[float]:
+    """Return the seconds of a completion, if a rollout is generated at a time.
+
+    With many rows and fast memory, arithmetic takes longer than reading:
+
+    >>> from types import SimpleNamespace
+    >>> machine = SimpleNamespace(shape=SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5)), prompt=50)
+    >>> card = Card(gb=24, tflops=100, bandwidth=10**6, float32=10)
+    >>> batch, layout = Batch(8, 1, 800, 4, rollout=3200), Layout("transformers", 1, 0, 1, "")
+    >>> _completion(machine, {"max_completion_length": 100}, batch, layout, card, Precision(2, 4, True))
+    [0.004, 0.004]
+    """
+    shape, length, rows, rate = machine.shape, settings["max_completion_length"], batch.rollout, _rate(card, precise)
     width, decoding = (precise.stream, rate) if layout.generation == "transformers" else (2, card.tflops)
     gpus, shares = layout.tensor_parallel, DECODING[layout.generation]  # of an engine
     at_a_time = rows / ((layout.server or batch.processes) // gpus)
@@ -113,12 +141,4 @@ def per_step(
     # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
     reading = read / (gpus * card.bandwidth * 1e9)
     computing = 2 * shape.active * at_a_time / (gpus * decoding * 1e12) / COMPUTE[1]
-    generation = [length * max(reading / share, computing) for share in reversed(shares)]
-    step = [sum(ends) for ends in zip(generation, update, strict=True)]
-    words = (
-        f"not measured; {card.gb:g} GB card with {rate:g} TFLOP/s and {card.bandwidth:g} GB/s, of which "
-        f"{COMPUTE[0]:.0%} to {COMPUTE[1]:.0%} and {shares[0]:.0%} to {shares[1]:.0%} are reached; "
-        f"{rows} completions of {length} tokens"
-    )
-    ranges = {"generation": generation, "update": update, "step": step}
-    return {"ranges": {name: [float(f"{x:.2g}") for x in ends] for name, ends in ranges.items()}, "assumed": words}
+    return [length * max(reading / share, computing) / rows for share in reversed(shares)]

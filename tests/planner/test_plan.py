@@ -6,6 +6,7 @@ After a change that is meant, `python tests/planner/test_plan.py` writes the pla
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from grpo_math.cli import main
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.plan import MARGIN
 from grpo_math.run.dtypes import has_bfloat16
@@ -165,12 +166,18 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
 @pytest.mark.parametrize(
     ("name", "gb", "bfloat16"),
     [
-        *((name, 8, True) for name in ("RTX 4060 Ti", "5060", "5060ti")),
+        *((name, 8, True) for name in ("RTX 4060 Ti 8GB", "5060", "5060ti-8")),
         *((name, 12, True) for name in ("GeForce RTX 3060", "4070", "5070")),
         *((name, 16, True) for name in ("4080", "4060 Ti 16GB", "5080")),
         *((name, 45, True) for name in ("A40", "L40S")),
-        *((name, 16, False) for name in ("Tesla V100", "P100")),
-        *[("3080", 10, True), ("A10G", 22.5, True), ("5090", 32, True), ("RTX 6000 Ada Generation", 48, True)],
+        *((name, 16, False) for name in ("Tesla V100-16GB", "P100")),
+        *[
+            ("3080 10GB", 10, True),
+            ("NVIDIA A100-SXM4-80GB", 80, True),
+            ("A10G", 22.5, True),
+            ("5090", 32, True),
+            ("RTX 6000 Ada Generation", 48, True),
+        ],
         *[("T4", 15, False), ("Quadro RTX 6000", 24, False), ("RTX A6000", 48, True)],
     ],
 )
@@ -178,6 +185,24 @@ def test_a_card_has_the_memory_and_the_number_formats_that_it_reports(name, gb, 
     card = card_of(name)
     assert card.gb == pytest.approx(gb, abs=0.2)
     assert has_bfloat16(card.capability) == bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("A100", "is sold with 40 and with 80 GB: name a100-40 or a100-80"),
+        ("RTX 4060 Ti", "is sold with 8 and with 16 GB: name 4060ti-8 or 4060ti-16"),
+        ("RTX 4090 Laptop GPU", "is a laptop's GPU"),
+        ("Radeon RX 7900 XTX", "is an AMD GPU"),
+        ("MI300X", "is an AMD GPU"),
+        ("Apple M3 Max", "train on the CPU there"),
+        ("Quadro", "is not in the list of cards: give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"),
+        ("1,2", "is not in the list of cards"),
+    ],
+)
+def test_a_card_that_is_not_one_gets_a_sentence(name, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        card_of(name)
 
 
 @pytest.mark.parametrize(("model", "gb"), [("Qwen/Qwen2.5-1.5B", 8), ("Qwen/Qwen2.5-7B", 24)])

@@ -21,7 +21,8 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 def test_the_trainer_has_one_public_name_more_than_trls(ours):
     own, trls = ours(folder="ours"), ours(folder="trl", **KINDS["trl"])
     added = {*dir(own), *vars(own)} - {*dir(trls), *vars(trls)}
-    assert added == {"grpo_math", "_evaluate_failed_step", "_saves_whole_model"}
+    # transformers 5.17's trainer has no annotations.
+    assert added - {"__annotations__"} == {"grpo_math", "_evaluate_failed_step", "_saves_whole_model"}
     own.remove_callback(RunFiles)
 
 

@@ -1,0 +1,71 @@
+"""GPUs by name: memory, number formats and speed, from cards.json, or from three numbers of the user."""
+
+import difflib
+import re
+from contextlib import suppress
+from typing import NamedTuple
+
+from grpo_math.errors import ConfigError
+from grpo_math.planner.model import stored
+
+
+class Card(NamedTuple):
+    """GB of memory as nvidia-smi reports it, and the manufacturer's figures (cards.json).
+
+    ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
+    ``capability``: the compute capability, None if unknown.
+    """
+
+    gb: float
+    tflops: float
+    bandwidth: float
+    float32: float
+    capability: float | None = None
+
+
+NUMBERS = "give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"
+# Parts of names that are not in cards.json, and why.
+OTHERS = {
+    r"laptop|mobile|max-?q": "is a laptop's GPU, which is slower than the card of that name and often has less memory",
+    r"radeon|amd|instinct|\bmi\d|\brx\W?\d": "is an AMD GPU: the plan counts bytes alike, but training was never tried "
+    "with torch's build for ROCm",
+    r"apple|\bm[1-9]\b": "is an Apple GPU, which was never tried: train on the CPU there (use_cpu: true)",
+}
+
+
+def card_of(text: str) -> Card:
+    """Return a card by its name, or from three numbers.
+
+    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti 16GB").gb, card_of("1,64,320")
+    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 16, Card(gb=1.0, tflops=64.0, \
+bandwidth=320.0, float32=8.0, capability=None))
+    >>> card_of("5060 Ti")
+    Traceback (most recent call last):
+    grpo_math.errors.ConfigError: card='5060 Ti' is sold with 8 and with 16 GB: name 5060ti-8 or 5060ti-16
+    """
+    cards = stored("cards.json")
+    with suppress(ValueError):
+        gb, tflops, bandwidth = map(float, text.split(","))
+        if min(gb, tflops, bandwidth) > 0:
+            # Older cards compute an eighth as fast in float32 as in 16 bit.
+            return Card(gb, tflops, bandwidth, float32=tflops / 8)
+    for part, reason in OTHERS.items():
+        if re.search(part, text, re.IGNORECASE):
+            raise ConfigError("card", text, reason, NUMBERS)
+    name = _plain(text)
+    for known, numbers in cards.items():
+        if name == _plain(known):
+            return Card(**numbers)
+    # Such as a100-40 and a100-80.
+    sizes = {int(known.split("-")[1]): known for known in cards if re.fullmatch(rf"{re.escape(name)}-\d+", known)}
+    if sizes:
+        reason = f"is sold with {' and with '.join(map(str, sorted(sizes)))} GB"
+        raise ConfigError("card", text, reason, f"name {' or '.join(sizes[gb] for gb in sorted(sizes))}")
+    near = difflib.get_close_matches(name, cards, cutoff=0.5)
+    remedy = f"{NUMBERS}; or name {' or '.join(near)}" if near else NUMBERS
+    raise ConfigError("card", text, "is not in the list of cards", remedy)
+
+
+def _plain(name: str) -> str:
+    short = re.sub(r"nvidia|geforce|tesla|ada|generation|pcie|sxm\d?|[^a-z0-9]", "", name.lower())
+    return short.removeprefix("rtx").removesuffix("gb")
