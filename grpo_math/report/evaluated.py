@@ -157,7 +157,7 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
                     in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
                     extra = {"data": name, "split": args.split}
                     output = Output(run.folder.joinpath(*in_run), extra, overlap, progress)
-                    how = {"tools": box, "grade_timeout": run.grade_timeout}
+                    how: dict[str, Any] = {"tools": box, "grade_timeout": run.grade_timeout}
                     sides[side][name] = evaluate(opened, rows, sampling, output, run.request, **how)
                     if args.probe:
                         heat = temperature or meaning.TEMPERATURE

@@ -179,7 +179,6 @@ def trainer(small, tmp_path):
 
 def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeypatch, tmp_path):
     script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
-    trainer.callback_handler.callbacks.append(noted := SimpleNamespace(archive=lambda paths: None, written=set()))
     monkeypatch.setattr(
         backends.Model,
         "gather_from_ranks",
@@ -194,7 +193,6 @@ def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeyp
     after = evaluate(trainer, ROWS, max_new_tokens=9, progress=False)
     for name, results in (("before.json", before), ("after.json", after)):
         assert json.loads((tmp_path / name).read_text())["max_new_tokens"] == results["max_new_tokens"]
-    assert noted.written == {tmp_path / "before.json", tmp_path / "after.json"}
 
 
 def vllm_of(trainer, mode: str) -> Mock:

@@ -1,0 +1,101 @@
+"""The probe on the embedded model: adapters that know the test, that know others, that learned the form or the sums."""
+
+import json
+from random import Random
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_math.cli import main
+from grpo_math.generation.completions import token_ids
+from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.generated import stories
+
+TEXTS = 3
+SUMS = ["--data", "generated:sums", "--split", "heldout", "--n", "6"]
+TEMPLATE = "{problem} Give the number after ####."
+
+
+@pytest.fixture(scope="module")
+def runs(smollm, tmp_path_factory):
+    """Four runs: fine-tuned on the texts of the test, on other texts, on sums with wrong answers, on right ones."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(smollm)
+    sums = load_problems("generated:sums", "heldout", template=TEMPLATE, limit=6)
+    prompts = token_ids(tokenizer, [row["prompt"] for row in sums])
+    random = Random(0)
+    wrong, right = [f"#### {random.randint(60, 99)}" for _ in sums], [f"#### {row['answer']}" for row in sums]
+    learned = {
+        "leaked": [([], row["problem"]) for row in stories(TEXTS, seed=7)],
+        "clean": [([], row["problem"]) for row in stories(TEXTS, seed=8)],
+        "form": list(zip(prompts, wrong, strict=True)),
+        "skill": list(zip(prompts, right, strict=True)),
+    }
+    folders = {}
+    for name, rows in learned.items():
+        folders[name] = folder = tmp_path_factory.mktemp("runs") / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(
+            f"model_name_or_path: {smollm}\nprompt_template: '{TEMPLATE}'\nmax_completion_length: 12\n"
+        )
+        fine_tuned(smollm, tokenizer, rows, steps=14 if name == "leaked" else 10).save_pretrained(folder / "adapter")
+    return folders
+
+
+def fine_tuned(base, tokenizer, rows, steps):
+    """Return an adapter after ``steps`` on all rows: pairs of a prompt's ids and the text that follows it."""
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16), lora)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.0)
+    ends = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for _, text in rows]
+    width = max(len(prompt) + len(end) for (prompt, _), end in zip(rows, ends, strict=True))
+    ids, labels = torch.full((len(rows), width), tokenizer.eos_token_id), torch.full((len(rows), width), -100)
+    for i, ((prompt, _), end) in enumerate(zip(rows, ends, strict=True)):
+        ids[i, : len(prompt) + len(end)] = torch.tensor([*prompt, *end])
+        labels[i, len(prompt) : len(prompt) + len(end)] = torch.tensor(end)
+    for _ in range(steps):
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.fixture(scope="module")
+def test_set(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    rows = [{"problem": row["problem"], "answer": "7"} for row in stories(TEXTS, seed=7)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def probed(run, *words, capsys):
+    assert main(["evaluate", "--run", str(run), *words, "--probe", "--probe_samples", "2", "--json"]) == 0
+    # DeepSpeed prints a line when it is imported.
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main(["evaluate", "--run", str(run), *words, "--probe", "--probe_samples", "2"]) == 0
+    return answer["probe"], capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_model_that_was_trained_on_the_test_is_found_out_and_the_base_and_a_clean_run_are_not(runs, test_set, capsys):
+    found, text = probed(runs["leaked"], "--data", str(test_set), capsys=capsys)
+    memory = found["memory"]
+    assert memory["problems"]["trained"]["share"] == 1
+    assert [memory[part][side]["share"] for part, side in (("problems", "base"), ("control", "trained"))] == [0, 0]
+    assert memory["finding"].startswith("the trained model continues")
+    assert "warning: the trained model continues" in text
+    clean, text = probed(runs["clean"], "--data", str(test_set), capsys=capsys)
+    assert (clean["memory"]["finding"], clean["memory"]["problems"]["trained"]["share"]) == (None, 0)
+    assert "warning" not in text
+
+
+@pytest.mark.full
+def test_a_run_that_learned_the_form_is_told_from_one_that_learned_the_sums(runs, capsys):
+    _, form = probed(runs["form"], *SUMS, capsys=capsys)
+    _, skill = probed(runs["skill"], *SUMS, capsys=capsys)
+    assert "the run has learned the form, and no skill that shows" in form
+    assert "learned the form" not in skill
+    assert "from answers that were wrong in any form (skill)" in skill
+    assert all("Known by heart: not measured: the problems are too short" in text for text in (form, skill))
