@@ -435,10 +435,10 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(0)}, []),
         (
             [*ROWS, "--prompt_template", "boxed"],
-            {"files": rows_of(("a?", "12(a)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
+            {"files": rows_of(("a?", "1 (1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
             [
-                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '12(a)': "
-                "'12' is wrong. Remedy: correct these answers, or leave the rows out"
+                "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1 (1/2)': "
+                "'3/2' is wrong. Remedy: correct these answers, or leave the rows out"
             ],
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
