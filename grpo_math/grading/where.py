@@ -272,7 +272,9 @@ def _label(*present: str) -> re.Pattern[str]:
 
 def _phrases(text: str, start: int = 0) -> list[_Mark]:
     """Return the value that follows the last phrase such as "the answer is"."""
-    end, lowered = len(text), text.lower()
+    end, lowered = len(text), text[start:].lower()
+    if not lowered.strip():  # most texts end with their marker
+        return []
     label = _label(*[word for word in (ASCII_LABELS if text.isascii() else LABELS) if word in lowered])
     for match in reversed(list(label.finditer(text, start))):
         between = _BEFORE_VALUE.match(text, match.end(), max(end, match.end()))
