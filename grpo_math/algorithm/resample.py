@@ -1,5 +1,4 @@
-"""The choice of problems. Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict
-groups. `Unsolved` leaves out solved problems (ScaleRL, arXiv 2510.13786).
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict groups.
 
 The completions of a uniform-verdict group are all correct or all wrong. Rewards do not decide: a sum of shaped rewards
 can differ within such a group, although no completion is more correct than another.
@@ -9,7 +8,7 @@ The trainer passes the function that generates.
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -72,8 +71,6 @@ class PromptPool(Stateful):
     [2]
     >>> PromptPool(rows[:1], partial(shuffled, 1, 0)).draw(3, avoid="a")
     [0, 0, 0]
-    >>> PromptPool(rows, lambda passed: [0, 1, 2]).draw(4, dropped={1})
-    [0, 2, 0, 2]
     >>> passes = PromptPool([], partial(shuffled, 10, 0)).draw(20)
     >>> passes[:10] != passes[10:]
     True
@@ -86,9 +83,8 @@ class PromptPool(Stateful):
         self.order = order
         self.position = 0
 
-    def draw(self, n: int, avoid: Sequence[Any] = (), dropped: Collection[int] = ()) -> list[int]:
-        """Return the next ``n`` rows. Prompts in ``avoid`` and rows in ``dropped`` are skipped, unless two passes have
-        nothing else."""
+    def draw(self, n: int, avoid: Sequence[Any] = ()) -> list[int]:
+        """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless two passes have nothing else."""
         taken: list[int] = []
         size = len(self.order(0))
         skipped = 0
@@ -96,7 +92,7 @@ class PromptPool(Stateful):
             passed, index = divmod(self.position, size)
             self.position += 1
             row = self.order(passed)[index]
-            if (row in dropped or (avoid and self.rows[row]["prompt"] in avoid)) and skipped < 2 * size:
+            if avoid and self.rows[row]["prompt"] in avoid and skipped < 2 * size:
                 skipped += 1
             else:
                 taken.append(row)
@@ -115,14 +111,14 @@ def right_or_wrong(verdicts: Sequence[Verdict]) -> list[bool | None]:
     return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
 
 
-def refuse_ungraded(data: Any, field: str, value: float) -> None:
+def refuse_ungraded(data: Any, resample_groups: int) -> None:
     """Raise `ConfigError` for data without gold answers, or of unknown length."""
     # Without known columns, the first rollout shows if there are verdicts.
     columns = GOLD_COLUMNS if (names := column_names(data)) is None else names
     if not set(GOLD_COLUMNS) & set(columns) or not hasattr(data, "__len__"):
         raise ConfigError(
-            field,
-            value,
+            "resample_groups",
+            resample_groups,
             f"needs a train_dataset of known length with a column {GOLDS}: problems are judged by verdict",
             "leave it at 0",
         )
@@ -133,85 +129,18 @@ def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, 
     return [dict(data[row]) for row in rows for _ in range(group)]
 
 
-class Unsolved(PromptPool):
-    """Chooses the problems of each rollout, without those that were solved when they were sampled last.
-
-    This is the no-positive-resampling of ScaleRL (arXiv 2510.13786). A problem is dropped if at least ``drop_solved``
-    of its graded completions were right. All return if fewer than the ``size`` problems of a rollout are left. The
-    ``n`` problems come in the ``order`` of TRL's sampler.
-
-    All ranks have the same shares, because verdicts are gathered, and so choose the same problems. With ``staleness``
-    the problems of the next rollout are chosen before this one is graded: their sampling starts at once.
-
-    >>> unsolved = Unsolved(6, 2, 0.75, lambda passed: [0, 1, 2, 3, 4, 5])
-    >>> unsolved.take()
-    [0, 1]
-    >>> unsolved.record([0, 1], [True, True, True, False], group=2)
-    >>> [unsolved.take() for _ in range(3)], unsolved.dropped()
-    ([[2, 3], [4, 5], [1, 2]], {0})
-    """
-
-    SAVED = ("position", "shares", "next")
-
-    def __init__(
-        self, n: int, size: int, share: float, order: Callable[[int], Sequence[int]], staleness: int = 0
-    ) -> None:
-        super().__init__(range(n), order)
-        self.size = size
-        self.share = share
-        self.staleness = staleness
-        self.shares: dict[int, float] = {}  # of right completions, by row
-        self.next: list[int] = []
-
-    def dropped(self) -> set[int]:
-        """Return the rows that are left out."""
-        solved = {row for row, share in self.shares.items() if share >= self.share}
-        return solved if len(self.rows) - len(solved) >= self.size else set()
-
-    def take(self) -> list[int]:
-        """Return the rows of this rollout. All ranks call this."""
-        rows = self.next or self._choose()
-        self.next = self._choose() if self.staleness else []
-        return rows
-
-    def _choose(self) -> list[int]:
-        rows: list[int] = []
-        dropped = self.dropped()
-        while len(rows) < self.size:
-            # One at a time, because the end of a pass and the start of the next may have the same row.
-            rows += self.draw(1, dropped=dropped)
-            dropped.add(rows[-1])
-        return rows
-
-    def record(self, rows: Sequence[int], right: Sequence[bool | None], group: int) -> None:
-        """Note the share of right completions of each row, which has ``group`` completions. All ranks call this."""
-        for number, row in enumerate(rows):
-            graded = [one for one in right[number * group : (number + 1) * group] if one is not None]
-            if graded:
-                self.shares[row] = sum(graded) / len(graded)
-
-
 class Resampler(PromptPool):
     """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    ``data``: the problems to draw from. ``unsolved``: which of the problems are left out, if any.
+    ``data``: the problems to draw from.
     """
 
-    def __init__(
-        self,
-        resample_groups: int,
-        data: Any,
-        seed: int,
-        group_size: int,
-        accelerator: Any,
-        unsolved: Unsolved | None = None,
-    ) -> None:
-        refuse_ungraded(data, "resample_groups", resample_groups)
+    def __init__(self, resample_groups: int, data: Any, seed: int, group_size: int, accelerator: Any) -> None:
+        refuse_ungraded(data, resample_groups)
         super().__init__(data, partial(shuffled, len(data), seed))
         self.rounds = resample_groups
         self.size = group_size
         self.accelerator = accelerator
-        self.unsolved = unsolved
 
     def gather_replaced(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[list[dict[str, Any]], int], Rollout]
@@ -233,16 +162,13 @@ class Resampler(PromptPool):
             if not uniform:
                 break
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
-            dropped = self.unsolved.dropped() if self.unsolved else ()
-            fresh = self.draw(math.ceil(len(uniform) / equal_groups) * equal_groups, seen, dropped)
+            fresh = self.draw(math.ceil(len(uniform) / equal_groups) * equal_groups, seen)
             seen += [self.rows[row]["prompt"] for row in fresh]
             rows = repeated_rows(self.rows, fresh, self.size)
             share = len(rows) // ranks
             rollout = sample(rows[rank * share : (rank + 1) * share], drawn)
             more, more_right, more_columns = self._gather_completions(rollout)
             drawn += len(fresh)
-            if self.unsolved:
-                self.unsolved.record(fresh, more_right, self.size)
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
             missing = [None] * len(right), [None] * len(more_right)

@@ -43,7 +43,6 @@ FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
 PROMPTS_THROWN_AWAY = "resample/thrown_away"
-SOLVED = "resample/solved"
 KL = "kl"
 RATIO = "ratio"
 APPROX_KL = "approx_kl"
@@ -124,7 +123,6 @@ METRICS: dict[str, Metric] = {
     PROMPTS_DRAWN: Metric("prompts", "prompts for which the step sampled completions", "resample"),
     PROMPTS_KEPT: Metric("prompts", "of which the step trains on: they have correct and wrong completions", "resample"),
     PROMPTS_THROWN_AWAY: Metric("prompts", "of which the step does not train on", "resample"),
-    SOLVED: Metric("prompts", "solved problems that drop_solved leaves out", "drop_solved"),
     KL: Metric(
         "nats", "KL to the reference per token, as kl_estimator gives it, times the ratio if that corrects it", "kl"
     ),

@@ -87,7 +87,8 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(defaults.get(name), default=str))
         old, new = before.get(name, default), now.get(name, default)
-        if old != new:
+        # A field of an earlier version that was off changed nothing.
+        if old != new and (old or name in defaults):
             lines.append(f"{name}: {old} -> {new}")
     return lines
 

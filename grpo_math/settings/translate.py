@@ -23,7 +23,7 @@ NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for na
 OURS = SAME | RENAMED
 MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
 # Values that switch a field off, as text: the command line has only texts.
-OFF = ("none", "null", "false", "no", "off", "", "[]")
+OFF = ("none", "null", "false", "no", "off", "", "[]", "0", "0.0")
 # A recipe with one of these is for a script.
 SCRIPTS = ("dataset_name", "dataset_config")
 
@@ -84,7 +84,7 @@ def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
         if {old, field} <= single.keys():
             values = {name: _plain(single[name]) for name in (old, field)}
             # The recipes of older versions switch off one of two settings that are one now.
-            stated = [name for name, value in values.items() if value not in (*OFF, "0.0")]
+            stated = [name for name, value in values.items() if value not in OFF]
             if len(stated) == 2 and values[old] != values[field]:
                 raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
             del single[field if stated == [old] else old]

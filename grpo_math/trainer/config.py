@@ -72,12 +72,6 @@ class MathGRPOConfig(GRPOConfig):
         "replaced by fresh prompts; 0: none.",
         ge=0,
     )
-    drop_solved: float = setting(
-        0.0,
-        "Leave out problems that were right in this share of their last completions (ScaleRL: 0.9); 0: none.",
-        ge=0,
-        le=1,
-    )
     pack_updates: bool = setting(
         True,
         "Compute the prompt of a group once, compute no padding, and skip completions whose advantage is zero. "

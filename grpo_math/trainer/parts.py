@@ -63,7 +63,6 @@ class Parts:
             "nonfinite": self.nonfinite,
             "budget": self.updates.budget,
             "resampler": self.queue.resampler,
-            "unsolved": self.queue.unsolved,
         }
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
         # The options of the optimizer before a checkpoint was loaded.

@@ -127,11 +127,10 @@ class RolloutMaker:
             else:
                 # TRL adds the tokens of all ranks to this count when it has generated.
                 tokens_seen = trainer.state.num_input_tokens_seen
-                inputs, chosen = self.queue.take(inputs, self.local(len(inputs)))
                 rollout = gather(inputs, 0)
                 self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
-                counts |= chosen | correction.gather_metrics(rollout.tensors, trainer.accelerator)
+                counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
                 rollout = with_metrics(rollout, counts)
                 differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
                 if differences and hasattr(trainer.vllm_generation, "watch"):

@@ -1,6 +1,6 @@
 """The order of rollouts: which problems come next, which are drawn in addition, and what is requested in advance.
 
-On policy, a rollout has the prompts of TRL's sampler. `Unsolved` leaves some of them out, and `Resampler` draws more.
+On policy, a rollout has the prompts of TRL's sampler. `Resampler` draws more.
 
 With ``staleness: 1`` the servers sample the next rollout while this one is trained on. Rollout k sends the adapter of
 step k to the servers and requests batch k+1 from it. Then batch k, which the adapter of rollout k-1 has sampled, is
@@ -15,12 +15,11 @@ the requested batch, so that a run can resume.
 import math
 import time
 from collections.abc import Callable, Mapping, Sized
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import RepeatSampler
 
-from grpo_math.algorithm.resample import Resampler, Unsolved, refuse_ungraded, repeated_rows, right_or_wrong
+from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rollout import Rollout
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
@@ -45,7 +44,6 @@ class RolloutQueue:
         self.trainer = trainer
         self.meter = meter
         self.sampler: Any = None
-        self.unsolved = self._unsolved_problems(settings) if settings.drop_solved else None
         self.resampler = None
         if settings.resample_groups:
             self.resampler = Resampler(
@@ -54,9 +52,7 @@ class RolloutQueue:
                 trainer.args.seed,
                 trainer.num_generations,
                 trainer.accelerator,
-                self.unsolved,
             )
-        self.chosen: list[int] = []  # the problems of this rollout, with `unsolved`
         self.requested: PrefetchedRollout | None = None
         self._taken_at = -1  # the training step at which the last batch was taken
         self._samples_ahead = bool(settings.staleness)
@@ -68,24 +64,6 @@ class RolloutQueue:
     def _generation(self) -> Any:
         return self.trainer.vllm_generation
 
-    def _unsolved_problems(self, settings: "MathGRPOConfig") -> Unsolved:
-        """Return what chooses the problems of a rollout, in the order of TRL's sampler."""
-        data: Any = self.trainer.train_dataset
-        refuse_ungraded(data, "drop_solved", settings.drop_solved)
-        sampler = self.trainer._get_train_sampler()
-        # TRL leaves out the end of a pass that does not fill a rollout.
-        whole = len(data) // sampler.batch_size * sampler.batch_size
-        order_of_pass = lru_cache(maxsize=2)(lambda number: order(sampler, number)[:whole])
-        return Unsolved(len(data), sampler.batch_size, settings.drop_solved, order_of_pass, settings.staleness)
-
-    def take(self, inputs: Inputs, local: slice) -> tuple[Inputs, dict[str, float]]:
-        """Return this rank's rows of the next training rollout, and a metric. ``inputs``: those of TRL's sampler."""
-        if self.unsolved is None:
-            return inputs, {}
-        self.chosen = self.unsolved.take()
-        rows = repeated_rows(self.trainer.train_dataset, self.chosen, self.trainer.num_generations)[local]
-        return rows, {metrics.SOLVED: len(self.unsolved.dropped())}
-
     def gather_resampled(
         self, rollout: Rollout, inputs: Inputs, sample: Callable[[Inputs, int], Rollout]
     ) -> tuple[Rollout, dict[str, float]]:
@@ -93,9 +71,6 @@ class RolloutQueue:
 
         ``sample`` samples the rows of a `Resampler`.
         """
-        if self.unsolved is not None:
-            right = right_or_wrong(rollout.verdicts or [])
-            self.unsolved.record(self.chosen, right, self.trainer.num_generations)
         if self.resampler is None:
             return rollout, {}
         rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
@@ -177,11 +152,8 @@ class RolloutQueue:
         if trainer.state.global_step + steps_at_end - steps_at_start >= trainer.state.max_steps:
             return []
         epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
-        if self.unsolved is None:
-            size = self.sampler.batch_size
-            rows = order(self.sampler, epoch)[batch * size : (batch + 1) * size]
-        else:
-            rows = self.unsolved.next
+        size = self.sampler.batch_size
+        rows = order(self.sampler, epoch)[batch * size : (batch + 1) * size]
         return list(trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0])
 
     def state_dict(self) -> dict[str, Any]:

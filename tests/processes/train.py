@@ -165,7 +165,6 @@ def train(kind, model, folder, name, given):
         "reduce_scatters": _fsdp_param_group.foreach_reduce.calls,  # fsdp_on_cpu.py counts
         "saved": callback.saved,
         "best": trainer.state.best_global_step,
-        "unsolved": queue.unsolved.state_dict() if queue and queue.unsolved else None,
         "position": queue.resampler.position if queue and queue.resampler else None,
     }
     (folder / f"{name}.{rank}.json").write_text(json.dumps(details))

@@ -10,6 +10,7 @@ from small_runs import history
 
 from grpo_math import cli
 from grpo_math.errors import UserError
+from grpo_math.run import resume
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
@@ -92,6 +93,15 @@ def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
 @pytest.mark.parametrize("off", ["false", "no", "off", "none", "[]"])
 def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path):
     assert read(["--group_by_length", off, "--config", recipe(tmp_path, do_eval=yaml.safe_load(off))]).notes == []
+
+
+def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
+    assert read(["--config", recipe(tmp_path, drop_solved=0.0)]).sound().notes == []
+    (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).sound().notes
+    assert note.startswith("drop_solved=0.9 has no effect: of grpo_math 0.2, whose measurement showed no difference")
+    # A run of that version resumes if the field was off.
+    assert resume.changed({"stated": {"drop_solved": 0.0}}, {}, set(), {"seed": 1}) == []
+    assert resume.changed({"stated": {"drop_solved": 0.9}}, {}, set(), {"seed": 1}) == ["drop_solved: 0.9 -> None"]
 
 
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):

@@ -8,7 +8,7 @@ from datasets import Dataset, IterableDataset
 from small_trainers import grades, problems, results_of
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
-from grpo_math.algorithm.resample import Resampler, Unsolved
+from grpo_math.algorithm.resample import Resampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
@@ -282,30 +282,6 @@ def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, mo
         assert values == pytest.approx(expected, nan_ok=True)
         kinds.append(len(right))
     assert 2 in kinds
-
-
-def test_without_a_solved_problem_the_order_is_that_of_trls_sampler(ours, monkeypatch):
-    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
-    prompts = []
-    for share in (0.0, 0.9):
-        trainer = ours(shaped, problems("m" * 5), drop_solved=share, max_steps=7)
-        rollout, seen = trainer.grpo_math.rollouts._gather_rollout, []
-        trainer.grpo_math.rollouts._gather_rollout = lambda trl, rows, first, rollout=rollout, seen=seen: (
-            seen.extend(rows[::4]) or rollout(trl, rows, first)
-        )
-        trainer.train()
-        prompts.append(seen)
-    assert prompts[0] == prompts[1] != []
-
-
-def test_solved_problems_return_if_a_rollout_could_not_be_filled(ours):
-    unsolved = Unsolved(4, 2, 0.5, lambda passed: [0, 1, 2, 3])
-    unsolved.record([0, 1, 2], [True, True, True, False, None, None], group=2)
-    assert (unsolved.dropped(), unsolved.take(), unsolved.take()) == ({0, 1}, [2, 3], [2, 3])
-    unsolved.record([2], [True, True], group=2)
-    assert (unsolved.dropped(), unsolved.take()) == (set(), [0, 1])
-    with pytest.raises(ConfigError, match=r"drop_solved=0\.9 needs a train_dataset of known length"):
-        ours(shaped, [{"prompt": "x"}] * 4, drop_solved=0.9)
 
 
 def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(ours):

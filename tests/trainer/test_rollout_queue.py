@@ -130,15 +130,12 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4},
         {"num_iterations": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
         {"shuffle_dataset": False, "max_steps": 2},
-        {"drop_solved": 0.9, "max_steps": 4},
     ],
     ids=str,
 )
 def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after_the_last(settings, ours):
     """An epoch has five rollouts of 2 prompts, which are optimizer steps or not, or one of 6, or two of 4."""
     trainer = ours(rows=[{"prompt": f"What is {number} + 1?", "answer": "1"} for number in range(11)], **settings)
-    if trainer.grpo_math.queue.unsolved:
-        trainer.grpo_math.queue.unsolved.staleness = 1
     sample, sampled, expected = trainer._generate_single_turn, [], []
 
     def recorded(prompts, *others, **named):
@@ -151,7 +148,7 @@ def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after
     assert expected == [*sampled[1:], []]
 
 
-SETTINGS = SimpleNamespace(drop_solved=0.0, resample_groups=0, staleness=1)
+SETTINGS = SimpleNamespace(resample_groups=0, staleness=1)
 
 
 @pytest.mark.parametrize(

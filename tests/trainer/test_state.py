@@ -1,8 +1,6 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
 import random
-from collections import Counter
-from itertools import chain
 from unittest.mock import Mock
 
 import numpy
@@ -12,7 +10,7 @@ from datasets import Dataset
 from launching import TORCHRUN, run
 from peft import LoraConfig
 from small_families import tiny_model
-from small_trainers import Evaluated, grades, problems, untimed, weights
+from small_trainers import Evaluated, untimed, weights
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -142,36 +140,6 @@ def test_a_resumed_run_with_a_schedule_by_its_metric_takes_all_options_but_the_r
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     decays = again.optimizer.param_groups[0]
     assert (decays["weight_decay"], decays["betas"][0], decays["lr"]) == (0.5, 0.5, 0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_solved_problems_are_left_out_and_a_run_that_goes_on_leaves_out_the_same(staleness, ours, tmp_path):
-    settings = {**RUN, "drop_solved": 0.9, "resample_groups": 1 - staleness, "max_steps": 8, "save_total_limit": None}
-
-    def made(**others):
-        trainer = ours(drawn, problems("em" * 6), **{**settings, **others})
-        trainer.grpo_math.rollouts.grade = grades
-        # Without a server, only the choice of the problems is one rollout ahead.
-        trainer.grpo_math.queue.unsolved.staleness = staleness
-        return trainer
-
-    whole, sampled = made(), []
-    rollout = whole.grpo_math.rollouts._gather_rollout
-    whole.grpo_math.rollouts._gather_rollout = lambda trl, rows, first: (
-        sampled.append([row["prompt"] for row in rows[::4]]) or rollout(trl, rows, first)
-    )
-    whole.train()
-    times = Counter(chain(*sampled))
-    easy = {prompt: n for prompt, n in times.items() if prompt.startswith("e")}
-    # With staleness a problem may be chosen again before its verdicts are there.
-    assert max(easy.values()) <= 1 + staleness <= max(times.values())
-    assert whole.grpo_math.queue.unsolved.shares[0] == 1.0
-    for step in (3, 5):
-        again = made(folder="again")
-        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        ends_as(again, whole)
-        assert again.grpo_math.queue.unsolved.state_dict() == whole.grpo_math.queue.unsolved.state_dict()
 
 
 def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
