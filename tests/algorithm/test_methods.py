@@ -116,7 +116,7 @@ LOSSES = {
     **dict.fromkeys(("cispo", "scalerl"), cispo),
     "sapo": sapo,
     "vespo": vespo,
-    "luspo": by_sequence,
+    "luspo": lambda c, a: by_sequence(c, a, 2e-3, 2.5e-3),
     "dppo": dppo,
     "high_entropy": lambda c, a: higher(c, a) * c["is_high"],
     "two_sided_clip": two_sided,
