@@ -34,7 +34,7 @@ from grpo_math.algorithm.rows import Rows, loss_mask
 
 @dataclass(frozen=True)
 class Normalizers:
-    """What the losses of one rank in an optimizer step divide by, besides the number of a micro-batch's rows.
+    """Divisors of the losses of one rank in an optimizer step, besides the number of a micro-batch's rows.
 
     ``share``: the part of a rollout's tokens that one rank trains on in an optimizer step. ``accumulation``: the number
     of TRL's micro-batches in the step.

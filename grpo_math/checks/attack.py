@@ -189,10 +189,6 @@ def attack(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _unlike_a_guess(one: dict[str, Any]) -> tuple[bool, int, float]:
-    return one["restated"], one["candidates"], -one["share"]
-
-
 def judged(
     setup: Setup,
     errors: dict[str, str],

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> Answer:
     counts = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
     if not lines:
         reason = f"has no completions to select ({counts})" if counts else "has no completions"
-        raise ConfigError("run_dir", args.run_dir, reason, "train with log_completions, on data with gold answers")
+        remedy = "write all of them with --all" if counts else "train with log_completions, on data with gold answers"
+        raise ConfigError("run_dir", args.run_dir, reason, remedy)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     text = f"selected {len(lines):,} completions: {args.to}" + f"\nleft out: {counts}" * bool(counts)
     return Answer({"file": args.to, "rows": len(lines), "left_out": dict(left_out)}, text)

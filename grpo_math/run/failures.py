@@ -3,7 +3,7 @@
 Over gloo a collective raises at once if a rank was killed. Over NCCL it waits in C++, where no signal handler of Python
 runs, until the launcher ends the rank (train/ranks.py). If a machine vanishes, both wait for ``ddp_timeout``.
 
-An unfinished file is left where it is.
+An unfinished file stays.
 """
 
 import os

@@ -208,7 +208,8 @@ class RolloutMaker:
     def gather_rewards(self, trl_method: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
         """Return the rewards (B, F) of all ranks. ``trl_method``: TRL's `_calculate_rewards`. All ranks call this."""
         trainer, draft = self.trainer, self.draft
-        _, draft.completions, draft.ids = arguments
+        draft.completions = arguments[1]
+        draft.ids = arguments[2]
         with self.meter.phase(metrics.SECONDS_GRADE):
             # All ranks decide the same, because `_gather_explained` gathers the verdicts.
             has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))

@@ -68,7 +68,8 @@ class RunFiles(History):
             finished.unlink(missing_ok=True)
             self.written.discard(self.run_dir / "after.json")
             self.archive(earlier.files_of_run(self.run_dir, earlier.OF_LAST_WEIGHTS))
-        self.earlier, self.is_first = None, False
+        self.earlier = None
+        self.is_first = False
         for step, values in self.evaluations:
             self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.

@@ -1,6 +1,6 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides methods of TRL's trainer. What it adds stands in ``trainer.grpo_math`` (parts.py):
+This is the only file that overrides methods of TRL's trainer. It adds ``trainer.grpo_math`` alone (parts.py):
 TRL's other names are TRL's, and free for a user's subclass. docs/internals.md ("One training step") has the data flow.
 
 =====================================  ===============================================================================
@@ -73,7 +73,7 @@ class MathGRPOTrainer(GRPOTrainer):
     args: Any
     model: Any
     max_completion_length: Any
-    # The name of ours. TRL's tests call methods of a trainer without `__init__`.
+    # What this class adds. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 
     def __init__(
@@ -153,7 +153,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 lock.hold(run_dir)
             return checkpoints.to_resume(run_dir, resume_from_checkpoint)
 
-        parts.run.last_step, parts.run.saved_step = None, 0
+        parts.run.last_step = None
+        parts.run.saved_step = 0
         # An earlier call may have ended within an optimizer step.
         parts.updates.reset()
         try:

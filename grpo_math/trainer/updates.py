@@ -213,7 +213,8 @@ class Updates:
             self._begun().done.append(self.current)
         # The optimizer's step follows: the next training step is the first of another optimizer step.
         if trainer.accelerator.sync_gradients:
-            done, self.step = self.step, None
+            done = self.step
+            self.step = None
             # TRL's loss, or a script's, logs its own metrics.
             self.result = self._reduce_result(done) if done and done.metrics.declared else StepResult({})
         return loss
