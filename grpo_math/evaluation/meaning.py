@@ -1,4 +1,4 @@
-"""The meaning of an improvement: skill or form, against the base at as many tokens, known by heart, by chance of the seed.
+"""The meaning of an improvement: skill or form, at equal tokens, known by heart, by chance of the seed.
 
 `grpo-math evaluate --run --probe` measures, and this file computes. docs/evaluation.md has the formulas and papers.
 """

@@ -22,7 +22,7 @@ from grpo_math.problems.columns import spelt
 BEFORE = ("body", "passage", "context", "paragraph", "article", "story", "scenario", "premise", "background", "table")
 # Words in the names of columns that are a part of a problem.
 PART = {*BEFORE, "statement", "conditions", "facts", "given", "numbers", "nums", "ctx", "stem"}
-# And of those that have numbers, but are none.
+# Columns with numbers that are not a part of the problem.
 OTHER = {
     *("source", "url", "title", "topic", "solution", "rationale", "explanation", "reasoning", "response", "responses"),
     *("output", "completion", "generation", "generations", "cot", "messages", "code", "equation", "formula"),
@@ -71,7 +71,7 @@ def unread(column: str, row: Mapping[str, Any]) -> bool:
 
 
 def with_text_before(row: Mapping[str, Any], question: str) -> str:
-    r"""Return a question after the text that it is about, if the row has that in a column of its own.
+    r"""Return a question with the text before it, if the row has that text in a column of its own.
 
     >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
