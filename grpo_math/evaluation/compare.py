@@ -47,7 +47,8 @@ def read_results(path: str | Path) -> Results:
     results = read_json(path)
     if not isinstance(results, dict) or results.get("format") != FORMAT or not results.get("rows"):
         raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
-    return {**results, "results": str(path)}
+    # Files of 0.2 call the answer format "template".
+    return {"answer_format": results.get("template"), **results, "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
