@@ -133,8 +133,10 @@ class RolloutMaker:
                 counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
                 rollout = with_metrics(rollout, counts)
                 differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
-                if differences and hasattr(trainer.vllm_generation, "watch"):
-                    trainer.vllm_generation.watch(differences[-1])
+                # Without an engine in a simulation, and TRL's own has no canary.
+                watch = getattr(getattr(trainer, "vllm_generation", None), "watch", None)
+                if differences and watch:
+                    watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.

@@ -69,10 +69,12 @@ def compute_few(trainer: Any) -> None:
         done[step] += 1
         if done[step] > PARTS:
             zero = torch.zeros((), device="cuda", requires_grad=True)
-            return Loss(zero, zero.detach(), torch.zeros(2, device="cuda"), {}, {})
+            return Loss(zero, zero.detach(), torch.zeros(2, device="cuda"), {})
         # The largest part can come when gradients and the optimizer's state are there.
-        comes = step > 0 and done[step] == min(2, done[0])
-        return loss_of(model, largest[0] if comes else rows)
+        if step > 0 and done[step] == min(2, done[0]):
+            # Without metrics, which are of other rows than those of this part.
+            return loss_of(model, largest[0])._replace(metrics={})
+        return loss_of(model, rows)
 
     trainer.grpo_math.updates.loss_of = few
 
