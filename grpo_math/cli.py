@@ -109,7 +109,7 @@ COMMANDS = {
     "select": Command(
         "report.selected",
         "Write a run's completions as data for TRL's SFTTrainer.",
-        "RUN_DIR --to FILE [--per_problem N] [--min_reward R] [--all]",
+        "RUN_DIR --to FILE [options]",
         ("grpo-math select runs/demo --to sft.jsonl", "grpo-math select runs/demo --all --to all.jsonl"),
     ),
     "export": Command(

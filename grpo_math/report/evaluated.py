@@ -61,10 +61,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--probe", action="store_true", help="of a run: pass@k, equal tokens, problems known by heart")
+    add("--probe", action="store_true", help="of a run: skill or form, known by heart")
     add("--probe_samples", type=int, metavar="N", default=8, help="completions per problem for pass@k (default: 8)")
-    add("--control", metavar="DATA", help="problems that no model knows (default: generated texts)")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
+    add("--control", metavar="DATA", help="unknown problems for --probe (default: made)")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count problems of this training set")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 

@@ -604,7 +604,7 @@ DESTROYED = {"reward": ALIVE, "reward_max": ALIVE, "reward_min": 0.0, "accuracy"
         (["collapse"], steady(**DESTROYED)),  # and not reward_stuck
         (["collapse"], steady(**DESTROYED | {"degenerate": 1.0, "steps": 20})),  # and not uniform_groups
         (["collapse"], steady(**DESTROYED | {"truncated": 0.5, "steps": 20})),  # and not truncation
-        (["adapter_not_moving", "entropy_collapse", "truncation"], steady(truncated=0.5, learning_rate=0.0)),
+        (["adapter_not_moving", "truncation"], steady(truncated=0.5, learning_rate=0.0)),
     ],
 )
 def test_one_cause_is_one_finding_and_the_worst_comes_first(checks, lines):
