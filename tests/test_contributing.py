@@ -24,7 +24,7 @@ CHANGES = {
     "surrogate": [
         ("algorithm/losses.py", "SurrogateFunction = Callable",
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
-         '    return Surrogate(-ratio * inputs.advantages, figures={"unclipped": ratio})\n\n\n'),
+         '    return Surrogate(-ratio * inputs.advantages, metrics={"unclipped": Metric(ratio)})\n\n\n'),
         ("algorithm/losses.py", '"reinforce": reinforce, "dppo"', '"unclipped": unclipped, '),
         ("trainer/config.py", '"reinforce", "dppo", "module:function")', '"unclipped", '),
     ],
@@ -35,7 +35,7 @@ CHANGES = {
         ("trainer/meter.py", "    if low <= high:", "    log[metrics.REWARD_MEDIAN] = rewards.nanmedian().item()\n"),
     ],
     "plot": [
-        ("report/plots.py", '    Plot("Entropy"',
+        ("report/plots.py", '    Plot("KL to the reference"',
          '    Plot("Median reward", "Median of the reward.", ((metrics.REWARD_MEDIAN, "median"),)),\n'),
     ],
     "finding": [
