@@ -154,6 +154,7 @@ class Resampler(PromptPool):
         ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
         seen = gather_object([row["prompt"] for row in inputs])
         kept, right, columns = self._gather_completions(first)
+        rewards = first.rewards
         groups = drawn = len(right) // self.size
         # All ranks sample the same number of rows, so the number of groups must be a multiple of this.
         equal_groups = ranks // math.gcd(ranks, self.size)
@@ -171,12 +172,12 @@ class Resampler(PromptPool):
             drawn += len(fresh)
             index = replacing(right, more_right, self.size)
             kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
+            rewards = torch.cat([rewards, rollout.rewards])[index]
             missing = [None] * len(right), [None] * len(more_right)
             columns = {
                 name: [(columns.get(name, missing[0]) + more_columns.get(name, missing[1]))[i] for i in index]
                 for name in {**columns, **more_columns}
             }
-        rewards = kept.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept["num_items_in_batch"] = loss_mask(kept).sum()
         counts: dict[str, float] = {
@@ -188,14 +189,14 @@ class Resampler(PromptPool):
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
-        """Return the completions of all ranks, group after group: rows with their rewards; whether each is right, None
-        if it could not be graded; and the columns of the table of completions with an entry for each."""
+        """Return the completions of all ranks, group after group: rows; whether each is right, None if it could not be
+        graded; and the columns of the table of completions with an entry for each."""
         if rollout.verdicts is None:
             raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
         right = right_or_wrong(rollout.verdicts)
-        rows = {**gather_rows(rollout.tensors, self.accelerator), "rewards_per_func": rollout.rewards}
+        rows = gather_rows(rollout.tensors, self.accelerator)
         # A script may log too few values, and two reward functions of one name have one column.
         columns = {key: values[-len(right) :] for key, values in rollout.columns.items() if len(values) >= len(right)}
         return rows, right, columns

@@ -34,7 +34,7 @@ class Rollout:
     """
 
     tensors: Rows
-    rewards: Tensor  # (B, F)
+    rewards: Tensor  # (B, F), on the CPU
     advantages: Tensor  # (B,), on the CPU
     verdicts: Sequence[Verdict] | None  # B, or None without gold answers
     columns: Columns  # of B entries each

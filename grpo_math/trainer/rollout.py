@@ -171,7 +171,7 @@ class RolloutMaker:
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
         groups = [first + row // self.group_size for row in range(local.start, local.stop)]
         tensors = {**rows, "group": torch.tensor(groups, device=rows["advantages"].device)}
-        rewards = draft.rewards(trainer.reward_func_names).to(rows["advantages"])
+        rewards = draft.rewards(trainer.reward_func_names)
         rollout = Rollout(
             tensors, rewards, torch.tensor(draft.table["advantages"]), None, draft.columns(), dict(draft.log)
         )
@@ -182,7 +182,7 @@ class RolloutMaker:
     ) -> Rollout:
         """Add verdicts, the columns that explain a row, and the metrics of verdicts, endings and tools."""
         trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
-        sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.to(rollout.rewards.device))
+        sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.cpu())
         own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
         # A row that names no format, as in most scripts, asks for none.
         graded = [
@@ -257,9 +257,7 @@ class RolloutMaker:
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""
         trainer, settings = self.trainer, self.settings
-        # On the CPU, where they are logged: a few numbers, and one transfer.
-        sums = weighted(rollout.rewards, trainer.reward_weights.to(rollout.rewards.device))
-        sums = sums.view(-1, self.group_size).cpu()
+        sums = weighted(rollout.rewards, trainer.reward_weights.cpu()).view(-1, self.group_size)
         if trainer.multi_objective_aggregation == "sum_then_normalize":
             values = advantages(sums, settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
             rollout = replace(rollout, advantages=values.flatten())
