@@ -33,12 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    add(
-        "--data",
-        "--dataset",
-        metavar="DATA",
-        help="names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c",
-    )
+    add("--data", "--dataset", metavar="DATA", help="names (gsm8k), Hub ids, files; several: a,b,c")
     add("--suite", help="math: the usual benchmarks, with their protocols")
     add("--columns", help="which column is which: problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
@@ -64,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--probe", action="store_true", help="of a run: skill or form, known by heart")
     add("--probe_samples", type=int, metavar="N", default=8, help="completions per problem for pass@k (default: 8)")
     add("--control", metavar="DATA", help="unknown problems for --probe (default: made)")
-    add("--contamination", metavar="DATA[:SPLIT]", help="count problems of this training set")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
 

@@ -59,6 +59,8 @@ FILES = {
     "no_gold.jsonl": '{"problem": "1 + 1"}\n',
     "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
     "rows.jsonl": "".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(20)),
+    # Without a formula that an answer could repeat.
+    "plain.jsonl": "".join(f'{{"problem": "What comes after {i}?", "answer": "{i + 1}"}}\n' for i in range(80)),
     "stage.json": '{"zero_optimization": {"stage": "two"}}',
     "empty_model/x": "",
     "bare_model/config.json": '{"model_type": "llama"}',
