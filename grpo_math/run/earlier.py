@@ -1,7 +1,7 @@
 """Move files of an earlier run, and files in the way of a new one, to RUN/earlier/N. Nothing is deleted.
 
-A folder may contain files of the user under the names of ours. A file is a run's only if it contains the text that
-`MARKS` gives for it. Other files stay, unless a run has to write a file of that name.
+The user may have files with the same names. A file belongs to a run only if it contains the text that `MARKS` gives
+for its name. Other files stay, unless a run has to write a file of that name.
 
 The checkpoints of an earlier run stay too, because a script may resume from them.
 """

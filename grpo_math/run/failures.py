@@ -44,7 +44,7 @@ def failure(error: BaseException, run_dir: Path, command: str = "the same comman
     """
     if written := no_room(error) or next((one for one in chain(error) if _names_file_of_run(one, run_dir)), None):
         free = shutil.disk_usage(existing(run_dir)).free / GB
-        # What is being written: an error of torch does not name its file.
+        # An error of torch does not name its file, so name the folder that is being written.
         name = next(iter(unfinished_names(run_dir)), "a file")
         reason = f"{name} in {run_dir} could not be written ({first_line(written)}; {free:.1f} GB free)"
         return WriteError(f"{reason}; {how_to_resume(run_dir, command)}")

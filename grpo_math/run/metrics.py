@@ -32,7 +32,7 @@ FORMAT_KEPT = "format_kept"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
-SCRIPT_PREFIX = "script/"  # prefix of a script's metric with a name of ours, until the line is logged
+SCRIPT_PREFIX = "script/"  # before a script's metric that has the name of one of `METRICS`, until the line is logged
 EVAL_PREFIX = "eval_"  # of the names in transformers' evaluations
 ADVANTAGE_MEAN = "advantage_mean"
 ADVANTAGE_STD = "advantage_std"
@@ -212,7 +212,7 @@ def verdict_key(verdict: str) -> str:
 
 
 def reserved(name: str) -> str:
-    """Return the name under which a metric of a script is collected: another one if the name is one of ours.
+    """Return the name under which a script's metric is collected. It gets a prefix if `METRICS` has the same name.
 
     >>> reserved("accuracy"), reserved("grading/crash"), reserved("my_metric")
     ('script/accuracy', 'script/grading/crash', 'my_metric')

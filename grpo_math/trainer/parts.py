@@ -52,7 +52,7 @@ class Parts:
         self.queue = RolloutQueue(trainer, settings, self.meter)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
         self.tools = ToolLoop(conversation, trainer.accelerator, trainer.model.config, engine) if conversation else None
-        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools)
+        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools, engine)
         flat = [TrainerAttributes(trainer, settings), self.queue]
         if engine:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.

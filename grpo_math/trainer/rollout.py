@@ -85,17 +85,25 @@ class RolloutInProgress:
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
 
-    ``tools``: the loop over the turns of tools, if it is ours. ``draft``: the rollout that TRL makes now.
+    ``tools``: the loop over the turns of tools, if it is ours. ``engine``: vLLM's, if it samples. ``draft``: the
+    rollout that TRL makes now.
     """
 
     def __init__(
-        self, trainer: Any, settings: "MathGRPOConfig", meter: StepMeter, queue: "RolloutQueue", tools: ToolLoop | None
+        self,
+        trainer: Any,
+        settings: "MathGRPOConfig",
+        meter: StepMeter,
+        queue: "RolloutQueue",
+        tools: ToolLoop | None,
+        engine: Any,
     ) -> None:
         self.trainer = trainer
         self.settings = settings
         self.meter = meter
         self.queue = queue
         self.tools = tools
+        self.engine = engine
         self.draft = RolloutInProgress()
 
     @property
@@ -133,10 +141,8 @@ class RolloutMaker:
                 counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
                 rollout = with_metrics(rollout, counts)
                 differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
-                # Without an engine in a simulation, and TRL's own has no canary.
-                watch = getattr(getattr(trainer, "vllm_generation", None), "watch", None)
-                if differences and watch:
-                    watch(differences[-1])
+                if differences and hasattr(self.engine, "watch"):
+                    self.engine.watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
             # Last, because resampling replaces rows. TRL's advantages are those of one draw.

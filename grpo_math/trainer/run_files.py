@@ -95,7 +95,7 @@ class RunFiles(History):
         has_adapter = hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config")
         if has_adapter and args.save_strategy != SaveStrategy.NO:
             target = self.run_dir / "adapter"
-            # A script may keep an adapter of its own there, which it loads.
+            # A script may load its own adapter from this folder.
             if not broadcast_from_main(lambda: earlier.in_the_way(self.run_dir, {"adapter": checkpoints.FILES})):
                 with checkpoints.sealed(target, self.trainer.accelerator):
                     self.trainer.save_model(str(target))

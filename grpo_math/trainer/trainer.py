@@ -73,7 +73,7 @@ class MathGRPOTrainer(GRPOTrainer):
     args: Any
     model: Any
     max_completion_length: Any
-    # What this class adds. TRL's tests call methods of a trainer without `__init__`.
+    # All parts that this class adds. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 
     def __init__(
