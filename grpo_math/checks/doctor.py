@@ -53,6 +53,8 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")
+    for line in read.replaced:
+        yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
     failed = bool(read.problems)

@@ -232,7 +232,12 @@ UPDATE = [
 ]
 
 REFERENCE = [
-    unused("kl_estimator use_bias_correction_kl", _is("beta", 0), "beta=0 leaves the KL term out"),
+    # k2 without the ratio is what REINFORCE++ takes for a beta of yours.
+    unused(
+        "kl_estimator use_bias_correction_kl",
+        lambda s: s["beta"] == 0 and (s["kl_estimator"], s["use_bias_correction_kl"]) != ("k2", False),
+        "beta=0 leaves the KL term out",
+    ),
     unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
     Rule(
         "sync_ref_model",
@@ -575,6 +580,12 @@ PROGRAM = [
         ),
         "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
         f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
+    ),
+    unused(
+        "multi_objective_aggregation",
+        lambda s: len(s["rewards"]) == 1,
+        "one reward is normalized alone",
+        "name several rewards, or leave it out",
     ),
     Rule(
         "reward_weights",

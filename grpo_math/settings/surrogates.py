@@ -1,4 +1,4 @@
-"""Surrogate and reduction are two settings, ``surrogate`` and ``loss_type``. Three values of TRL's loss_type name both."""
+"""Surrogate and reduction are two settings, ``surrogate`` and ``loss_type``. Three of TRL's loss types name both."""
 
 # TRL's loss_type -> the surrogate that it names, and the loss_type with which TRL reduces it.
 TRL_LOSSES = {"cispo": ("cispo", "dapo"), "sapo": ("sapo", "grpo"), "vespo": ("vespo", "dapo")}

@@ -2,10 +2,10 @@
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", surrogate="tanh")
+>>> MathGRPOConfig("runs/x", kl_estimator="k4")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, reinforce, gmpo, cispo, dppo, dppo_kl, sapo, vespo, module:function
+grpo_math.errors.ConfigError: kl_estimator='k4' is not known: did you mean 'k3'? (k3, k1, k2)
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).

@@ -179,6 +179,10 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"reference_model": "a"}, False),
         ({"rewards": []}, False),
         ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, False),  # one reward
+        ({"multi_objective_aggregation": "normalize_then_sum", "rewards": ["accuracy", "overlong"]}, True),
+        ({"kl_estimator": "k2", "use_bias_correction_kl": False}, True),  # for a beta of yours
+        ({"kl_estimator": "k2"}, False),
         ({"sync_ref_model": True, "beta": 0.1}, True),
         ({"use_adaptive_entropy": True, "entropy_target": 5.0}, True),
         ({"optim": "galore_adamw_layerwise"}, False),
