@@ -176,10 +176,8 @@ def _run(argv: list[str]) -> int:
     # The words after -- are for another program.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
-    if command.fields and words and not words[0].startswith("-"):
-        words = ["--config", *words]
     parser = command_parser(name)
-    args, fields = parser.parse_known_args(words)
+    args, fields = parser.parse_known_args(recipe_first(parser, words) if command.fields else words)
     args.fields = fields
     args.after_dashes = after_dashes
     if fields and not command.fields:
@@ -214,6 +212,32 @@ def normalize_options(argv: list[str]) -> list[str]:
     words = [word.partition("=") for word in argv[:end]]
     ours = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
     return ours + argv[end:]
+
+
+def recipe_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """Return the words with the recipe, the first word that is no option's value, as ``--config RECIPE`` at the front.
+
+    >>> recipe_first(command_parser("serve"), ["--check", "mine.yaml", "--seed", "3"])
+    ['--config', 'mine.yaml', '--check', '--seed', '3']
+    """
+    from grpo_math.settings.recipe import most_values
+    from grpo_math.settings.shipped import listed
+
+    own = {name[2:]: 0 if action.nargs == 0 else 1 for name, action in parser._option_string_actions.items()}
+    most = 0.0  # values that the last option can still take
+    for i, word in enumerate(words):
+        # The values of a list end at a recipe.
+        is_value = most >= 1 and not (most > 1 and (word.endswith((".yaml", ".yml")) or word in listed("launch/configs")))
+        if word.startswith("--"):
+            name, equals, _ = word[2:].partition("=")
+            if name == "config":
+                break
+            most = 0 if equals else own[name] if name in own else most_values(name, words[i + 1 : i + 2])
+        elif is_value or word.startswith("-"):  # -1, -h
+            most -= 1
+        else:
+            return ["--config", word, *words[:i], *words[i + 1 :]]
+    return words
 
 
 class _Parser(argparse.ArgumentParser):

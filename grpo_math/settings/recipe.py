@@ -11,6 +11,7 @@ temperature='0' is out of range: give a number above 0
 rules.py and batch.py check combinations of settings.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +150,21 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
+
+
+def most_values(name: str, following: Sequence[str]) -> float:
+    """Return how many words of the command line a field can take: any number for a list or an unknown name.
+
+    >>> most_values("seed", ["3"]), most_values("rewards", ["accuracy"])
+    (1, inf)
+    >>> most_values("use_peft", ["true"]), most_values("use_peft", ["mine.yaml"])
+    (1, 0)
+    """
+    if name in OPTIONS:
+        return 1
+    kinds = fields()[name].kinds if name in fields() else {"list"}
+    is_bare = kinds <= {"bool", "None"} and not TRUTH.keys() & {word.lower() for word in following}
+    return math.inf if "list" in kinds else int(not is_bare)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
