@@ -227,7 +227,9 @@ def recipe_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]
     most = 0.0  # values that the last option can still take
     for i, word in enumerate(words):
         # The values of a list end at a recipe.
-        is_value = most >= 1 and not (most > 1 and (word.endswith((".yaml", ".yml")) or word in listed("launch/configs")))
+        is_value = most >= 1 and not (
+            most > 1 and (word.endswith((".yaml", ".yml")) or word in listed("launch/configs"))
+        )
         if word.startswith("--"):
             name, equals, _ = word[2:].partition("=")
             if name == "config":
