@@ -24,7 +24,7 @@ from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner.devices import Layout
 from grpo_math.run.gpus import Gpu
-from grpo_math.run.machine import free_port
+from grpo_math.run.machine import free_port, physical_cores
 from grpo_math.run.signals import (
     EX_TEMPFAIL,
     INTERRUPTED,
@@ -109,9 +109,10 @@ def _launch(
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        training = SupervisedCommand(
-            _training(fields, config, layout.policy), environment=environment(used[layout.server :])
-        )
+        variables = environment(used[layout.server :])
+        if not used:  # torch's launcher would give each process one thread
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
+        training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.

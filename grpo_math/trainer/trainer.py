@@ -47,6 +47,7 @@ from grpo_math.packing import scoring
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
+from grpo_math.run.machine import use_physical_cores
 from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.run.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
@@ -126,6 +127,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if self.accelerator.device.type == "cpu":
+            use_physical_cores()
         if self._has_async_funcs:
             # The tools, the rewards, and the checks of rewards before the run may share a client.
             self.async_loop = event_loop()
@@ -163,6 +166,8 @@ class MathGRPOTrainer(GRPOTrainer):
             with warnings.catch_warnings():
                 # In each step transformers warns about names that TRL uses.
                 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+                # transformers' default, which torch ignores on a CPU.
+                warnings.filterwarnings("ignore", ".*pin_memory.* no accelerator", UserWarning)
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
