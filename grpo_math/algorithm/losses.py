@@ -39,9 +39,10 @@ even if its value is 1. The right column is also true for tokens of any older po
 changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
 
 ``kl_estimator="advantage"`` has no term :math:`\beta k`. It adds :math:`-\beta d`, without a gradient, to the advantage
-of each token. With a ratio that is not clipped, its mean gradient is :math:`\beta \nabla KL(\pi_\theta \| \pi_{ref})` for
-tokens of any older policy. The gradient of k1 times the ratio also has the term :math:`\rho \nabla \log \pi_\theta`. The
-mean of this term is zero, but it does not vanish if the policy equals its reference.
+of each token. With a ratio that is not clipped, its mean gradient is :math:`\beta \nabla KL(\pi_\theta \| \pi_{ref})`
+for tokens of any older policy. The gradient of k1 times the ratio also has the term
+:math:`\rho \nabla \log \pi_\theta`. The mean of this term is zero, but it does not vanish if the policy equals its
+reference.
 
 `tests/algorithm/test_losses.py` checks every entry of the table by enumeration, and each term against TRL's loss.
 """
