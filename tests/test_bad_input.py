@@ -9,7 +9,7 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.reading import read_json
-from grpo_math.run import streams
+from grpo_math.system import streams
 from grpo_math.yaml_files import read_yaml
 
 PROGRAM = [sys.executable, "-m", "grpo_math.cli"]

@@ -348,7 +348,7 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
     """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
-    # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
+    # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
     reason = "training uses this name itself" if column in which.MADE or column.startswith("grpo_math_") else ""
     try:
         pyarrow.array(values)

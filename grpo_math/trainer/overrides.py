@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import is_foreign
+from grpo_math.user_functions import is_foreign
 
 SCORING = "_get_per_token_logps_and_entropies"
 # Methods that get an update's rows.

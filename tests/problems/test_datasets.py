@@ -23,7 +23,7 @@ from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
-from grpo_math.rewards.columns import GRADE
+from grpo_math.rewards.inputs import GRADE
 from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
