@@ -167,6 +167,8 @@ def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
         raise ConfigError("dataset", dataset, "has no rows", "check the file")
     as_is = settings["prompt_template"] == AS_IS
     rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
+    if not rows:
+        raise errors[0]
     faults: list[Fault] = []
     for error in errors:
         of_answer = error.field in ("answer", *accepted["answer"])
