@@ -16,9 +16,9 @@ from torch import Tensor
 from grpo_math.algorithm.rows import Rows
 from grpo_math.errors import ConfigError
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.plan import largest_micro_batch
-from grpo_math.rewards.columns import column_names
-from grpo_math.run.replaced import replaced
+from grpo_math.packing.row_plan import largest_micro_batch
+from grpo_math.replaced import replaced
+from grpo_math.rewards.inputs import column_names
 from grpo_math.run.weights import split_by
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import is_foreign
+from grpo_math.user_functions import is_foreign
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer

@@ -18,9 +18,9 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
+from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.stateful import Stateful
+from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer import table
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from grpo_math.packing.micro_batches import (
 )
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import is_foreign, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import gradients, longest, tiled_mlp
 from grpo_math.trainer.loss_settings import (
@@ -44,6 +43,7 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
+from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig

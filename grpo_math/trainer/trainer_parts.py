@@ -12,10 +12,10 @@ from grpo_math.generation.turns import Conversation
 from grpo_math.run import metrics
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.rollout import RolloutMaker
+from grpo_math.trainer.rollout_in_progress import RolloutMaker
 from grpo_math.trainer.rollout_queue import RolloutQueue
 from grpo_math.trainer.state import RunState, TrainerAttributes
-from grpo_math.trainer.turns import ToolLoop
+from grpo_math.trainer.tool_loop import ToolLoop
 from grpo_math.trainer.updates import Updates
 
 if TYPE_CHECKING:

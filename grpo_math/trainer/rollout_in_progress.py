@@ -24,16 +24,16 @@ from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
+from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
+from grpo_math.rewards.functions import is_right
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.rules import is_right
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
 from grpo_math.run import metrics
-from grpo_math.run.ranks import agree_on_all, agree_on_first
-from grpo_math.run.replaced import replaced
+from grpo_math.system.collectives import agree_on_all, agree_on_first
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
 from grpo_math.trainer.table import completion_columns
-from grpo_math.trainer.turns import ToolLoop
+from grpo_math.trainer.tool_loop import ToolLoop
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
