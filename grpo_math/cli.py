@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from grpo_math import __version__
 from grpo_math.errors import PushError, UserError, first_line, printed, require_choice
-from grpo_math.run import streams
 from grpo_math.run.files import no_room
+from grpo_math.system import streams
 
 
 class Command(NamedTuple):

@@ -11,8 +11,8 @@ import pytest
 
 from grpo_math import __version__
 from grpo_math.cli import COMMANDS, command_parser, main
-from grpo_math.run.machine import versions
 from grpo_math.settings.fields import TABLES
+from grpo_math.system.machine import versions
 
 
 def test_grade_prints_one_json_object_or_a_line_for_each_row(tmp_path, capsys):

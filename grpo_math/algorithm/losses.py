@@ -58,7 +58,7 @@ from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.run.user_functions import is_user_function, tensor_from, tried
+from grpo_math.user_functions import is_user_function, tensor_from, tried
 
 
 @dataclass(frozen=True)

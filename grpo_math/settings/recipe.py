@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
-from grpo_math.run.redact import ENDINGS, is_secret
+from grpo_math.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated

@@ -205,7 +205,7 @@ def of_method(name, ranks, cuts):
     return values, torch.autograd.grad(loss, now)[0]
 
 
-# TRL computes the advantages of GDPO, in tests/trainer/test_rollout.py.
+# TRL computes the advantages of GDPO, in tests/trainer/test_rollout_in_progress.py.
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "gdpo"])
 @pytest.mark.parametrize(("ranks", "cuts"), [(1, 1), (1, 3), (2, 2)])
 def test_a_method_is_what_its_paper_says(name, ranks, cuts):
