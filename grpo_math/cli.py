@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from grpo_math import __version__
 from grpo_math.errors import PushError, UserError, first_line, printed, require_choice
-from grpo_math.run import streams
 from grpo_math.run.files import no_room
+from grpo_math.system import streams
 
 
 class Command(NamedTuple):
@@ -215,28 +215,28 @@ def normalize_options(argv: list[str]) -> list[str]:
 
 
 def recipe_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
-    """Return the words with the recipe, the first word that is no option's value, as ``--config RECIPE`` at the front.
+    """Return the words with the recipe as ``--config RECIPE`` at the front.
+
+    The recipe is the first word that no option takes. A field may take many words, so that a word too many is reported
+    as such: after its first value, only a file or a shipped recipe is the recipe.
 
     >>> recipe_first(command_parser("serve"), ["--check", "mine.yaml", "--seed", "3"])
     ['--config', 'mine.yaml', '--check', '--seed', '3']
     """
-    from grpo_math.settings.recipe import most_values
-    from grpo_math.settings.shipped import listed
+    from grpo_math.settings.recipe import OPTIONS, is_switch
+    from grpo_math.settings.shipped import is_file
 
+    if any(word.partition("=")[0] == "--config" for word in words):
+        return words
     own = {name[2:]: 0 if action.nargs == 0 else 1 for name, action in parser._option_string_actions.items()}
-    most = 0.0  # values that the last option can still take
+    taken, may_take_more = 0, False  # words that the last option takes
     for i, word in enumerate(words):
-        # The values of a list end at a recipe.
-        is_value = most >= 1 and not (
-            most > 1 and (word.endswith((".yaml", ".yml")) or word in listed("launch/configs"))
-        )
         if word.startswith("--"):
             name, equals, _ = word[2:].partition("=")
-            if name == "config":
-                break
-            most = 0 if equals else own[name] if name in own else most_values(name, words[i + 1 : i + 2])
-        elif is_value or word.startswith("-"):  # -1, -h
-            most -= 1
+            may_take_more = not equals and name not in (*own, *OPTIONS)
+            taken = 0 if equals or is_switch(name, words[i + 1 : i + 2]) else own.get(name, 1)
+        elif taken or word.startswith("-") or (may_take_more and not is_file(word)):  # -1, -h
+            taken = 0
         else:
             return ["--config", word, *words[:i], *words[i + 1 :]]
     return words

@@ -48,14 +48,14 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
-from grpo_math.generation.server import Server, key, served_rank, without_aborts
 from grpo_math.generation.shared import SharedBase, cannot_share
-from grpo_math.run.addresses import url_of
-from grpo_math.run.http import ServerError
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.replaced import replaced
+from grpo_math.generation.vllm_server import Server, key, served_rank, without_aborts
+from grpo_math.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
+from grpo_math.system.addresses import url_of
+from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
 

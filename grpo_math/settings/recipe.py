@@ -11,7 +11,6 @@ temperature='0' is out of range: give a number above 0
 rules.py and batch.py check combinations of settings.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
-from grpo_math.run.redact import ENDINGS, is_secret
+from grpo_math.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
@@ -152,19 +151,14 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     return typed
 
 
-def most_values(name: str, following: Sequence[str]) -> float:
-    """Return how many words of the command line a field can take: any number for a list or an unknown name.
+def is_switch(name: str, following: Sequence[str]) -> bool:
+    """Return True for a field that is true or false if the following word of the command line is neither.
 
-    >>> most_values("seed", ["3"]), most_values("rewards", ["accuracy"])
-    (1, inf)
-    >>> most_values("use_peft", ["true"]), most_values("use_peft", ["mine.yaml"])
-    (1, 0)
+    >>> is_switch("use_peft", ["true"]), is_switch("use_peft", ["mine.yaml"]), is_switch("seed", ["3"])
+    (False, True, False)
     """
-    if name in OPTIONS:
-        return 1
-    kinds = fields()[name].kinds if name in fields() else {"list"}
-    is_bare = kinds <= {"bool", "None"} and not TRUTH.keys() & {word.lower() for word in following}
-    return math.inf if "list" in kinds else int(not is_bare)
+    is_bool = name in fields() and fields()[name].kinds <= {"bool", "None"}
+    return is_bool and not TRUTH.keys() & {word.lower() for word in following}
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

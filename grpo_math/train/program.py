@@ -34,26 +34,26 @@ from grpo_math.generation.models import check_weights, load_tokenizer, model_pat
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
+from grpo_math.report.finish import conclude
 from grpo_math.report.trackers import Trackers
-from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
-from grpo_math.rewards.rules import no_reward
+from grpo_math.rewards.functions import no_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
 from grpo_math.settings.shipped import find
 from grpo_math.settings.vllm import generates
+from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.train import heldout
 from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import trainer_of
-from grpo_math.trainer.from_recipe import Settings, build, print_help
+from grpo_math.trainer.recipe_settings import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -65,7 +65,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
     """Parse and train. Print one line about an error of the user, and return the exit code.
 
     ``read``: the recipe, if it has been read already. Exit code 2: bad input; 1: the push has failed, or a bug; the
-    others are those of run/signals.py.
+    others are those of system/signals.py.
     """
     if {"-h", "--help"} & set(argv):
         print_help()

@@ -19,11 +19,11 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.server import without_aborts
 from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync, one_line_for_lost_servers
+from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import metrics
-from grpo_math.run.http import ServerError
-from grpo_math.run.machine import free_port
+from grpo_math.system.http import ServerError
+from grpo_math.system.machine import free_port
 from grpo_math.trainer.rollout_queue import RolloutQueue
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]

@@ -120,7 +120,7 @@ def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
     (tmp_path / "odd.jsonl").write_text('{"frage": "What is 3 + 4?", "gold": "7"}\n')
     entry = {"data": str(tmp_path / "odd.jsonl")}
     words = ("--eval_n", "0", *EVERY, "--heldout")
-    with pytest.raises(UserError, match="in heldout columns: problem=NAME"):
+    with pytest.raises(UserError, match="in heldout columns: problem=frage;"):
         _ = problems(*words, json.dumps(entry)).during
     (one,) = problems(*words, json.dumps({**entry, "columns": {"problem": "frage"}})).during
     assert names(one.rows) == {"What is 3 + 4?"}

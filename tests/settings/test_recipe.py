@@ -43,7 +43,7 @@ def test_a_recipe_wins_over_a_method_and_an_unknown_method_is_one_line(tmp_path)
 
 @pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
-    from grpo_math.trainer.from_recipe import CLASSES
+    from grpo_math.trainer.recipe_settings import CLASSES
 
     defaults = {
         field.name: field.default_factory() if field.default is MISSING else field.default

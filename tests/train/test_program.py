@@ -16,7 +16,7 @@ from small_runs import history, promised
 from transformers import TrainerControl
 
 from grpo_math.evaluation import results
-from grpo_math.evaluation.compare import SAME
+from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.accelerate import deepspeed_config

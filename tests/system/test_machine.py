@@ -18,8 +18,9 @@ from torch.distributed import HashStore, distributed_c10d
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.run import lock, machine, ranks
-from grpo_math.run.user_functions import tried
+from grpo_math.run import lock
+from grpo_math.system import collectives, machine
+from grpo_math.user_functions import tried
 
 MINE = """
 import sys
@@ -111,17 +112,17 @@ def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, mes
 @pytest.mark.parametrize("error", [UserError("this cannot be"), KeyError("x")])
 def test_one_process_gets_its_own_error(error):
     with pytest.raises(type(error)) as raised:
-        ranks.broadcast_from_main(Mock(side_effect=error))
+        collectives.broadcast_from_main(Mock(side_effect=error))
     assert raised.value is error
 
 
 def test_the_others_wait_until_the_main_process_is_done(monkeypatch):
     store = HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(ranks.time, "sleep", lambda seconds: store.set("done", "1"))
-    ranks._wait_for_main(SimpleNamespace(is_main_process=False), "done")
+    monkeypatch.setattr(collectives.time, "sleep", lambda seconds: store.set("done", "1"))
+    collectives._wait_for_main(SimpleNamespace(is_main_process=False), "done")
     assert store.check(["done"])
-    ranks._wait_for_main(SimpleNamespace(is_main_process=True), "also done")
+    collectives._wait_for_main(SimpleNamespace(is_main_process=True), "also done")
     assert store.check(["also done"])
 
 

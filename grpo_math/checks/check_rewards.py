@@ -23,10 +23,10 @@ from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.rewards import load_reward
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.rewards.guard import checked
-from grpo_math.run.user_functions import start
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.settings.batch import plan
+from grpo_math.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
