@@ -234,6 +234,7 @@ UPDATE = [
 
 REFERENCE = [
     unused("kl_estimator use_bias_correction_kl", _is("beta", 0), "beta=0 leaves the KL term out"),
+    unused("use_bias_correction_kl", _is("kl_estimator", "advantage"), "kl_estimator=advantage has no KL term"),
     unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
     Rule(
         "sync_ref_model",

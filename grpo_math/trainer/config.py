@@ -56,8 +56,9 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2.",
-        choices=("k3", "k1", "k2"),
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
+        "from each token's advantage instead.",
+        choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
         None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."

@@ -38,6 +38,7 @@ from grpo_math.trainer.tool_loop import ToolLoop
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.rollout_queue import RolloutQueue
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 def empty_table() -> dict[str, Any]:
@@ -91,7 +92,7 @@ class RolloutMaker:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         meter: StepMeter,
         queue: "RolloutQueue",
@@ -115,7 +116,7 @@ class RolloutMaker:
     @property
     def group_size(self) -> int:
         trains = self.trainer.model.training
-        return int(self.trainer.num_generations if trains else self.trainer.num_generations_eval)
+        return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
     def local(self, n: int) -> slice:
         """Return the place of this rank's ``n`` rows among those of all ranks."""

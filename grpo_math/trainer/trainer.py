@@ -28,7 +28,7 @@ import math
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.logging import get_logger
@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference
 from grpo_math.errors import RewardError, UserError
@@ -59,6 +59,11 @@ from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
 from grpo_math.user_functions import event_loop
 
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer as GRPOTrainer
+else:
+    from trl import GRPOTrainer
+
 logger = get_logger(__name__)
 
 
@@ -69,10 +74,6 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
-    # Never None in a trainer, unlike in TRL's annotations.
-    args: Any
-    model: Any
-    max_completion_length: Any
     # All parts that this class adds. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 

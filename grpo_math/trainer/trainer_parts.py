@@ -20,6 +20,7 @@ from grpo_math.trainer.updates import Updates
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 class Parts:
@@ -36,7 +37,7 @@ class Parts:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         conversation: Conversation | None,
         trl_scoring: Callable[[], Callable[..., Any]],
@@ -69,7 +70,7 @@ class Parts:
         self.optimizer_options: list[dict[str, Any]] | None = None
 
 
-def _moving_reference(trainer: Any, settings: "MathGRPOConfig") -> Reference | None:
+def _moving_reference(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> Reference | None:
     """Return the reference of the KL term if it moves in training, with the callback that moves it."""
     steps = settings.reference_refresh_steps
     if not steps and not trainer.args.sync_ref_model:

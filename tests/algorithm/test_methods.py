@@ -101,7 +101,12 @@ def off_policy_mask(c, a):
 
 
 def distillation(c, a):
-    return (c["now"] - c["old"]).exp() * (c["now"] - c["ref"])
+    """tinker and prime-rl: the advantage of a token is its log-ratio, without a gradient, and nothing is clipped."""
+    return -(c["now"] - c["old"]).exp() * (c["ref"] - c["now"]).detach()
+
+
+def distillation_and_reward(c, a):
+    return clipped((c["now"] - c["old"]).exp(), a + (c["ref"] - c["now"]).detach())
 
 
 def higher(c, a):
@@ -122,6 +127,7 @@ LOSSES = {
     "two_sided_clip": two_sided,
     "off_policy_mask": off_policy_mask,
     "on_policy_distillation": distillation,
+    "distill_and_reward": distillation_and_reward,
 }
 
 
