@@ -18,6 +18,7 @@ from transformers import TrainerControl
 from grpo_math.evaluation import results
 from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
+from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
 from grpo_math.run import metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
@@ -134,8 +135,8 @@ def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypa
 
 @pytest.mark.parametrize("eval_n", [0, 1])
 def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
-    rows = [{"problem": "1 + 1?"}]
-    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, heldout=rows[:eval_n])
+    one = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
+    problems = SimpleNamespace(evaluation=EvaluationPlan(one if eval_n else None, [one], None))
     state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
     TrainingRun.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
     assert capsys.readouterr().out == (
