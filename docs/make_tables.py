@@ -75,7 +75,7 @@ def methods() -> str:
 
     columns = ("title", "name", "fields", "changes", "open", "measured", "verl", "openrlhf", "prime_rl")
     lines = [
-        "|method|name|fields|what it changes in GRPO|left to you|measured by its authors on|verl|OpenRLHF|prime-rl|",
+        "|method|name|fields|what it changes in GRPO|left to you|measured on|verl|OpenRLHF|prime-rl|",
         "|---" * len(columns) + "|",
     ]
     for name, method in METHODS.items():

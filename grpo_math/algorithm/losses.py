@@ -11,7 +11,7 @@ term                   functions                                                
 :math:`\rho`, ratio    `importance_ratio`                                          importance_sampling_level
 :math:`m`, masks       `off_policy_mask`, and TRL's mask of high-entropy tokens    off_policy_mask_threshold
 :math:`c`, correction  `corrected_for_sampler`                                     vllm_importance_sampling_*
-:math:`k`, KL          `KL_ESTIMATORS`                                             kl_estimator
+:math:`k`, KL          `KL_ESTIMATORS`, `with_reference_advantages`                kl_estimator
 :math:`R`, reduction   `REDUCTIONS`                                                loss_type
 :math:`H`, entropy     `entropy_sums`                                              entropy_coef
 :math:`a`, experts     transformers' loss of the router                            router_aux_loss_coef
@@ -37,12 +37,19 @@ The left column is true on policy only. The right one multiplies :math:`k_t` by 
 even if its value is 1. The right column is also true for tokens of any older policy, but not with
 ``importance_sampling_level="sequence"``, where the factor is the sequence's ratio. All of them ignore that a token
 changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
+
+``kl_estimator="advantage"`` has no term :math:`\beta k`. It adds :math:`-\beta d`, without a gradient, to the advantage
+of each token. With a ratio that is not clipped, its mean gradient is :math:`\beta \nabla KL(\pi_\theta \| \pi_{ref})`
+for tokens of any older policy. The gradient of k1 times the ratio also has the term
+:math:`\rho \nabla \log \pi_\theta`. The mean of this term is zero, but it does not vanish if the policy equals its
+reference.
+
 `tests/algorithm/test_losses.py` checks every entry of the table by enumeration, and each term against TRL's loss.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -51,8 +58,8 @@ from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.run.user_functions import is_user_function, tensor_from, tried
 from grpo_math.settings.surrogates import surrogate_and_reduction
+from grpo_math.user_functions import is_user_function, tensor_from, tried
 
 
 @dataclass(frozen=True)
@@ -445,7 +452,24 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2}
+# ``advantage`` logs k1, which is not a term of the loss.
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2, "advantage": k1}
+
+
+def with_reference_advantages(inputs: LossInputs, beta: float) -> LossInputs:
+    r"""Add :math:`\beta (\log \pi_{ref} - \mathrm{sg}(\log \pi_\theta))` to the advantage of each token (B, T).
+
+    prime-rl, verl and tinker distil a teacher in this way.
+
+    >>> logps, ref = torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.25, 0.5]]).log()
+    >>> inputs = LossInputs(logps, logps, torch.tensor([[1.0]]), torch.ones(1, 2), logps, ref)
+    >>> with_reference_advantages(inputs, beta=1.0).advantages
+    tensor([[0.3069, 1.6931]])
+    """
+    if inputs.ref_logps is None:
+        return inputs
+    advantages = inputs.advantages - beta * k1(inputs.logps.detach(), inputs.ref_logps)
+    return replace(inputs, advantages=advantages, advantages_of_tokens=True)
 
 
 def off_policy_mask(inputs: LossInputs, old_logps: Tensor, threshold: float) -> Tensor:
@@ -584,6 +608,8 @@ def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the loss of a micro-batch, and its metrics."""
+    if settings.kl_estimator == "advantage" and settings.beta != 0.0:
+        inputs = with_reference_advantages(inputs, settings.beta)
     now = inputs.logps.detach()
     # The score function holds the ratio at 1, in the correction of the KL, too.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
@@ -603,8 +629,9 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     values = corrected_for_sampler(values, inputs, settings)
     if settings.beta != 0.0 and inputs.ref_logps is not None:
         kl = KL_ESTIMATORS[settings.kl_estimator](inputs.logps, inputs.ref_logps)
-        kl = kl * ratio if settings.use_bias_correction_kl else kl
-        values = values + settings.beta * kl
+        if settings.kl_estimator != "advantage":
+            kl = kl * ratio if settings.use_bias_correction_kl else kl
+            values = values + settings.beta * kl
         logged[metrics.KL] = Metric(kl.detach())
     reduction = REDUCTIONS[settings.loss_type]
     policy_loss = reduction.function(values, inputs, settings)

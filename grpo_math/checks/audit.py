@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import DAMAGED, contradictions, is_damaged, not_correct
+from grpo_math.checks.check_rewards import DAMAGED, contradictions, is_damaged, not_correct
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
@@ -29,9 +29,9 @@ from grpo_math.problems.prompts import AS_IS
 from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
-from grpo_math.run.streams import Answer
 from grpo_math.settings import recipe
 from grpo_math.settings.shipped import target_options
+from grpo_math.system.streams import Answer
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -167,6 +167,8 @@ def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
         raise ConfigError("dataset", dataset, "has no rows", "check the file")
     as_is = settings["prompt_template"] == AS_IS
     rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
+    if not rows:
+        raise errors[0]
     faults: list[Fault] = []
     for error in errors:
         of_answer = error.field in ("answer", *accepted["answer"])

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
-from grpo_math.checks.model import show
+from grpo_math.checks.check_model import show
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
-from grpo_math.run.streams import Answer
 from grpo_math.settings import accelerate, recipe
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
     # These import torch, which takes seconds.
     from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-    from grpo_math.trainer.from_recipe import build
+    from grpo_math.trainer.recipe_settings import build
 
     checked = "settings"
     try:

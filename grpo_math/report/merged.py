@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
 from grpo_math.generation.models import load_adapter, load_base, loading
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
-from grpo_math.run.redact import without_secrets
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"

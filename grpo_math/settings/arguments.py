@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_math.problems import prompts
-from grpo_math.run.recipe_field import setting
+from grpo_math.settings.recipe_field import setting
 
 
 @dataclass

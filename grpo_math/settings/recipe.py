@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
-from grpo_math.run.redact import ENDINGS, is_secret
+from grpo_math.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
@@ -181,6 +181,16 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
+
+
+def is_switch(name: str, following: Sequence[str]) -> bool:
+    """Return True for a field that is true or false if the following word of the command line is neither.
+
+    >>> is_switch("use_peft", ["true"]), is_switch("use_peft", ["mine.yaml"]), is_switch("seed", ["3"])
+    (False, True, False)
+    """
+    is_bool = name in fields() and fields()[name].kinds <= {"bool", "None"}
+    return is_bool and not TRUTH.keys() & {word.lower() for word in following}
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.server import RANKS
+from grpo_math.generation.vllm_server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.run.addresses import is_address, is_this_machine
-from grpo_math.run.redact import without_secrets
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.redact import without_secrets
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
 from grpo_math.settings.surrogates import READ_BY, TRL_LOSSES, surrogate_and_reduction
+from grpo_math.system.addresses import is_address, is_this_machine
+from grpo_math.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
@@ -238,6 +238,7 @@ REFERENCE = [
         lambda s: s["beta"] == 0 and (s["kl_estimator"], s["use_bias_correction_kl"]) != ("k2", False),
         "beta=0 leaves the KL term out",
     ),
+    unused("use_bias_correction_kl", _is("kl_estimator", "advantage"), "kl_estimator=advantage has no KL term"),
     unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
     Rule(
         "sync_ref_model",

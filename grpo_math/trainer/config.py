@@ -23,12 +23,12 @@ from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_dtype
-from grpo_math.run.recipe_field import setting
-from grpo_math.run.redact import is_secret
-from grpo_math.run.replaced import replaced
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.redact import is_secret
+from grpo_math.replaced import replaced
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
+from grpo_math.settings.recipe_field import setting
+from grpo_math.user_functions import is_user_function
 
 
 @dataclass
@@ -62,8 +62,9 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2.",
-        choices=("k3", "k1", "k2"),
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
+        "from each token's advantage instead.",
+        choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
         None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."

@@ -16,7 +16,7 @@ from grpo_math.algorithm.advantages import advantages, weighted
 from grpo_math.algorithm.correction import sampler_ratio
 from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, micro_batch_weight, prompt_weights
 from grpo_math.rewards import REWARDS as REWARD_FUNCTIONS
-from grpo_math.rewards.columns import MAX_LENGTH
+from grpo_math.rewards.inputs import MAX_LENGTH
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.recipe import METHODS, read
 
@@ -131,7 +131,12 @@ def off_policy_mask(c, a):
 
 
 def distillation(c, a):
-    return (c["now"] - c["old"]).exp() * (c["now"] - c["ref"])
+    """tinker and prime-rl: the advantage of a token is its log-ratio, without a gradient, and nothing is clipped."""
+    return -(c["now"] - c["old"]).exp() * (c["ref"] - c["now"]).detach()
+
+
+def distillation_and_reward(c, a):
+    return clipped((c["now"] - c["old"]).exp(), a + (c["ref"] - c["now"]).detach())
 
 
 def higher(c, a):
@@ -156,6 +161,7 @@ LOSSES = {
     "two_sided_clip": two_sided,
     "off_policy_mask": off_policy_mask,
     "on_policy_distillation": distillation,
+    "distill_and_reward": distillation_and_reward,
 }
 
 
@@ -261,7 +267,7 @@ def of_method(name, ranks, cuts, seed):
     return values, torch.autograd.grad(loss, now)[0]
 
 
-# TRL computes the advantages of GDPO, in tests/trainer/test_rollout.py.
+# TRL computes the advantages of GDPO, in tests/trainer/test_rollout_in_progress.py.
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "gdpo"])
 @pytest.mark.parametrize(("ranks", "cuts"), [(1, 1), (1, 3), (2, 2)])
 def test_a_method_is_what_its_paper_says(name, ranks, cuts):

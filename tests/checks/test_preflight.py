@@ -12,13 +12,13 @@ import pytest
 import yaml
 from small_http import AnsweringHTTP
 
-from grpo_math.checks import machine, services
+from grpo_math.checks import check_machine, check_services
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.run import gpus
-from grpo_math.run.gpus import Gpu
 from grpo_math.run.resume import explicit_settings
 from grpo_math.settings.recipe import read
+from grpo_math.system import gpus
+from grpo_math.system.gpus import Gpu
 from grpo_math.tools import sandbox
 
 ARGV = [
@@ -690,19 +690,23 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
     # A busy machine may need more than five seconds for an answer.
-    monkeypatch.setattr(services, "SECONDS", 60.0)
+    monkeypatch.setattr(check_services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
-    monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
+    monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
     listed = "".join(f"{i}, GPU-{i}, 24576, 3\\n" for i, _ in enumerate(world.get("gpus", ())))
     capabilities = "".join(f"{i}, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
     launching.nvidia_smi(here, listed, capabilities=capabilities)
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
-    replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
+    replaced = {
+        "gpu": (gpus, "visible_gpus"),
+        "disk": (check_machine.shutil, "disk_usage"),
+        "layers": (sandbox, "layers"),
+    }
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
-        monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
+        monkeypatch.setattr("grpo_math.system.machine.versions", lambda: versions)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))

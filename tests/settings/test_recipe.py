@@ -77,7 +77,7 @@ def test_an_unknown_method_is_one_line():
 
 @pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
-    from grpo_math.trainer.from_recipe import CLASSES
+    from grpo_math.trainer.recipe_settings import CLASSES
 
     defaults = {
         field.name: field.default_factory() if field.default is MISSING else field.default

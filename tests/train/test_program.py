@@ -16,8 +16,9 @@ from small_runs import history, promised
 from transformers import TrainerControl
 
 from grpo_math.evaluation import results
-from grpo_math.evaluation.compare import SAME
+from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
+from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
 from grpo_math.run import metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
@@ -59,7 +60,8 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
     assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
     assert os.environ["HF_TOKEN"] == "hf_secret"
-    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
+    threads = f"{torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)"
+    assert f"2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step; {threads}" in lines
     assert (
         "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not "
         "choose it: they differ"
@@ -133,8 +135,8 @@ def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypa
 
 @pytest.mark.parametrize("eval_n", [0, 1])
 def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
-    rows = [{"problem": "1 + 1?"}]
-    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, heldout=rows[:eval_n])
+    one = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
+    problems = SimpleNamespace(evaluation=EvaluationPlan(one if eval_n else None, [one], None))
     state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
     TrainingRun.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
     assert capsys.readouterr().out == (

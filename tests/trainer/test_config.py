@@ -16,7 +16,7 @@ from grpo_math.settings.fields import THEIRS, fields
 from grpo_math.settings.recipe import read
 from grpo_math.trainer import build
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.from_recipe import build as build_settings
+from grpo_math.trainer.recipe_settings import build as build_settings
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
