@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(written, "\n".join(f"{'merged' if name == 'folder' else name:8} {written[name]}" for name in written))
 
 
-def _merge(base: str, adapter: str, target: str, model_init_kwargs: dict[str, Any]) -> None:
+def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str, Any]) -> None:
     # Stdout is for the answer, which --json makes a JSON object. DeepSpeed prints its accelerator there, if installed.
     with redirect_stdout(sys.stderr), loading(base, "weights"):
         from transformers import AutoTokenizer

@@ -227,8 +227,8 @@ class TrainingRun:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
             threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
-            if line := setup.problems.evaluation.about:
-                print(line, flush=True)
+            if about := setup.problems.evaluation.about:
+                print(about, flush=True)
             if arguments.dry_run:
                 print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
