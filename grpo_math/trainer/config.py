@@ -117,11 +117,7 @@ class MathGRPOConfig(GRPOConfig):
         "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and, with load_in_4bit, use_bnb_nested_quant.",
     )
     geometric_mask_low: float = setting(
-        0.99,
-        "With vllm_importance_sampling_mode geometric_mask: the lowest mean ratio to vLLM of a kept completion. Both "
-        "bounds are SkyRL's.",
-        gt=0,
-        le=1,
+        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion. SkyRL's bounds.", gt=0, le=1
     )
     geometric_mask_high: float = setting(1.01, "The highest mean ratio.", ge=1)
     geometric_mask_weight: str = setting(
