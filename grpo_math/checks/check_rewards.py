@@ -27,6 +27,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.settings.batch import plan
+from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
@@ -84,6 +85,13 @@ def batch(setup: Setup) -> Iterator[Finding]:
     counted = plan(setup.settings, setup.recipe.given, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    s, surrogate = setup.settings, surrogate_of(setup.settings)
+    is_ratio_one = counted.total % counted.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
+    # With vLLM, these two compare with the sampler.
+    measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
+    chosen = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
+    if is_ratio_one and chosen and not measures:
+        yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
     if counted.total == counted.generations:
         yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 
