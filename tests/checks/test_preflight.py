@@ -461,7 +461,16 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": rows_of(("a?", "1 (1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
             [
                 "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1 (1/2)': "
-                "'3/2' is wrong. Remedy: correct these answers, or leave the rows out"
+                "'3/2' is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the "
+                "numbers alone"
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "49,5"), ("b?", "65.990 €"), ("c?", "93 Äpfel"))},
+            [
+                "warning: 2 of 3 gold answers are correct only in their own text; the first is mine/1, '49,5': '49.5' "
+                "is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
             ],
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
