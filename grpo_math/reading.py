@@ -121,8 +121,11 @@ def read_table(path: str | Path, split: str = "") -> Iterable[tuple[int, Any]]:
             from pyarrow import parquet
 
             return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
-        if content.startswith((b"PK\x03\x04", b"<")):
-            raise UserError(f"{path} is a workbook or a web page: save it as .csv, or download the file itself")
+        if content.startswith(b"PK\x03\x04"):
+            remedy = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice; unpack an archive"
+            raise UserError(f"{path} is a workbook or an archive: {remedy}")
+        if content.startswith(b"<"):
+            raise UserError(f"{path} is a web page: download the file itself")
         if content.startswith(UTF_16):  # as Excel and PowerShell write text
             content = content.decode("utf-16").encode()
         content = content.removeprefix(codecs.BOM_UTF8)

@@ -93,11 +93,10 @@ idle=0)
         raise ConfigError("vllm_mode", "server", reason, remedy)
     splits = [(policy, *server_ranks(settings, gpus - policy, need, possible)) for policy in range(gpus - need, 0, -1)]
     even = [split for split in splits if divides(split[0])]
-    # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
-    # settings/batch.py raises.
+    # Few idle GPUs, then many for the policy. If the batch divides by no number, settings/batch.py raises.
     policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
-    why = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why += " the server's weights and a sequence"
+    holders = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
+    why = f"{holders} the server's weights and a sequence"
     if tp > need:
         why = "TRL sends all weights to one engine, which uses every GPU of the server"
     if idle := gpus - policy - server:

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import accumulate, pairwise, product
 from typing import Any
 
+from grpo_math.generation.dtypes import corrections, has_bfloat16
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.settings import Json, Settings
-from grpo_math.run.dtypes import corrections, has_bfloat16
-from grpo_math.run.machine import GB
 from grpo_math.settings import batch
+from grpo_math.system.machine import GB
 
 SHORTEST = 256  # tokens of a completion that is suggested
 # Fields with loss terms over whole micro-batches: a token budget has no effect with them.

@@ -8,13 +8,13 @@ from contextlib import suppress
 from functools import partial
 
 from grpo_math.errors import UserError
+from grpo_math.generation.dtypes import dtype_error
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
-from grpo_math.run.dtypes import dtype_error
-from grpo_math.run.machine import GB
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.system.machine import GB
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 

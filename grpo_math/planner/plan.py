@@ -15,9 +15,9 @@ from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
 from grpo_math.planner.work import Machine
-from grpo_math.run.gpus import capabilities, count_and_gb
-from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
+from grpo_math.system.gpus import capabilities, count_and_gb
+from grpo_math.system.machine import GB, main_memory
 
 PROMPT_TOKENS = 512
 

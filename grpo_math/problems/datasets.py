@@ -35,7 +35,7 @@ from typing import Any, cast
 
 from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, parts
+from grpo_math.problems import generated, missing, parts
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, PROBLEM, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
@@ -49,6 +49,7 @@ SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+OF_A_ROW = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
 Opened = tuple[str, str, Iterable[tuple[int, Any]]]  # the start of each id, the name for messages, the numbered rows
 
 
@@ -173,9 +174,12 @@ def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
     if is_table(address.path):
         table = _table(path, split)
         is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
-        if is_text and table and not which.used(table[0][1], accepted):
-            reason = f"has no line of column names: its first line is {', '.join(table[0][1])[:120]!r}"
-            raise ConfigError("dataset", dataset, reason, "add one (problem, answer), or give --columns problem=NAME")
+        if is_text and table:
+            header = [*table[0][1]]
+            if not which.used(header, accepted) and any(map(OF_A_ROW.match, header)):
+                reason = f"has no line of column names: its first line is {', '.join(header)[:120]!r}"
+                raise ConfigError("dataset", dataset, reason, "add one: problem,answer")
+            missing.refuse_missing(dataset, [row for _, row in table], accepted)
         return path.name.partition(".")[0], dataset, table
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
@@ -262,10 +266,8 @@ def _hub_rows(
         if local:
             reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
         raise ConfigError("dataset", name, reason, remedy) from None
-    for field in ("problem", "answer"):
-        if not which.used(table.column_names, {field: accepted[field]}):
-            remedy = which.column_remedy(table.column_names, field, accepted[field])
-            raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
+    if len(table):
+        missing.refuse_missing(name, [table[number] for number in range(min(len(table), missing.SEEN))], accepted)
     # The other columns of a set on the Hub may be gigabytes.
     if known or not local:
         read = which.used(table.column_names, accepted)
@@ -348,7 +350,7 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
     """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
-    # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
+    # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
     reason = "training uses this name itself" if column in which.MADE or column.startswith("grpo_math_") else ""
     try:
         pyarrow.array(values)
