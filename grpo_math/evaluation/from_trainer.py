@@ -216,7 +216,7 @@ class Engine(Model):
 
 @contextmanager
 def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
-    """Open the program that samples in the training of ``trainer``, with the weights as they are now, on every rank.
+    """Open the program that samples in the training of ``trainer``, with the weights as they are now. All ranks call this.
 
     transformers samples for a trainer without vLLM. It also plays the turns of ``tools`` if vLLM is split over several
     processes, because the turns of these processes may differ.
