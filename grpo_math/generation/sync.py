@@ -44,6 +44,7 @@ from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unser
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
+from grpo_math.generation.lost_server import outliving_restarts, wait
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.shared import SharedBase, cannot_share
@@ -56,12 +57,6 @@ from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
-
-RESTARTS = 3  # of a server during one request
-
-
-class ServerUnavailable(UserError):
-    """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
 @contextmanager
@@ -352,32 +347,20 @@ class AdapterGeneration(VLLMGeneration):
     def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
-        # Limited, because a request may itself be what ends the server each time.
-        for _ in range(RESTARTS):
-            try:
-                return call()
-            except ServerError as error:
-                # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
-                if error.status is not None and error.status < 500 and error.status != 404:
-                    raise
-                self.losses += 1
-                # Once for each sync: all requests to a server that is lost fail alike.
-                logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
-            try:
-                self._wait()
-                self._load(folder)
-            except ServerError as error:
-                raise ServerUnavailable(str(error)) from None
-        raise ServerUnavailable(f"{self.server.url} was lost {RESTARTS} times over one request: its own log says why")
+
+        def lost(error: ServerError) -> None:
+            self.losses += 1
+            # Once for each sync: all requests to a server that is lost fail alike.
+            logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
+
+        def restore() -> None:
+            self._wait()
+            self._load(folder)
+
+        return outliving_restarts(self.server.url, call, lost, restore)
 
     def _wait(self) -> None:
-        if not self.server.healthy():
-            logger.warning_once(
-                f"waiting up to {self.server_timeout:.0f} s for the vLLM server at {self.server.url}, "
-                f"after sync {self.sent} ..."
-            )
-        self.server.wait(self.server_timeout)
-        self.server.check_version()
+        wait(self.server, self.server_timeout, f", after sync {self.sent}")
 
     def _load(self, folder: Path) -> None:
         # With staleness, two threads may find a restarted server without the adapter, and vLLM refuses a second load.

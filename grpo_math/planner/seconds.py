@@ -12,6 +12,7 @@ from grpo_math.planner.settings import Settings
 from grpo_math.planner.work import Machine
 from grpo_math.problems.from_recipe import EVAL_N, HELDOUT_N
 from grpo_math.settings.batch import Batch
+from grpo_math.settings.vllm import teacher_url
 
 # Shares of a card's rates that a run may reach, low and high.
 COMPUTE = (0.2, 0.5)
@@ -113,7 +114,8 @@ def _update(machine: Machine, settings: Settings, batch: Batch, card: Card, prec
     """Return the seconds of the update of an optimizer step."""
     # A packed update computes each prompt once for its group.
     tokens = batch.total * (settings["max_completion_length"] + machine.prompt / batch.generations)
-    reference = (machine.teacher or machine.shape).active if settings["beta"] > 0 else 0
+    scores_reference = settings["beta"] > 0 and not teacher_url(settings)
+    reference = (machine.teacher or machine.shape).active if scores_reference else 0
     flops = tokens * (machine.shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
     rate = batch.processes * _rate(card, precise) * 1e12
     return [flops / (rate * share) for share in reversed(COMPUTE)]

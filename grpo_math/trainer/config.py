@@ -61,7 +61,9 @@ class MathGRPOConfig(GRPOConfig):
         choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
-        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
+        None,
+        "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
+        "http://HOST:PORT of a vLLM server.",
     )
     reference_dtype: str | None = setting(
         None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
