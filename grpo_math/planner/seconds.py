@@ -40,7 +40,7 @@ def per_step(
     >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None)
     >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10)
     >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0, "num_iterations": 1}
-    >>> settings |= {"max_steps": -1, "heldout_every": 0}
+    >>> settings |= {"max_steps": -1, "heldout_every": 0, "reference_model": None}
     >>> batch, layout = Batch(8, 1, 8, 4, rollout=32), Layout("transformers", 1, 0, 1, "")
     >>> half = Precision(2, 4, True)
     >>> per_step(machine, settings, batch, layout, card, half)["ranges"]

@@ -38,13 +38,13 @@ def elsewhere(recipe: Mapping[str, Any]) -> str:
     return recipe.get("vllm_server_base_url") or ("" if is_this_machine(host) else host)
 
 
-def teacher_url(recipe: Mapping[str, Any]) -> str:
+def teacher_url(settings: Mapping[str, Any]) -> str:
     """Return the address of the server that ``reference_model`` names, or "" if it names a model.
 
     >>> teacher_url({"reference_model": "http://node1:8001"}), teacher_url({"reference_model": "Qwen/Qwen2.5-7B"})
     ('http://node1:8001', '')
     """
-    name = str(recipe.get("reference_model") or "")
+    name = str(settings["reference_model"] or "")
     return name if is_url(name) else ""
 
 
