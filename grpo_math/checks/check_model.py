@@ -101,14 +101,14 @@ def reference(setup: Setup) -> Iterator[Finding]:
             check_reference(s["reference_model"], setup.tokenizer)
         return
     # Imports torch.
-    from grpo_math.generation.served_teacher import START, ServedTeacher
+    from grpo_math.generation.served_teacher import COMMAND, ServedTeacher
 
     teacher = ServedTeacher(s["reference_model"], seconds=0.0, timeout=SECONDS)
     # Training waits for it.
     if teacher.server.healthy():
         teacher.connect(setup.tokenizer, s["max_completion_length"] or 0)
     else:
-        yield Finding("warning", f"no teacher answers at {teacher.server.url}", f"start it before the run: {START}")
+        yield Finding("warning", f"no teacher answers at {teacher.server.url}", f"start it before the run: {COMMAND}")
 
 
 def end_of_turn(setup: Setup) -> Iterator[Finding]:

@@ -1,11 +1,13 @@
 """Repeat a request to a vLLM server that was lost, when the server is back. The sampler and a teacher do this."""
 
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from accelerate.logging import get_logger
 
-from grpo_math.errors import UserError
+from grpo_math.errors import UserError, printed
 from grpo_math.generation.vllm_server import Server
 from grpo_math.system.http import ServerError
 
@@ -19,11 +21,33 @@ class ServerUnavailable(UserError):
     """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
-def wait(server: Server, seconds: float, note: str) -> None:
-    """Wait until the server answers, and check its version. ``note`` ends the line that is logged."""
+def waiting(server: Server, seconds: float, more: str) -> str:
+    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
+
+
+@cache
+def one_line_for_lost_servers() -> None:
+    """Let Python end a script with one line, and no traceback, for a server that does not answer."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ServerUnavailable):
+            print(f"error: {printed(error)}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
+
+
+def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
+    """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
     if not server.healthy():
-        logger.warning_once(f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}{note} ...")
-    server.wait(seconds)
+        # Once for each sync: all requests to a server that is lost fail alike.
+        logger.warning_once(waiting(server, seconds, f"{note}{start}"))
+    try:
+        server.wait(seconds)
+    except ServerError as error:
+        raise ServerUnavailable(f"{error}. {start}") from None
     server.check_version()
 
 

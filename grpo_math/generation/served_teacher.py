@@ -21,7 +21,8 @@ from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
 
-START = "grpo-math serve --teacher --model_name_or_path TEACHER"
+COMMAND = "grpo-math serve --teacher --model_name_or_path TEACHER"
+START = f"Start the teacher: {COMMAND}"
 PIECES = 1000  # tokens of the vocabulary that are compared
 Row = tuple[list[int], int]  # prompt and completion, and the number of the completion's tokens
 
@@ -38,12 +39,12 @@ class ServedTeacher:
     def connect(self, tokenizer: Any, max_completion_length: int) -> None:
         """Check the server. Raises `ConfigError` if it cannot score the tokens of ``tokenizer``."""
         try:
-            wait(self.server, self.seconds, ", a teacher")
+            wait(self.server, self.seconds, START)
             base = self.server.http.ask("/v1/models")["data"][0]
             self.model = base["id"]
             self._check_tokens(tokenizer)
         except ServerError as error:
-            raise ConfigError("reference_model", self.server.url, f"is not a teacher ({error})", START) from None
+            raise ConfigError("reference_model", self.server.url, f"is not a teacher ({error})", COMMAND) from None
         # vLLM samples a token after the completion, and a prompt has a token at least.
         if base["max_model_len"] < max_completion_length + 2:
             reason = f"leaves no room for a prompt in the {base['max_model_len']} tokens of {self.server.url}"
@@ -83,7 +84,7 @@ class ServedTeacher:
         if n == 0:
             return []
         call = partial(self.server.score, tokens, n, model=self.model)
-        restore = partial(wait, self.server, self.seconds, ", a teacher")
+        restore = partial(wait, self.server, self.seconds, START)
         try:
             return outliving_restarts(self.server.url, call, _warn, restore)
         except ServerError as error:

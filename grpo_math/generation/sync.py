@@ -30,6 +30,7 @@ from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from accelerate.logging import get_logger
@@ -44,7 +45,13 @@ from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unser
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
-from grpo_math.generation.lost_server import outliving_restarts, wait
+from grpo_math.generation.lost_server import (
+    ServerUnavailable,
+    one_line_for_lost_servers,
+    outliving_restarts,
+    wait,
+    waiting,
+)
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.shared import SharedBase, cannot_share
@@ -80,8 +87,21 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
                 raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
             if vllm_sync == "adapter":
                 switched_off("adapter sync", "no adapter is trained")
-            return trls(**kwargs)
+            if args.vllm_mode != "server":
+                return trls(**kwargs)
+            # TRL waits without a word, and its error comes with the tracebacks of two libraries.
+            server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
+            start = start_line(kwargs["model"], args, server.url)
+            if not server.healthy():
+                logger.warning(waiting(server, args.vllm_server_timeout, start))
+            try:
+                return trls(**kwargs)
+            except ConnectionError:
+                seconds = f"{args.vllm_server_timeout:.0f} seconds"
+                raise ServerUnavailable(f"no vLLM server answers at {server.url} after {seconds}. {start}") from None
 
+    if args.vllm_mode == "server":
+        one_line_for_lost_servers()
     # TRL has no argument for these: its constructors look them up by name in these modules.
     make = partial(shared.create, make_model) if shared else make_model
     with (
@@ -89,6 +109,19 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         replaced(vllm_generation, VLLMClient=KeyedClient),
     ):
         yield
+
+
+def start_line(model: Any, args: Any, url: str, rank: int = 0) -> str:
+    """Return the command that starts the server of a training, for adapters of this rank or, with 0, for weights."""
+    words = [
+        "grpo-math serve --use_vllm true --vllm_mode server --model_name_or_path",
+        model.config._name_or_path or "MODEL",
+    ]
+    if rank:
+        words += ["--use_peft true --lora_r", str(rank), *["--staleness 1"] * bool(getattr(args, "staleness", 0))]
+    words += [f"--port {port}"] if (port := urlsplit(url).port) else []
+    lora = f" (vllm serve with --enable-lora --max-lora-rank {served_rank(rank)})" if rank else ""
+    return f"Start it: {' '.join(words)}{lora}"
 
 
 def release_cache(llm: Any, sleep: Callable[..., None], level: int) -> None:
@@ -360,7 +393,8 @@ class AdapterGeneration(VLLMGeneration):
         return outliving_restarts(self.server.url, call, lost, restore)
 
     def _wait(self) -> None:
-        wait(self.server, self.server_timeout, f", after sync {self.sent}")
+        start = start_line(self.model, self.args, self.server.url, self.rank)
+        wait(self.server, self.server_timeout, start, f"({self.sent} syncs so far) ")
 
     def _load(self, folder: Path) -> None:
         # With staleness, two threads may find a restarted server without the adapter, and vLLM refuses a second load.

@@ -12,6 +12,7 @@ from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.lost_server import one_line_for_lost_servers
 from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
 from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing.scoring import Scores
@@ -61,6 +62,7 @@ def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> Serve
     if not url:
         check_reference(name, tokenizer)
         return None
+    one_line_for_lost_servers()
     teacher = ServedTeacher(url, settings.vllm_server_timeout)
     broadcast_from_main(lambda: teacher.connect(tokenizer, settings.max_completion_length or 0))
     return teacher
