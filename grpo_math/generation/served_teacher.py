@@ -52,21 +52,22 @@ class ServedTeacher:
             raise ConfigError("max_completion_length", max_completion_length, reason, remedy)
 
     def _check_tokens(self, tokenizer: Any) -> None:
-        vocabulary, ask = tokenizer.get_vocab(), partial(self._ask_tokenizer, self.model)
-        last = max(vocabulary.values())
-        # Every added token is in the text, among them those of the chat template.
+        """Raise `ConfigError` for another tokenizer, and `ServerError` for a model without log-probs of all tokens."""
+        last = max(tokenizer.get_vocab().values())
+        # All added tokens are in the text, among them those of the chat template.
         pieces = [tokenizer.decode([token]) for token in range(0, last, last // PIECES + 1)]
         text = "\n".join([SAMPLE, *tokenizer.get_added_vocab(), *pieces])
         tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        # The last question: a tokenizer with more tokens is another one.
-        if ask("tokenize", prompt=text, add_special_tokens=False) != tokens or ask("detokenize", tokens=[last + 1]):
+        theirs = self._ask("tokenize", prompt=text, add_special_tokens=False)["tokens"]
+        # A tokenizer with more tokens is another one.
+        more = self._ask("detokenize", tokens=[last + 1])["prompt"]
+        if theirs != tokens or more:
             remedy = "serve a model of the same family, because the log-probs of the same tokens are compared"
             raise ConfigError("reference_model", self.server.url, "has another tokenizer than the model", remedy)
         self.server.score([last, last], 1, model=self.model)
 
-    def _ask_tokenizer(self, model: str, path: str, **body: Any) -> Any:
-        answer = self.server.http.ask(f"/{path}", {"model": model, **body})
-        return answer["tokens" if path == "tokenize" else "prompt"]
+    def _ask(self, path: str, **body: Any) -> Any:
+        return self.server.http.ask(f"/{path}", {"model": self.model, **body})
 
     def score(self, rows_of_ranks: Sequence[Sequence[Row]]) -> list[list[list[float]]]:
         """Return the log-probs of the completion of each row of each rank.
@@ -80,7 +81,7 @@ class ServedTeacher:
 
     def _score(self, row: Row) -> list[float]:
         tokens, n = row
-        # Of a completion that is masked as a whole.
+        # The completion is masked as a whole.
         if n == 0:
             return []
         call = partial(self.server.score, tokens, n, model=self.model)
