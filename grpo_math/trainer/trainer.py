@@ -137,11 +137,8 @@ class MathGRPOTrainer(GRPOTrainer):
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
-            self.ref_model = (
-                TeacherClient(served, self.accelerator)
-                if served
-                else load_teacher(settings, self.model, self.accelerator)
-            )
+            client: Any = TeacherClient(served, self.accelerator) if served else None
+            self.ref_model = client or load_teacher(settings, self.model, self.accelerator)
         if warning:
             logger.warning(warning)
         trl: Any = super()
