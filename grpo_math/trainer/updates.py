@@ -294,7 +294,10 @@ class Updates:
         compute_aux_loss: bool,
         **kwargs: Any,
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
+        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+
+        All ranks call this.
+        """
         if isinstance(rows[0], TeacherClient):
             with self.meter.phase(metrics.SECONDS_TEACHER):
                 return rows[0].gather_scores(*rows[1:4])
