@@ -18,6 +18,7 @@ from grpo_math.generation.vllm_server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
 from grpo_math.redact import without_secrets
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
 from grpo_math.system.addresses import is_address, is_this_machine
@@ -28,8 +29,7 @@ Settings = Mapping[str, Any]
 
 # The values of loss_type that clip the ratio as PPO does.
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
-# Rewards that can be negative.
-BELOW_ZERO = ("brevity", "overlong", "repetition")
+NEGATIVE = [name for name, one in SHIPPED.items() if one.can_be_negative]
 LEAVE = "leave it out"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
@@ -573,10 +573,10 @@ PROGRAM = [
         "rewards",
         lambda s: (
             s["scale_rewards"] == "mean"
-            and (set(s["rewards"]) & set(BELOW_ZERO) or any(weight < 0 for weight in s["reward_weights"] or ()))
+            and (set(s["rewards"]) & set(NEGATIVE) or any(weight < 0 for weight in s["reward_weights"] or ()))
         ),
         "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
-        f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
+        f"leave out {', '.join(NEGATIVE)} and negative reward_weights",
     ),
     Rule(
         "reward_weights",
