@@ -7,7 +7,6 @@ Each line of the history is flushed when it is written: a run that is killed los
 import faulthandler
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from threading import Timer
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from grpo_math.redact import hidden, is_secret, without_secrets
+from grpo_math.redact import command_line, without_secrets
 from grpo_math.run import files, metrics, speed_ups
 from grpo_math.run.bar import Bar
 from grpo_math.run.history import number, numbers, read_lines
@@ -42,25 +41,6 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
     # YAML has no type for values such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, as_yaml(plain))
-
-
-def command_line(argv: list[str]) -> str:
-    """Return the command as it can be typed again, with the values of tokens and keys hidden.
-
-    >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
-    'train.py --hub_token *** --seed=1 --api-key=***'
-    >>> command_line(["train.py", "--model_init_kwargs", '{"token": "hf_x"}'])
-    "train.py --model_init_kwargs '{}'"
-    """
-    words, hide = [], False
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            hide = is_secret(name)
-            words.append(f"{name}=***" if hide and equals else shlex.quote(f"{name}{equals}{hidden(value)}"))
-        else:
-            words.append("***" if hide else shlex.quote(hidden(word)))
-    return " ".join(words)
 
 
 class History(TrainerCallback):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
-from grpo_math.redact import ENDINGS, is_secret
+from grpo_math.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
@@ -272,5 +272,6 @@ def coerced(field: Field, value: Any) -> Any:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
         remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-    secret = is_secret(field.name) or ("dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS))
-    raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(words)}", remedy)
+    # Of a mapping that cannot be read, nobody knows the names.
+    secret = "dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS)
+    raise ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)

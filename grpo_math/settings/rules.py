@@ -17,7 +17,6 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.vllm_server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.redact import without_secrets
 from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
@@ -719,8 +718,7 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
             # The settings that the user has changed are at fault. If none is, a default is.
             name, *more = changed(s, rule.fields) or rule.fields.split()
             others = f"(and {', '.join(more)}) " if more else ""
-            value = without_secrets({name: s[name]}).get(name, "***")
-            yield rule.level, ConfigError(name, value, others + rule.reason.format_map(s), rule.remedy.format_map(s))
+            yield rule.level, ConfigError(name, s[name], others + rule.reason.format_map(s), rule.remedy.format_map(s))
 
 
 def refuse(s: Settings) -> None:
