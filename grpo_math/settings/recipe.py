@@ -151,6 +151,16 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
     return typed
 
 
+def is_switch(name: str, following: Sequence[str]) -> bool:
+    """Return True for a field that is true or false if the following word of the command line is neither.
+
+    >>> is_switch("use_peft", ["true"]), is_switch("use_peft", ["mine.yaml"]), is_switch("seed", ["3"])
+    (False, True, False)
+    """
+    is_bool = name in fields() and fields()[name].kinds <= {"bool", "None"}
+    return is_bool and not TRUTH.keys() & {word.lower() for word in following}
+
+
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Return the fields of a recipe. Raises a `UserError` of one line for a file that is not a recipe."""
     recipe = read_yaml(recipe_file(path))

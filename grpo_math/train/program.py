@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import PrinterCallback, ProgressCallback
 
@@ -238,7 +239,8 @@ class TrainingRun:
             trainer.add_callback(callback)
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
+            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
+            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
             if line := self.setup.problems.evaluation.about:
                 print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
