@@ -114,9 +114,9 @@ COMMANDS = {
     ),
     "export": Command(
         "report.merged",
-        "Merge a run's adapter into its base model, saved as safetensors.",
-        "RUN_DIR --merge DIR [options]",
-        ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --checkpoint best"),
+        "Merge a run's adapter into its base, as safetensors or a GGUF file.",
+        "RUN_DIR (--merge DIR | --gguf FILE) [options]",
+        ("grpo-math export runs/demo --merge merged --checkpoint best", "grpo-math export runs/demo --gguf demo.gguf"),
     ),
     "push": Command(
         "report.pushed",

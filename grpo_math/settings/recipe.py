@@ -46,6 +46,7 @@ class Recipe(NamedTuple):
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
     env: Mapping[str, str] = {}  # the variables of the recipe
+    replaced: Sequence[str] = ()  # a line for each value of the recipe that the method has replaced
 
     def sound(self) -> "Recipe":
         """Return the recipe. Raises its first problem."""
@@ -59,16 +60,18 @@ class Recipe(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Recipe:
-    """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
+    """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``. The method wins over the recipe, and
+    a field of the command line over the method.
 
     Changes nothing in this process: a command calls `read_and_set_env`. Raises `UserError` for a file that is not a
     recipe. A bad setting keeps its default, and adds to ``problems``.
     """
     parsed = parse(argv)
-    settings, notes = merge(parsed.recipe, parsed.typed, parsed.method)
+    settings, notes, replaced = merge(parsed.recipe, parsed.typed, parsed.method)
     valid, problems = validate(settings)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
-    return Recipe(defaults() | valid, {*valid}, [*parsed.problems, *problems], list(argv), notes, parsed.env)
+    values = defaults() | valid
+    return Recipe(values, {*valid}, [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
 
 
 class Parsed(NamedTuple):
@@ -95,11 +98,13 @@ def parse(argv: Sequence[str]) -> Parsed:
     return Parsed(recipe, typed, method, env, problems)
 
 
-def merge(recipe: Mapping[str, Any], typed: Mapping[str, Any], method: Any = None) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields under our names, from the method, the recipe and the command line, and lines about them.
+def merge(
+    recipe: Mapping[str, Any], typed: Mapping[str, Any], method: Any = None
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the fields under our names, notes about them, and a line for each value that the method has replaced.
 
-    >>> merge({"seed": 1, "baseline": "none"}, {"seed": 2})
-    ({'seed': 2, 'baseline': 'none'}, [])
+    >>> merge({"seed": 1, "baseline": "none"}, {"seed": 2}, "rloo")[0]["seed"]
+    2
     """
     # Before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (recipe, typed))
@@ -107,12 +112,14 @@ def merge(recipe: Mapping[str, Any], typed: Mapping[str, Any], method: Any = Non
     (written, notes), (words, more) = translated(recipe), translated(typed)
     notes += more
     of_method = method_fields(method)
-    settings = {**of_method, **written, **words}
+    replaced = _drop_weights(written, of_method, f"--method {method}")
+    replaced += _drop_weights(of_method, words, "the command line")
     for name, value in of_method.items():
-        if settings[name] != value:
-            notes.append(
-                f"{name}={settings[name]!r} stays, and --method {method} has {value!r}: state the one you want"
-            )
+        if name in words and not _same(name, words[name], value):
+            notes.append(f"{name}={words[name]!r} stays, and --method {method} has {value!r}: state the one you want")
+        elif name in written and name not in words and not _same(name, written[name], value):
+            replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {method}")
+    settings = {**written, **of_method, **words}
     if marks or typed_marks:
         explicit = "prompt_template" in settings
         settings = for_script(settings)
@@ -122,7 +129,7 @@ def merge(recipe: Mapping[str, Any], typed: Mapping[str, Any], method: Any = Non
                 f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
                 "state the one you want"
             )
-    return settings, notes
+    return settings, notes, replaced
 
 
 def validate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[UserError]]:
@@ -147,11 +154,38 @@ def read_and_set_env(argv: Sequence[str]) -> Recipe:
     return recipe
 
 
-def method_fields(name: Any) -> dict[str, Any]:
-    """Return the fields of a method of methods.yaml, which a recipe and the command line may change; {} for None.
+def _same(name: str, one: Any, other: Any) -> bool:
+    """Return True if two values of a field are one setting: the command line has texts."""
+    with suppress(UserError):
+        return bool(check(name, one) == check(name, other))
+    return False
 
-    >>> method_fields("rloo")
-    {'baseline': 'leave_one_out', 'scale_rewards': 'none', 'surrogate': 'reinforce'}
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _drop_weights(fields: dict[str, Any], winner: Mapping[str, Any], by: str) -> list[str]:
+    """Drop the reward_weights next to rewards that ``winner`` replaces. Return a line if there were any.
+
+    >>> fields = {"rewards": ["accuracy", "overlong"], "reward_weights": [1.0, 0.5]}
+    >>> _drop_weights(fields, {"rewards": "accuracy"}, "the command line")
+    ['reward_weights [1.0, 0.5] is dropped with its rewards, by the command line']
+    >>> fields
+    {'rewards': ['accuracy', 'overlong']}
+    """
+    if "rewards" not in winner or "reward_weights" not in fields:
+        return []
+    if _same("rewards", fields.get("rewards", defaults()["rewards"]), winner["rewards"]):
+        return []
+    return [f"reward_weights {fields.pop('reward_weights')} is dropped with its rewards, by {by}"]
+
+
+def method_fields(name: Any) -> dict[str, Any]:
+    """Return the fields of a method of methods.yaml, which the command line may change; {} for None.
+
+    >>> method_fields("lite_ppo")
+    {'scale_rewards': 'batch', 'loss_type': 'dapo'}
     """
     if name is None:
         return {}

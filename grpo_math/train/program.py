@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ def _build_settings(read: recipe.Recipe) -> Settings:
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
+    for line in read.replaced:
+        _say(line)
     settings = build(read)
     _check_world()
     limit_waiting(settings.config.ddp_timeout)
@@ -137,9 +140,11 @@ def train(settings: Settings, stop: Stop) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(settings.arguments.watchdog_minutes) as watchdog:
+        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, TemporaryDirectory() as elsewhere:
+            if settings.arguments.dry_run:  # the trainer's constructor makes folders
+                settings.config.output_dir = elsewhere
             run = TrainingRun(settings, run_dir)
-            if run.prepare():
+            if run.prepare() and not settings.arguments.dry_run:
                 run.attach(watchdog, stop)
                 run.evaluate("before")
                 run.train(stop)
@@ -186,7 +191,10 @@ class TrainingRun:
             self.config.hub_token = None
 
     def prepare(self) -> bool:
-        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
+        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already.
+
+        A dry run checks only that no other run has the folder.
+        """
         config, setup, model = self.config, self.setup, self.settings.model
         # From cheap to expensive: an impossible recipe is refused before a problem is read, and a bad data set, reward
         # or folder before weights are downloaded and loaded.
@@ -202,19 +210,28 @@ class TrainingRun:
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
-        broadcast_from_main(lambda: lock.hold(self.run_dir))
+        use = lock.refuse_used if arguments.dry_run else lock.hold
+        broadcast_from_main(lambda: use(self.run_dir))
         checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
         config.resume_from_checkpoint = checkpoint
         if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
-            if config.process_index == 0:
+            if config.process_index == 0 and not arguments.dry_run:
                 conclude(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = whole_path(path)
         self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
+        if self.is_main:
+            batch, kind = batch_from(vars(config), config.world_size), config.device.type
+            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
+            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
+            if about := setup.problems.evaluation.about:
+                print(about, flush=True)
+            if arguments.dry_run:
+                print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
@@ -235,11 +252,6 @@ class TrainingRun:
         for callback in (history, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
-            batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
-            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
-            if line := self.setup.problems.evaluation.about:
-                print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)

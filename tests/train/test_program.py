@@ -19,7 +19,7 @@ from grpo_math.evaluation import results
 from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
-from grpo_math.run import metrics
+from grpo_math.run import checkpoints, metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
 from grpo_math.train.heldout import StopAt
@@ -42,6 +42,22 @@ def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, mon
     setup = TrainingRun(SimpleNamespace(config=SimpleNamespace(**config), **others), Path("run")).setup
     assert (setup.started, setup.processes, setup.accelerate["distributed_type"]) == (True, 2, kind)
     assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
+
+
+def test_a_dry_run_does_what_comes_before_the_first_step_and_changes_no_file(train, tmp_path):
+    run_dir = tmp_path / "run"
+    line = f"dry run  ready for the first step; nothing was written to {run_dir}"
+    code, lines = train(*LORA, "--dry_run")
+    assert (code, lines[-1], run_dir.exists()) == (0, line, False)
+    assert any(line.startswith("2 prompts x 2 completions = 4") for line in lines)
+    train(*LORA, "--save_steps=1", "--save_strategy=steps")
+    (run_dir / checkpoints.FINISHED).unlink()
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    code, lines = train(*LORA, "--save_steps=1", "--save_strategy=steps", "--dry_run")
+    assert (code, lines[-1]) == (0, line)
+    assert any(line.startswith("Resuming from ") for line in lines)
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+    assert train(*LORA, "--beta=0.5", "--dry_run")[0] == 2  # another run's settings
 
 
 def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(
