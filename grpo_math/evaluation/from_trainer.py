@@ -108,7 +108,7 @@ def over_ranks(
     tools: Toolbox | None = None,
     grade_timeout: float | None = None,
 ) -> Results:
-    """Return the results over all ranks, on every rank, by the program that samples in training."""
+    """Return the results of the rows of all ranks, by the program that samples in training. All ranks call this."""
     results.refuse_shared_ids(rows)  # a rank sees only its own
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
     with open_engine(trainer, tools) as model:

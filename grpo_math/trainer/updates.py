@@ -136,7 +136,10 @@ class Updates:
     # An optimizer step, in the order in which TRL calls these
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
-        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts."""
+        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
+
+        All ranks call this.
+        """
         trainer = self.trainer
         self.agree_to_pack()
         self.budget.splits = not self._keeps_trl_batches
@@ -219,7 +222,10 @@ class Updates:
         return self.planner.gather_planned(trl_batches, self.budget.tokens)
 
     def compute_loss(self, trl_method: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
-        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`."""
+        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`.
+
+        All ranks call this.
+        """
         self.gradients.allocate()
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.
