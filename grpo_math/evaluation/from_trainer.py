@@ -216,10 +216,10 @@ class Engine(Model):
 
 @contextmanager
 def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
-    """Open the program that samples in the training of ``trainer``, with the weights as they are now, on every rank.
+    """Open the program that samples in the training of ``trainer``, with the weights as they are now.
 
-    transformers samples for a trainer without vLLM. It also plays the turns of ``tools`` if vLLM is split over several
-    processes, because the turns of these processes may differ.
+    All ranks call this. transformers samples for a trainer without vLLM. It also plays turns of ``tools`` if vLLM is
+    split over several processes, because the turns of these processes may differ.
     """
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None
     if vllm is None or (tools and vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
