@@ -25,9 +25,10 @@ ROOMS = [
     {"run"},
     {"system"},
     {"user_functions"},
-    {"redact", "replaced", "yaml_files"},
+    {"replaced", "yaml_files"},
     {"reading"},
     {"errors"},
+    {"redact"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]

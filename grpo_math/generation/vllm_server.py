@@ -138,7 +138,7 @@ def key() -> str:
 
 
 class Server:
-    """A client of one server. ``timeout`` and ``retries`` are `run.http.Client`'s; ``api_key``: default VLLM_API_KEY.
+    """A client of one server. ``timeout`` and ``retries`` are `http.Client`'s; ``api_key``: default VLLM_API_KEY.
 
     Every method raises `ServerError` in one line. Proxies of the environment are not used.
 

@@ -17,7 +17,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.vllm_server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.redact import without_secrets
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
 from grpo_math.settings.surrogates import READ_BY, TRL_LOSSES, surrogate_and_reduction
@@ -28,8 +28,7 @@ from grpo_math.user_functions import is_user_function
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
 
-# Rewards that can be negative.
-BELOW_ZERO = ("brevity", "overlong", "repetition")
+NEGATIVE = [name for name, one in SHIPPED.items() if one.can_be_negative]
 LEAVE = "leave it out"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
@@ -611,10 +610,10 @@ PROGRAM = [
         "rewards",
         lambda s: (
             s["scale_rewards"] == "mean"
-            and (set(s["rewards"]) & set(BELOW_ZERO) or any(weight < 0 for weight in s["reward_weights"] or ()))
+            and (set(s["rewards"]) & set(NEGATIVE) or any(weight < 0 for weight in s["reward_weights"] or ()))
         ),
         "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
-        f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
+        f"leave out {', '.join(NEGATIVE)} and negative reward_weights",
     ),
     unused(
         "multi_objective_aggregation",
@@ -763,8 +762,7 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
             # The settings that the user has changed are at fault. If none is, a default is.
             name, *more = changed(s, rule.fields) or rule.fields.split()
             others = f"(and {', '.join(more)}) " if more else ""
-            value = without_secrets({name: s[name]}).get(name, "***")
-            yield rule.level, ConfigError(name, value, others + rule.reason.format_map(s), rule.remedy.format_map(s))
+            yield rule.level, ConfigError(name, s[name], others + rule.reason.format_map(s), rule.remedy.format_map(s))
 
 
 def refuse(s: Settings) -> None:

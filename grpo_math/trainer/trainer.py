@@ -183,6 +183,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 raise reported from None
             raise
         finally:
+            console.end_bar(self)
             # A notebook may stay open for days after its training.
             if writes_run_files(self):
                 lock.release(run_dir)
