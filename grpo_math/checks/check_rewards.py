@@ -24,9 +24,8 @@ from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.rewards import load_reward
-from grpo_math.rewards.functions import is_right
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start

@@ -26,7 +26,6 @@ from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.functions import is_right
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import (
     GRADE,
@@ -36,6 +35,7 @@ from grpo_math.rewards.inputs import (
     Sized,
     completion_text,
     grouped,
+    is_right,
     read_gold_answer,
     row_format,
 )

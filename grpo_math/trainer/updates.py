@@ -43,6 +43,7 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
+from grpo_math.trainer.teacher import TeacherClient
 from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Updates:
 
     @property
     def _models(self) -> list[Any]:
-        return [model for model in (self.trainer.model, self.trainer.ref_model) if model is not None]
+        return [model for model in (self.trainer.model, self.trainer.ref_model) if isinstance(model, torch.nn.Module)]
 
     @property
     def _keeps_trl_rows(self) -> bool:
@@ -293,7 +294,13 @@ class Updates:
         compute_aux_loss: bool,
         **kwargs: Any,
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
+        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+
+        All ranks call this.
+        """
+        if isinstance(rows[0], TeacherClient):
+            with self.meter.phase(metrics.SECONDS_TEACHER):
+                return rows[0].gather_scores(*rows[1:4])
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()
