@@ -67,12 +67,12 @@ def run(args: argparse.Namespace) -> Answer:
     )
     chosen = answer["best"] or answer
     if apart:
-        layout = planner.serve_layout(recipe, gpus=gpus, gpu_gb=gpu_gb or count_and_gb()[1])
+        layout = planner.serve_layout(recipe, gpus=args.gpus or 1, gpu_gb=gpu_gb or count_and_gb()[1])
         for plan in filter(None, (answer, answer["best"])):
             first = sum(len(role["gpus"]) for role in plan["layout"])
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
     pasted = answer["best"] or (args.nodes and answer["fits"])
-    words = _sbatch(args, chosen, gpus) if args.nodes else ["grpo-math", "train", "--config", args.config]
+    words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
     answer["command"] = (
         shlex.join([*words, *args.fields, *_changes(answer), *_options(args, chosen)]) if pasted else None
     )
@@ -104,13 +104,18 @@ def _options(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:
     return [str(word) for pair in options.items() for word in pair if pair[1] and not args.nodes]
 
 
-def _sbatch(args: argparse.Namespace, chosen: Mapping[str, Any], gpus: int) -> list[str]:
+def _sbatch(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:
     """Return the words that submit a job, up to the settings of the recipe."""
     several = args.nodes > 1
     config = args.accelerate_config or chosen["accelerate_config"] or ("multi_node" if several else "multi_gpu")
     file = config if "/" in config or config.endswith(".yaml") else f"accelerate_configs/{config}.yaml"
     if several:
-        nodes = ["sbatch", f"--nodes={args.nodes}", f"--gpus-per-node={gpus}", "launch/slurm/multi_node.sbatch"]
+        nodes = [
+            "sbatch",
+            f"--nodes={args.nodes}",
+            f"--gpus-per-node={args.gpus or 1}",
+            "launch/slurm/multi_node.sbatch",
+        ]
         return [*nodes, args.config, file]
     served, trained = (
         sum(len(role["gpus"]) for role in chosen["layout"] if role["role"].startswith(start))
