@@ -13,6 +13,7 @@ import re
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import product
 from string import ascii_uppercase
 from typing import Any
@@ -88,19 +89,26 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     >>> options({"distractor1": "6", "distractor2": "8"}, "7")
     {'A': '6', 'B': '7', 'C': '8'}
     """
-    for name in LISTS:
-        if row.get(name) is not None:
+    lists, wrongs, layouts = _option_columns(tuple(row))
+    for name in lists:
+        if row[name] is not None:
             return labelled(row[name])
-    wrong = [content for name, content in row.items() if WRONG.fullmatch(name) and content]
+    wrong = [row[name] for name in wrongs if row[name]]
     texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
     if len(texts) > 1:
         # Sorted, because the place of the right one must not tell it.
         return labelled(sorted(map(str, [gold, *texts])))
-    layouts = [names for names in COLUMNS if next(iter(names.values())) in row]
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
     found = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.
     return {} if "a" in row and "A" not in row and gold.upper() not in found else found
+
+
+@lru_cache(maxsize=1000)
+def _option_columns(columns: tuple[str, ...]) -> tuple[list[str], list[str], list[dict[str, str]]]:
+    """Return the columns with all options, with a wrong one each, and the layouts with one column per option."""
+    layouts = [names for names in COLUMNS if next(iter(names.values())) in columns]
+    return [name for name in LISTS if name in columns], [name for name in columns if WRONG.fullmatch(name)], layouts
 
 
 def labelled(content: Any) -> dict[str, Any]:
