@@ -12,21 +12,22 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
 from grpo_math.checks.rewards import DAMAGED, contradictions, is_damaged, not_correct
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.errors import ConfigError, DataError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import measure
-from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import load_problems, open_rows, parse_rows
+from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.prompts import AS_IS
-from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
+from grpo_math.problems.sources import SOURCES, hub_id, source_name
+from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
 from grpo_math.run.streams import Answer
@@ -41,6 +42,8 @@ ALIKE = 0.75  # of the words of two problems with the same numbers and the same 
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
 PROSE = 5  # words
 SHOWN = 80  # characters of an example
+GRADED = 10_000  # gold answers that are graded at once
+SAMPLE = 10_000  # problems that `doctor` reads
 
 WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
 PROOF = re.compile(
@@ -103,7 +106,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError("write_clean", clean, "exists", "name a new file")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    raws, rows, faults = read(settings)
+    data, n, rows, faults = read(settings)
     notes: list[str] = []
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
@@ -117,32 +120,34 @@ def run(args: argparse.Namespace) -> Answer:
     ]
     result: dict[str, Any] = {
         "ok": not fault_kinds and not common,
-        "rows": len(raws),
+        "rows": n,
         "faults": fault_kinds,
         "left_out": len({fault.line for fault in faults}),
         "most_common": common,
         "notes": notes,
-        "files": write_clean(clean, raws, faults) if clean else [],
+        "files": write_clean(clean, data, faults) if clean else [],
     }
     text = [
         *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in fault_kinds),
         *([f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"] if common else []),
         *(f"note: {note}" for note in notes),
         *(f"written  {name}" for name in result["files"]),
-        f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
+        f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {n:,} rows have a fault",
     ]
     return Answer(result, "\n".join(text), result["ok"] or bool(clean))
 
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
-    rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
+    n, sample = len(setup.problems.rows), setup.problems.sample(SAMPLE)
+    rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
     faults = [fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)]
     words = [f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
-    if words:
-        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
+    of_all = f" in a sample of {len(rows):,}, one in {-(-n // SAMPLE)} of {n:,} problems," if len(rows) < n else ""
+    if words or of_all:
+        yield Finding("info", f"data:{of_all} {', '.join(words) or 'nothing found'}; grpo-math audit shows them")
 
 
 def shown(text: object) -> str:
@@ -153,38 +158,40 @@ def raw_text(raw: Any) -> str:
     return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
-def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
-    """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
+def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
+    """Return the data set, the number of its rows, the rows that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
-    source = SOURCES.get(source_name(dataset) or "", OWN)
-    accepted = which.chosen(settings["columns"], source.columns)
     if dataset.partition(":")[0] == "generated":
-        raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
+        made = load_problems(dataset, split)
+        data = Data("line", dataset, lambda: enumerate(map(dict, made), 1))
     else:
         with naming({"split": "dataset_split"}):
-            raws = dict(open_rows(dataset, split, accepted)[2])
-    if not raws:
-        raise ConfigError("dataset", dataset, "has no rows", "check the file")
-    as_is = settings["prompt_template"] == AS_IS
-    rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
+            data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
     faults: list[Fault] = []
-    for error in errors:
-        of_answer = error.field in ("answer", *accepted["answer"])
+
+    def bad(raw: Any, error: DataError) -> None:
+        of_answer = error.field in ("answer", *data.accepted["answer"])
         kind = "no gold answer" if of_answer else "rows that cannot be used"
-        example = f"{error.field} {error.reason}: {shown(raw_text(raws[error.line]))}"
-        faults.append(Fault(kind, error.line, example))
-    return raws, rows, faults
+        faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
+
+    with naming({"split": "dataset_split"}):
+        rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
+    n = len(rows) + len(faults)
+    if not n:
+        raise ConfigError("dataset", dataset, "has no rows", "check the file")
+    return data, n, rows, faults
 
 
-def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
+def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
     """Yield the faults of rows, alone and compared with each other."""
-    for row in rows:
-        yield from gold_faults(row)
-        if len(row["problem"]) > CHARACTERS * prompt_tokens:
-            text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
-            yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
-    for row, verdict in not_correct(rows, repaired, "boxed"):
-        yield Fault("gold answers that are not correct against themselves", row["line"], verdict)
+    for batch in batches(bar(rows, "reading gold answers", len(rows)), GRADED):
+        for row in batch:
+            yield from gold_faults(row)
+            if len(row["problem"]) > CHARACTERS * prompt_tokens:
+                text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
+                yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
+        for row, verdict in not_correct(batch, repaired, "boxed"):
+            yield Fault("gold answers that are not correct against themselves", row["line"], verdict)
     pairs = contradictions(rows)
     for row, other in [*pairs, *((other, one) for one, other in pairs)]:
         text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
@@ -220,14 +227,15 @@ def gold_faults(row: Row) -> Iterator[Fault]:
         yield Fault(kind, row["line"], shown(gold))
 
 
-def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
+def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
+    # Hashes first, because the words of all problems take much memory, and few have the same numbers and answer.
+    keys = [hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows))]
+    counts = Counter(keys)
     earlier: dict[Any, list[tuple[set[str], int]]] = {}
-    for row in rows:
-        words = contamination.words(row["problem"])
-        numbers = tuple(word for word in words if not word.isalpha())
-        neighbours = earlier.setdefault((numbers, row["answer"]), [])
-        distinct = {*words}
+    for row in compress(rows, (counts[key] > 1 for key in keys)):
+        neighbours = earlier.setdefault(_numbers_and_gold(row), [])
+        distinct = {*contamination.words(row["problem"])}
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
         if near:
             yield Fault("near-duplicate problems", row["line"], f"as line {near[0]}: {shown(row['problem'])}")
@@ -235,7 +243,11 @@ def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
             neighbours.append((distinct, row["line"]))
 
 
-def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
+def _numbers_and_gold(row: Row) -> tuple[tuple[str, ...], str]:
+    return tuple(word for word in contamination.words(row["problem"]) if not word.isalpha()), row["answer"]
+
+
+def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
     sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
@@ -250,26 +262,26 @@ def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[s
             yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
 
 
-def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:
+def most_common(rows: Stored | Sequence[Row]) -> dict[str, Any] | None:
     """Return the most common gold answer if a third of the rows have it."""
     counted = Counter(row["answer"] for row in rows).most_common(1)
     return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(rows))), None)
 
 
-def write_clean(name: str, raws: Mapping[int, Any], faults: Sequence[Fault]) -> list[str]:
+def write_clean(name: str, data: Data, faults: Sequence[Fault]) -> list[str]:
     """Write the rows without a fault, and next to them the others with their lines and reasons. Return the names."""
     reasons: dict[int, list[str]] = {}
     for fault in faults:
         reasons.setdefault(fault.line, []).append(f"{fault.kind}: {fault.example}")
-
     others = (
-        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raws[line])}, ensure_ascii=False)
-        for line in sorted(reasons)
+        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raw)}, ensure_ascii=False)
+        for line, raw in data.rows()
+        if line in reasons
     )
     files = {
-        name: (raw_text(raw) for line, raw in raws.items() if line not in reasons),
+        name: (raw_text(raw) for line, raw in data.rows() if line not in reasons),
         f"{name}.left_out.jsonl": others,
     }
     for path, lines in files.items():
-        replace_text(Path(path), "".join(f"{line}\n" for line in lines))
+        replace_text(Path(path), (f"{line}\n" for line in lines))
     return list(files)

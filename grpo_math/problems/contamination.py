@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.stored import rows_with
 
 NGRAM = 13
 SPLITS = ("train", "test", "heldout")
@@ -83,7 +84,7 @@ def matches(
         for i, row in enumerate(problems):
             for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
                 index.setdefault(key, set()).add((name, i))
-    for row in training if sets else ():
+    for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())
         similar = {place for gram in ngrams(row["problem"], ngram) for place in index.get(gram, ())}
         if equal or similar:

@@ -66,8 +66,8 @@ class Data(NamedTuple):
     label: str
     file: str
     rows: Callable[[], Iterable[tuple[int, Any]]]  # the numbered rows, from the start
-    content: Callable[[], str]  # a hash of the rows
-    size: int  # bytes, of a file maybe compressed
+    content: Callable[[], str] = str  # a hash of the rows
+    size: int = 0  # bytes, of a file maybe compressed
     source: Source = OWN
     accepted: which.Columns = which.ACCEPTED
 
@@ -138,9 +138,24 @@ def _reader(
     data = open_rows(dataset, split, columns)
 
     def read(warn: Warn) -> Read:
-        rows = _good_rows(data, template.name == AS_IS, skip_bad_rows or data.source is not OWN, warn)
+        errors: list[DataError] = []  # the first one
+        counts = Counter[str]()
+
+        def bad(raw: Any, error: DataError) -> None:
+            counts["bad"] += 1
+            errors[1:] = [] if errors else [error]
+
+        rows = good_rows(data, template.name == AS_IS, bad)
+        # A benchmark keeps all rows, as its authors count them.
+        if data.source is not OWN and "train" in data.source.splits:
+            rows = Stored(_once(rows, data.file, warn))
+        if errors and (not (skip_bad_rows or data.source is not OWN) or not rows):
+            raise errors[0]
         if not rows:
             raise ConfigError("dataset", dataset, "has no rows", "check the file")
+        if errors:
+            one, counted = errors[0], f"{counts['bad']:,} of {len(rows) + counts['bad']:,}"
+            warn(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
         if limit is not None:
             # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
             digests = ((sha256(f"{seed} {row['id']}".encode()).digest(), row["id"]) for row in rows)
@@ -151,40 +166,32 @@ def _reader(
     return read, data
 
 
-def _good_rows(data: Data, as_is: bool, skips: bool, warn: Warn) -> Stored:
-    """Return the rows that can be used, with their options. Raises the first bad row's error, unless ``skips``."""
-    errors: list[DataError] = []  # the first one
-    counts = Counter[str]()
+def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) -> Stored:
+    """Return the rows that can be used, in their order, and call ``bad`` with each other raw row and its error.
+
+    ``as_is``: the model gets the row's own prompt. Raises `ConfigError` if the rows lack a part of their problems.
+    """
+    has_options = False
 
     def good() -> Iterator[Row]:
-        for _, row in parse_rows(data, as_is):
+        nonlocal has_options
+        for raw, row in _parsed(data, as_is):
             if isinstance(row, DataError):
-                counts["bad"] += 1
-                errors[1:] = [row] if not errors else []
+                bad(raw, row)
             else:
-                counts["options"] += bool(row["options"])
+                has_options |= bool(row["options"])
                 yield row
 
-    # A benchmark keeps all rows, as its authors count them.
-    is_training_set = data.source is not OWN and "train" in data.source.splits
-    rows = Stored(_once(good(), data.file, warn) if is_training_set else good())
-    if counts["options"]:
+    rows = Stored(good())
+    if has_options:
         rows = Stored(map(partial(parts.with_options, numbers=parts.numbering(rows)), rows))
     if rows and data.source is OWN:
         _refuse_misread([*islice(rows, CHECKED)], data.file, data.accepted, as_is)
-    if errors and (not skips or not rows):
-        raise errors[0]
-    if errors:
-        one, counted = errors[0], f"{counts['bad']:,} of {len(rows) + counts['bad']:,}"
-        warn(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
     return rows
 
 
-def parse_rows(data: Data, as_is: bool = False) -> Iterator[tuple[Any, Row | DataError]]:
-    """Yield each raw row of a data set with its row, or with the error of a bad row. Both have a line.
-
-    ``as_is``: the model gets the row's own prompt. Options are not under the problems yet (`parts.with_options`).
-    """
+def _parsed(data: Data, as_is: bool) -> Iterator[tuple[Any, Row | DataError]]:
+    """Yield each raw row of a data set with its row, or with the error of a bad row."""
     ids: set[str] = set()
     for line, raw in stored.bar(data.rows(), f"reading {data.file}"):
         number = f"{data.label}/{line}"

@@ -14,7 +14,7 @@ import os
 import pickle  # noqa: TID251 -- of an unnamed file, which no other process can open
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -175,8 +175,8 @@ def _write_rows(sink: Any, read: Read) -> None:
 
 
 def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
-    """Yield rows of a list or of a `datasets.Dataset`, which are dictionaries with at least these columns."""
-    if isinstance(rows, Sequence):
+    """Yield rows, which are dictionaries with at least these columns."""
+    if not hasattr(rows, "select_columns"):
         yield from rows
     else:
         for batch in rows.select_columns(list(columns)).iter(BATCH):
