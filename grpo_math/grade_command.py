@@ -8,7 +8,7 @@ from typing import Any
 from grpo_math.errors import UserError
 from grpo_math.grading.file import grade_file
 from grpo_math.grading.verdict import GradingPolicy
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -124,8 +124,11 @@ def read_table(path: str | Path, split: str = "") -> Iterator[tuple[int, Any]]:
             yield from enumerate(_parquet_rows(BytesIO(file.read()) if ending in OPENERS else file), 1)
             return
         head = _through_text(file)
-        if head.startswith((b"PK\x03\x04", b"<")):
-            raise UserError(f"{path} is a workbook or a web page: save it as .csv, or download the file itself")
+        if head.startswith(b"PK\x03\x04"):
+            remedy = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice; unpack an archive"
+            raise UserError(f"{path} is a workbook or an archive: {remedy}")
+        if head.startswith(b"<"):
+            raise UserError(f"{path} is a web page: download the file itself")
         if head.startswith(UTF_16):  # as Excel and PowerShell write text
             file = BytesIO((head + file.read()).decode("utf-16").encode())
             head = _through_text(file)

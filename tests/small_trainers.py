@@ -230,12 +230,12 @@ def train(small, tmp_path, monkeypatch, capfd):
     Without ``report`` its plots are not drawn, which is more than half of a short run's time.
     """
 
-    from grpo_math.report import verdict
+    from grpo_math.report import finish
     from grpo_math.train.program import main
 
     def run(*words, reward=letters, output_dir=tmp_path / "run", report=False):
         if not report:
-            monkeypatch.setattr(verdict, "print_verdict", lambda *_: None)
+            monkeypatch.setattr(finish, "print_verdict", lambda *_: None)
         monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(reward=reward))
         capfd.readouterr()
         command = ["--model_name_or_path", small, "--output_dir", output_dir, *RUN, "--rewards=mine:reward", *words]

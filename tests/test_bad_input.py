@@ -9,7 +9,7 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.reading import read_json
-from grpo_math.run import streams
+from grpo_math.system import streams
 from grpo_math.yaml_files import read_yaml
 
 PROGRAM = [sys.executable, "-m", "grpo_math.cli"]
@@ -29,6 +29,8 @@ FILES = {
     "absent.yaml": BASE + "deepspeed: nowhere.json",
     "environment.yaml": BASE + "env: {'A=B': 1}\nuse_cpu: true\nbf16: false",
     "page.csv": "<!DOCTYPE html><html></html>",
+    "book.xlsx": "PK\x03\x04",
+    "frage.jsonl": '{"Frage": "Was ist 3 + 4?", "Loesung": "7"}',
     "empty.csv": "problem,answer\n",
     "runs/demo/config.yaml": "",
 }
@@ -60,7 +62,9 @@ COMMANDS = {
     ),
     "a misspelt reward": (["attack", "acuracy"], "did you mean 'accuracy'?"),
     "a misspelt data set": (["audit", "gms8k"], "did you mean 'gsm8k'?"),
-    "a web page": (["audit", "page.csv"], "page.csv is a workbook or a web page: save it as .csv"),
+    "a web page": (["audit", "page.csv"], "page.csv is a web page: download the file itself"),
+    "a workbook": (["audit", "book.xlsx"], "book.xlsx is a workbook or an archive: save the sheet as 'CSV UTF-8'"),
+    "columns of another language": (["audit", "frage.jsonl"], "give --columns problem=Frage,answer=Loesung"),
     "data without a row": (["audit", "empty.csv"], "dataset='empty.csv' has no rows"),
     "a split that is not there": (["audit", "math500"], "dataset_split='train' is not known: use one of test"),
     "clean rows as a table": (["audit", "--write_clean", "x.csv"], "write_clean='x.csv' is not a .jsonl file"),

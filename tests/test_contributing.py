@@ -10,7 +10,7 @@ from launching import ROOT, run
 # A change -> (file, a text of it, what is put before this text); without a text the file is new.
 CHANGES = {
     "reward": [
-        ("rewards/rules.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
+        ("rewards/functions.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
          "    return [1.0 / (1 + len(completion_text(completion))) for completion in completions]\n\n\n"),
         ("rewards/__init__.py", "    r1_zero,\n    xml_count,", "    short,\n"),
         ("rewards/__init__.py", "            r1_zero,\n            gsm8k,", "            short,\n"),
@@ -54,11 +54,12 @@ CHANGES = {
     ],
     "setting": [
         ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
-        ("train/program.py", '        if self.setup.problems.heldout:\n            _say("2 of 3: training")',
+        ("train/program.py",
+         '        if self.setup.problems.evaluation.before_and_after:\n            _say("2 of 3: training")',
          "        print(self.arguments.greeting)\n"),
     ],
     "command": [
-        ("hello.py", None, "from grpo_math.run.streams import Answer\n\n\n"
+        ("hello.py", None, "from grpo_math.system.streams import Answer\n\n\n"
          'def add_arguments(parser):\n    parser.add_argument("name")\n\n\n'
          'def run(args):\n    return Answer({"hello": args.name}, f"Hello {args.name}")\n'),
         ("cli.py", '    "report": Command(',

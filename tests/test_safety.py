@@ -14,13 +14,13 @@ from small_http import SmallHTTP, send
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.server import Server
-from grpo_math.run.http import ServerError
+from grpo_math.generation.vllm_server import Server
+from grpo_math.system.http import ServerError
 
 
 @pytest.mark.slow
 def test_no_call_loads_code():
-    """ruff refuses the rest: pickles, `eval`, shells, and connections outside `run/http.py` (pyproject.toml)."""
+    """ruff refuses the rest: pickles, `eval`, shells, and connections outside `system/http.py` (pyproject.toml)."""
     for path in (ROOT / "grpo_math").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call):

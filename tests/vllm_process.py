@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from grpo_math.generation.server import BESIDE, command, environment, make_key
 from grpo_math.generation.vllm_process import ServerProcess
-from grpo_math.run.machine import free_port
+from grpo_math.generation.vllm_server import BESIDE, command, environment, make_key
+from grpo_math.system.machine import free_port
 
 VLLM = os.environ.get("GRPO_MATH_VLLM")
 # 1 GB for the key-value cache, and no thread bound to a core that another test uses.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import RewardError
-from grpo_math.run.user_functions import is_user_function, tensor_from, tried
+from grpo_math.user_functions import is_user_function, tensor_from, tried
 
 
 def group_mean(rewards: Tensor) -> Tensor:

@@ -24,16 +24,16 @@ from statistics import fmean, mode
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
-from grpo_math.checks.rewards import SURE, gradable, graded, other_answer, summed
+from grpo_math.checks.check_rewards import SURE, gradable, graded, other_answer, summed
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError, escaped
 from grpo_math.grading import Verdict
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.rewards import REWARDS
-from grpo_math.run.streams import Answer
 from grpo_math.settings import recipe
 from grpo_math.settings.shipped import target_options
+from grpo_math.system.streams import Answer
 
 SECONDS = 20.0
 PROBLEMS = 64

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
-from grpo_math.checks.model import show
+from grpo_math.checks.check_model import show
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
-from grpo_math.run.streams import Answer
 from grpo_math.settings import accelerate, recipe
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> Answer:
         if not args.json:
             print(finding.line(), flush=True)
     ok = all(finding.level != "error" for finding in findings)
-    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings), ok)
+    # The answer of doctor comes without weights.
+    more = "\ntrain --dry_run also loads the model and makes the trainer, then stops" * ok
+    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings) + more, ok)
 
 
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
@@ -53,6 +55,8 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")
+    for line in read.replaced:
+        yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
     failed = bool(read.problems)
@@ -69,7 +73,7 @@ def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
     # These import torch, which takes seconds.
     from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-    from grpo_math.trainer.from_recipe import build
+    from grpo_math.trainer.recipe_settings import build
 
     checked = "settings"
     try:

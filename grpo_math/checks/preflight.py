@@ -15,13 +15,13 @@ Imports no torch.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from grpo_math.checks import Finding, attack, audit, machine, model, rewards, services
+from grpo_math.checks import Finding, attack, audit, check_machine, check_model, check_rewards, check_services
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.run.ranks import broadcast_from_main
 from grpo_math.settings import rules
 from grpo_math.settings.recipe import Recipe
+from grpo_math.system.collectives import broadcast_from_main
 
 
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
@@ -62,34 +62,34 @@ Check = Callable[[Setup], Iterable[Finding] | None]
 # The order matters, because training ends with the first error. Checks that use the network come late.
 CHECKS: dict[str, Check] = {
     "settings": settings,
-    "versions": machine.versions,
-    "number_format": machine.number_formats,
-    "deepspeed": machine.launched,
-    "problems": rewards.problems,
-    "output_dir": machine.output_dir,
-    "layout": machine.layout,
-    "batch": rewards.batch,
-    "golds": rewards.golds,
-    "rewards": rewards.rewards,
-    "model": model.model,
-    "adapter": model.adapter,
-    "trackers": services.trackers,
-    "hub": services.hub,
-    "vllm_server": services.vllm_server,
-    "disk": machine.disk,
-    "python_tool": machine.python_tool,
+    "versions": check_machine.versions,
+    "number_format": check_machine.number_formats,
+    "deepspeed": check_machine.launched,
+    "problems": check_rewards.problems,
+    "output_dir": check_machine.output_dir,
+    "layout": check_machine.layout,
+    "batch": check_rewards.batch,
+    "golds": check_rewards.golds,
+    "rewards": check_rewards.rewards,
+    "model": check_model.model,
+    "adapter": check_model.adapter,
+    "trackers": check_services.trackers,
+    "hub": check_services.hub,
+    "vllm_server": check_services.vllm_server,
+    "disk": check_machine.disk,
+    "python_tool": check_machine.python_tool,
 }
 # Only the doctor makes these, because they take seconds or print examples.
-DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": rewards.examples, "audit": audit.check, "attack": attack.check}
+DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": check_rewards.examples, "audit": audit.check, "attack": attack.check}
 # Left out after an error: they need settings that can run, and a model and a chat template that can be used.
 AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "vllm_server", "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
-    "chat_template": model.chat_template,
-    "reference": model.reference,
-    "end_of_turn": model.end_of_turn,
-    "prompt_lengths": model.prompt_lengths,
-    "memory": machine.memory_plan,
+    "chat_template": check_model.chat_template,
+    "reference": check_model.reference,
+    "end_of_turn": check_model.end_of_turn,
+    "prompt_lengths": check_model.prompt_lengths,
+    "memory": check_machine.memory_plan,
 }
 
 

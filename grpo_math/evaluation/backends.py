@@ -21,7 +21,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, require_choice
 from grpo_math.evaluation.fingerprint import weights_hash
-from grpo_math.generation import server
+from grpo_math.generation import vllm_server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, ask_each, read_off, stop_ids, with_model
 from grpo_math.generation.models import (
@@ -34,11 +34,11 @@ from grpo_math.generation.models import (
     model_path,
 )
 from grpo_math.generation.request import PLAIN, QUANTISATION, Request
-from grpo_math.generation.server import Server
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
+from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.from_recipe import naming
 from grpo_math.reading import read_json
-from grpo_math.run.machine import free_port
+from grpo_math.system.machine import free_port
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class Model:
         # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
         extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
         extra += ["--quantization", "bitsandbytes"] if self.request.quantisation else []
-        server.make_key()
-        command = server.command(
+        vllm_server.make_key()
+        command = vllm_server.command(
             loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
         )
-        environment = {**os.environ, **server.environment()}
+        environment = {**os.environ, **vllm_server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
         process = ServerProcess(command, environment, f"http://127.0.0.1:{port}", log)
         # Before the wait: a server that does not start in time is stopped too.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.problems.prompts import PROBLEM
-from grpo_math.rewards.columns import row_format
+from grpo_math.rewards.inputs import row_format
 from grpo_math.run.resume import short_hash
 
 Row = Mapping[str, Any]

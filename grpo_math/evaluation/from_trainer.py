@@ -27,14 +27,14 @@ from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
 from grpo_math.generation.request import Request, request_from
-from grpo_math.generation.server import Server
 from grpo_math.generation.turns import engine_context
-from grpo_math.rewards.columns import GOLDS, completion_text, read_gold_answer
+from grpo_math.generation.vllm_server import Server
+from grpo_math.replaced import replaced
+from grpo_math.rewards.inputs import GOLDS, completion_text, read_gold_answer
 from grpo_math.run.files import write_json
-from grpo_math.run.http import ServerError
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.replaced import replaced
 from grpo_math.run.weights import split_by
+from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.http import ServerError
 
 
 def evaluate(

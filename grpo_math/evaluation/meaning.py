@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from grpo_math.evaluation.compare import Results, by_problem
+from grpo_math.evaluation.paired import Results, by_problem
 from grpo_math.evaluation.stats import PairedDifference, maj_at_k, paired_bootstrap, pass_at_k
 from grpo_math.evaluation.suite import cut_share
 from grpo_math.grading import Grade, Verdict

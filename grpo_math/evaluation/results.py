@@ -5,7 +5,7 @@ that are right and in the requested format. Each batch is graded and stored at o
 continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
 Results with different hashes or numbers are not compared.
 
-figures.py computes the metrics of the records, and compare.py compares two results.
+figures.py computes the metrics of the records, and paired.py compares two results.
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.backends import Model, loaded
-from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.paired import FORMAT
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
@@ -32,11 +32,11 @@ from grpo_math.generation.models import inference_dtype, model_path
 from grpo_math.generation.request import PLAIN, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
-from grpo_math.rewards.columns import row_format
+from grpo_math.rewards.inputs import row_format
 from grpo_math.run.bar import Bar
 from grpo_math.run.files import replace_text, write_json, writing
-from grpo_math.run.machine import versions
 from grpo_math.run.metrics import RIGHT
+from grpo_math.system.machine import versions
 from grpo_math.tools.sandbox import require_layers
 
 Records = dict[tuple[str, int], Record]  # by problem and sample

@@ -13,7 +13,7 @@ from grpo_math.generation.chat import Tool
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
-from grpo_math.rewards.columns import completion_text
+from grpo_math.rewards.inputs import completion_text
 from grpo_math.tools import read_limits, read_tools, tool_limits
 
 

@@ -25,7 +25,7 @@ from peft.helpers import rescale_adapter_scale
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps
 from grpo_math.generation.completion import Completion
-from grpo_math.run.ranks import broadcast_from_main
+from grpo_math.system.collectives import broadcast_from_main
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24

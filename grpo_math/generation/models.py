@@ -13,10 +13,10 @@ from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.generation.dtypes import overflow_report
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, is_folder, near, read_json
-from grpo_math.run.dtypes import overflow_report
-from grpo_math.run.replaced import replaced
+from grpo_math.replaced import replaced
 
 # RoPEs that choose their frequencies by the largest position of a pass.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grpo_math.errors import UserError, cut
-from grpo_math.generation import server
-from grpo_math.run.streams import say
-from grpo_math.run.supervisor import SupervisedCommand
+from grpo_math.generation import vllm_server
+from grpo_math.system.streams import say
+from grpo_math.system.supervisor import SupervisedCommand
 
 # Seconds for a server to load its model, unless vllm_server_timeout is set.
 STARTUP = 1800.0
@@ -53,7 +53,7 @@ class ServerProcess:
     def wait(self, seconds: float) -> None:
         """Wait until the server answers. Raises `UserError` if it does not, or if its version is not supported."""
         say("server", f"{self.url}" + (f", log {self.log}" if self.log else ""))
-        client = server.Server(self.url)
+        client = vllm_server.Server(self.url)
         try:
             client.wait(seconds, lambda: self.running, _progress if self.log else None)
             version = client.check_version()

@@ -14,7 +14,7 @@ r"""Grade completions: find the answer and compare it with the gold answer. Grad
 Does not compute rewards, and does not import sympy or Math-Verify in this process.
 """
 
-from grpo_math.grading.batch import TIMEOUT, grade, grade_batch, score
+from grpo_math.grading.grader import TIMEOUT, grade, grade_batch, score
 from grpo_math.grading.verdict import GRADER, Grade, GradingPolicy, Verdict
 from grpo_math.grading.workers import shutdown
 

@@ -1,7 +1,7 @@
 """Split an optimizer step into micro-batches that fit the token budget, with the weight of each one's loss.
 
 A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
-computes one. Rows of one prompt stay together, and ranks get near-equal shares (`plan.py`). The weights
+computes one. Rows of one prompt stay together, and ranks get near-equal shares (`row_plan.py`). The weights
 (`losses.micro_batch_weight`) keep the gradient of the optimizer step. The budget is halved when memory runs out, and
 the step is computed again.
 
@@ -31,10 +31,10 @@ from grpo_math.algorithm.rows import (
     select,
     widths,
 )
+from grpo_math.algorithm.stateful import Stateful
 from grpo_math.errors import OutOfMemory
 from grpo_math.packing.pack import prompt_keys_and_lengths
-from grpo_math.packing.plan import distribute, packed_tokens, plan_micro_batches
-from grpo_math.run.stateful import Stateful
+from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_batches
 
 logger = get_logger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
-from grpo_math.run.streams import Answer
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> Answer:
     asked = read(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
+    for line in asked.replaced:
+        print(line, file=sys.stderr)
     recipe = asked.sound().explicit_values()
     name = args.accelerate_config
     answer = planner.plan(

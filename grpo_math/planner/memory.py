@@ -13,9 +13,9 @@ from typing import NamedTuple
 from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Json, Settings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
-from grpo_math.run.machine import GB
 from grpo_math.settings.batch import Batch
 from grpo_math.settings.vllm import sends_adapter
+from grpo_math.system.machine import GB
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
@@ -59,8 +59,8 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
     quantised base (arXiv 2305.14314, section 3), which trainer/float16.py undoes. TRL leaves them in the base's dtype
     under ZeRO-3. Under DeepSpeed, accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything.
-    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (run/dtypes.py). On a CPU it is
-    counted as float32, the upper bound.
+    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (generation/dtypes.py). On a CPU it
+    is counted as float32, the upper bound.
     """
     cpu, says = settings["use_cpu"], deepspeed or {}
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.planner.memory import total
-from grpo_math.run.machine import GB
+from grpo_math.system.machine import GB
 
 
 def picture(answer: Mapping[str, Any]) -> str:

@@ -12,16 +12,16 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.dtypes import corrections, dtype_error, has_bfloat16
 from grpo_math.planner import devices, memory, seconds
 from grpo_math.planner.cards import Card
 from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
-from grpo_math.run.dtypes import corrections, dtype_error, has_bfloat16
-from grpo_math.run.gpus import capabilities, count_and_gb
-from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.system.gpus import capabilities, count_and_gb
+from grpo_math.system.machine import GB, main_memory
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512

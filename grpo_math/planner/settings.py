@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.dtypes import automatic
+from grpo_math.generation.dtypes import automatic
 from grpo_math.settings.fields import defaults
 
 Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from grpo_math.packing.plan import largest_micro_batch
+from grpo_math.packing.row_plan import largest_micro_batch
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch

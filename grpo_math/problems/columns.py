@@ -104,13 +104,6 @@ def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
     return {spelt(name): value for name, value in row.items() if isinstance(name, str)} | dict(row)
 
 
-def column_remedy(present: Iterable[str], field: str, names: Sequence[str]) -> str:
-    """Return the remedy for a row or a data set that lacks a field."""
-    return (
-        f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or give --columns {field}=NAME"
-    )
-
-
 def _value(row: Mapping[str, Any], name: str) -> Any:
     # First, because the name of a column may itself contain "+" or ".".
     if name in row:

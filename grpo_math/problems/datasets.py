@@ -40,14 +40,14 @@ from typing import Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, parts, stored
+from grpo_math.problems import generated, missing, parts, stored
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, Source, parse_place, source_name
 from grpo_math.problems.stored import Read, Stored
 from grpo_math.reading import home, is_table, read_table, uncompressed
-from grpo_math.run.user_functions import is_user_function
+from grpo_math.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+OF_A_ROW = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
 LARGE = 2**23  # bytes of a data set whose problems are kept in the cache
 Warn = Callable[[str], None]
 
@@ -246,12 +247,12 @@ def _own(dataset: str, split: str, accepted: which.Columns) -> Data:
     if is_table(address.path):
         data = _file(path.name.partition(".")[0], dataset, path, split)
         is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
-        for _, row in islice(data.rows() if is_text else (), 1):
-            if not which.used(row, accepted):
-                reason = f"has no line of column names: its first line is {', '.join(row)[:120]!r}"
-                raise ConfigError(
-                    "dataset", dataset, reason, "add one (problem, answer), or give --columns problem=NAME"
-                )
+        if table := [row for _, row in islice(data.rows() if is_text else (), missing.SEEN)]:
+            header = [*table[0]]
+            if not which.used(header, accepted) and any(map(OF_A_ROW.match, header)):
+                reason = f"has no line of column names: its first line is {', '.join(header)[:120]!r}"
+                raise ConfigError("dataset", dataset, reason, "add one: problem,answer")
+            missing.refuse_missing(dataset, table, accepted)
         return data
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
@@ -354,10 +355,8 @@ def _hub_table(address: Place, split: str, accepted: which.Columns, name: str, r
         if local:
             reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
         raise ConfigError("dataset", name, reason, remedy) from None
-    for field in ("problem", "answer"):
-        if not which.used(table.column_names, {field: accepted[field]}):
-            remedy = which.column_remedy(table.column_names, field, accepted[field])
-            raise ConfigError("dataset", name, f"has no column for the {field}", remedy)
+    if len(table):
+        missing.refuse_missing(name, [table[number] for number in range(min(len(table), missing.SEEN))], accepted)
     # The other columns of a set on the Hub may be gigabytes.
     if known or not local:
         read = which.used(table.column_names, accepted)
@@ -457,7 +456,7 @@ def _column_types(rows: Stored, template: Template, dataset: str, warn: Warn) ->
     reasons: dict[str, str] = {}
     for batch in stored.batches(rows):
         names = dict.fromkeys(name for row in batch for name in row["others"])
-        # The trainer's own columns begin with grpo_math_ (rewards/columns.py).
+        # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
         taken = [name for name in names if name in which.MADE or name.startswith("grpo_math_")]
         reasons |= dict.fromkeys(taken, "training uses this name itself")
         own = ["prompt"] if template.name == AS_IS else []

@@ -21,6 +21,7 @@ from grpo_math.grading.equal.compare import THOUSANDS, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems import columns, parts
+from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
 from grpo_math.problems.sources import OWN, SOURCES, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
@@ -102,7 +103,7 @@ def _needed(
     """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
     key, content = columns.first(named, field, accepted[field])
     if content is None:
-        raise BadRow(key, "is missing", f"{columns.column_remedy(fields, field, accepted[field])}; {REMEDY}")
+        raise BadRow(key, "is missing", f"{column_remedy([fields], field, accepted)}; {REMEDY}")
     return key, content
 
 

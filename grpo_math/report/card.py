@@ -13,10 +13,10 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from yaml import YAMLError
 
-from grpo_math.evaluation.compare import moved, table
+from grpo_math.evaluation.paired import moved, table
 from grpo_math.generation.models import auto_class, config_file
 from grpo_math.generation.request import Request, request_from
-from grpo_math.generation.server import served_rank
+from grpo_math.generation.vllm_server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
 from grpo_math.problems.sources import SOURCES, hub_id, source_name

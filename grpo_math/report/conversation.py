@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from grpo_math.errors import ConfigError, UserError, escaped
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
 Streams = Mapping[str, Iterator[str]]  # the pieces of an answer, by the name of the model

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import compare, from_run, meaning, suite
+from grpo_math.evaluation import from_run, meaning, paired, suite
 from grpo_math.evaluation.figures import Results, metrics_table
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
@@ -19,8 +19,8 @@ from grpo_math.problems.sources import folder_name, listed
 from grpo_math.reading import reading
 from grpo_math.report.run_dir import probe_findings
 from grpo_math.run.bar import Bar
-from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
+from grpo_math.system.streams import Answer
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
@@ -69,9 +69,9 @@ def run(args: Namespace) -> Answer | int:
     if args.compare:
         # A file that was changed by hand may lack anything.
         with reading(" or ".join(args.compare)):
-            before, after = map(compare.read_results, args.compare)
-            comparison = compare.comparison(before, after)
-            return Answer(comparison, compare.terminal_table(comparison))
+            before, after = map(paired.read_results, args.compare)
+            comparison = paired.comparison(before, after)
+            return Answer(comparison, paired.terminal_table(comparison))
     model, adapter = with_base(args.model, args.adapter)
     args.model = model
     args.adapter = adapter
@@ -207,8 +207,8 @@ def answer(sides: Sides, probes: Mapping[str, Any]) -> tuple[dict[str, Any], str
         table = suite.table(first) if several else metrics_table(_first(first))
         return {"sets": shown[""]} if several else shown[""], "\n".join([table, *lines])
     before, after = sides["base"], sides["trained"]
-    compared = {name: compare.comparison(before[name], after[name]) for name in names}
-    table = suite.comparison_table(compared, before, after) if several else compare.terminal_table(_first(compared))
+    compared = {name: paired.comparison(before[name], after[name]) for name in names}
+    table = suite.comparison_table(compared, before, after) if several else paired.terminal_table(_first(compared))
     for name, probe in probes.items():
         of_set = [name] if several else []
         lines = [*of_set, *told(meaning.meaning(before[name], after[name], compared[name], probe)), *lines]

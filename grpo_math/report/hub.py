@@ -18,14 +18,14 @@ import huggingface_hub
 from huggingface_hub.utils import filter_repo_objects
 from huggingface_hub.utils._http import default_client_factory
 
-from grpo_math.checks.services import check_repo_id, offline, owners
+from grpo_math.checks.check_services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import near, read_json
+from grpo_math.redact import is_secret, one_line
 from grpo_math.report import report
 from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
-from grpo_math.run.redact import is_secret, one_line
 from grpo_math.run.weights import weights_in
 
 SECONDS = 120.0  # without a byte from the Hub, until the push is given up

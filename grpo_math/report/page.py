@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation.compare import ResultsError, compare
 from grpo_math.evaluation.meaning import SEEDS, SEEDS_FILE, over_seeds, points
+from grpo_math.evaluation.paired import ResultsError, compare
 from grpo_math.report import viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
 from grpo_math.report.progress import duration, progress, spent
@@ -31,7 +31,7 @@ from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
 from grpo_math.run.files import replace_text, write_json, writing
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # of config.yaml

@@ -2,7 +2,7 @@
 
 import argparse
 
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

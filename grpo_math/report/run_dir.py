@@ -13,8 +13,8 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
 from grpo_math.evaluation.meaning import PROBE, SEEDS_FILE, Line, meaning
+from grpo_math.evaluation.paired import Results, ResultsError, comparison, read_results
 from grpo_math.reading import is_folder, near, read_json, read_table, reading
 from grpo_math.run import lock, metrics, speed_ups
 from grpo_math.run.checkpoints import FINISHED

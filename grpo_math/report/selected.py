@@ -10,7 +10,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.reading import near, read_table
 from grpo_math.report.run_dir import completion_files
-from grpo_math.run.streams import Answer
+from grpo_math.system.streams import Answer
 
 KEPT = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
 

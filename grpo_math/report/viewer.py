@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from grpo_math.report.run_dir import RunDir
-from grpo_math.rewards.columns import completion_text
+from grpo_math.rewards.inputs import completion_text
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}

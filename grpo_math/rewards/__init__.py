@@ -3,7 +3,7 @@ r"""Verdicts -> numbers: plain functions with TRL's signature, and the `REWARDS`
 Every function takes ``(prompts, completions, **columns)``. It returns one number per completion, or None if the answer
 could not be graded. TRL leaves None out of the sum, so None is never counted as 0. Completions are texts or chat
 messages. The functions read the columns ``answer`` (the gold answer; TRL's name ``solution`` works too),
-``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (columns.py). A function with
+``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (inputs.py). A function with
 settings is made by a factory whose name starts with ``make_``. The table contains it with the default settings. For
 other settings, call the factory in your own module and name the result in the recipe (``my_rewards:overlong``).
 
@@ -16,9 +16,7 @@ TRL weighs and sums the rewards (``reward_weights``).
 """
 
 from grpo_math.errors import ConfigError, require_choice
-from grpo_math.rewards.columns import Reward, completion_text
-from grpo_math.rewards.guard import checked, reward_name
-from grpo_math.rewards.rules import (
+from grpo_math.rewards.functions import (
     accuracy,
     brevity,
     format_soft,
@@ -34,8 +32,10 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
+from grpo_math.rewards.guard import checked, reward_name
+from grpo_math.rewards.inputs import Reward, completion_text
 from grpo_math.rewards.tools import make_tool_use
-from grpo_math.run.user_functions import is_user_function, load_function
+from grpo_math.user_functions import is_user_function, load_function
 
 __all__ = [
     "REWARDS",

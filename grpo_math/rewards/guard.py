@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from grpo_math.errors import RewardError, UserError
-from grpo_math.rewards.columns import RESERVED, Completions, Prompts, Reward, Rewards
-from grpo_math.run.signals import Stopped
-from grpo_math.run.user_functions import said_by
+from grpo_math.rewards.inputs import RESERVED, Completions, Prompts, Reward, Rewards
+from grpo_math.system.signals import Stopped
+from grpo_math.user_functions import said_by
 
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 

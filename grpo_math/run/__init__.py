@@ -1,1 +1,1 @@
-"""The files, logs and signals of a run. Every other package may use this one."""
+"""The files of a run: who writes them, what each contains, and when they are complete."""

@@ -17,7 +17,7 @@ from torch.distributed import DistError, distributed_c10d
 from grpo_math.errors import UserError, WriteError, first_line
 from grpo_math.run.checkpoints import how_to_resume, unfinished_names
 from grpo_math.run.files import chain, existing, no_room
-from grpo_math.run.machine import GB
+from grpo_math.system.machine import GB
 
 
 class LostRank(UserError):

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from grpo_math.redact import hidden, is_secret, without_secrets
 from grpo_math.run import files, metrics, speed_ups
 from grpo_math.run.bar import Bar
 from grpo_math.run.history import number, numbers, read_lines
-from grpo_math.run.machine import hardware, versions
-from grpo_math.run.redact import hidden, is_secret, without_secrets
-from grpo_math.run.signals import Stop
+from grpo_math.system.machine import hardware, versions
+from grpo_math.system.signals import Stop
 from grpo_math.yaml_files import as_yaml
 
 # Without a rate, so that 80 columns have room for a bar.
@@ -186,7 +186,7 @@ class Shortened(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """End the run after the current step, with a checkpoint, if a signal has asked for that (signals.py).
+    """End the run after the current step, with a checkpoint, if a signal has asked for that (system/signals.py).
 
     With several processes it is enough if one gets the signal. All end after the same step.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_math.problems import prompts
-from grpo_math.run.recipe_field import setting
+from grpo_math.settings.recipe_field import setting
 
 
 @dataclass
@@ -90,6 +90,10 @@ class TrainArguments:
         ge=0,
     )
 
+    dry_run: bool = setting(
+        False,
+        "Do everything before the first step, except the evaluation, then stop. Nothing is written to output_dir.",
+    )
     resume: str = setting(
         "auto",
         "If output_dir already contains a run: auto continues it if its settings are the same, force continues "

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.run.addresses import is_this_machine
 from grpo_math.settings.fields import defaults
+from grpo_math.system.addresses import is_this_machine
 
 
 def generates(recipe: Mapping[str, Any]) -> str:

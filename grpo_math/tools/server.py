@@ -27,7 +27,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_math.tools import program, sandbox
+from grpo_math.tools import interpreter, sandbox
 
 PACKAGES = ("numpy", "sympy", "mpmath")
 CHECK = 0.1  # seconds between two checks of a program's folder and threads
@@ -139,7 +139,7 @@ class Program:
         os.kill(self.pid, signal.SIGKILL)
         _, status, used = os.wait4(self.pid, 0)
         code, limit = os.waitstatus_to_exitcode(status), self.limits["cpu_seconds"]
-        if code in (0, program.RAISED):
+        if code in (0, interpreter.RAISED):
             return "", "failed" if code else "done"
         # The kernel sends SIGXCPU at the soft limit and SIGKILL at the hard limit, and both limits are equal.
         if code in (-signal.SIGKILL, -signal.SIGXCPU) and used.ru_utime + used.ru_stime > limit - 0.5:
@@ -192,7 +192,7 @@ def _run(code: str, limits: dict[str, Any], paths: list[str], folder: str, out: 
         os.closerange(4, 4096)
         sandbox.enter(limits, paths, folder)
         os.close(3)
-        os._exit(program.run(code))
+        os._exit(interpreter.run(code))
     except OSError as error:
         os.write(3, str(error).encode())
     finally:

@@ -7,10 +7,10 @@ import sys
 from contextlib import suppress
 
 from grpo_math.errors import UserError
-from grpo_math.run.machine import SLEEPING_THREADS
-from grpo_math.run.signals import STOPPING, end_at_once, handling
-from grpo_math.run.streams import quiet
 from grpo_math.settings import recipe
+from grpo_math.system.machine import SLEEPING_THREADS
+from grpo_math.system.signals import STOPPING, end_at_once, handling
+from grpo_math.system.streams import quiet
 
 if __name__ == "__main__":
     quiet()

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_math.evaluation.compare import Results, compare
+from grpo_math.evaluation.paired import Results, compare
 from grpo_math.run import metrics
 
 

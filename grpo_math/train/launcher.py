@@ -1,7 +1,7 @@
 """`grpo-math train`: start, watch and end the processes of a recipe on this machine.
 
 The planner assigns the GPUs and chooses an accelerate config that fits. If the layout has a vLLM server, the server
-starts first, on its GPUs, and stops last. Server and training have a supervisor each (run/supervisor.py), so that no
+starts first, on its GPUs, and stops last. Server and training have a supervisor each (system/supervisor.py), so that no
 process outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go only to the training processes, which finish their
 step and save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
@@ -20,12 +20,16 @@ from typing import Any
 
 from grpo_math.checks.preflight import refuse_early
 from grpo_math.errors import UserError
-from grpo_math.generation.server import make_key
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
+from grpo_math.generation.vllm_server import make_key
 from grpo_math.planner.devices import Layout
-from grpo_math.run.gpus import Gpu
-from grpo_math.run.machine import free_port
-from grpo_math.run.signals import (
+from grpo_math.settings import shipped
+from grpo_math.settings.fields import most_used
+from grpo_math.settings.recipe import read_and_set_env
+from grpo_math.settings.vllm import sends_adapter, starts_server
+from grpo_math.system.gpus import Gpu
+from grpo_math.system.machine import free_port, physical_cores
+from grpo_math.system.signals import (
     EX_TEMPFAIL,
     INTERRUPTED,
     STOPPING,
@@ -34,12 +38,8 @@ from grpo_math.run.signals import (
     handling,
     leave_lost_terminal,
 )
-from grpo_math.run.streams import say
-from grpo_math.run.supervisor import SupervisedCommand, send
-from grpo_math.settings import shipped
-from grpo_math.settings.fields import most_used
-from grpo_math.settings.recipe import read_and_set_env
-from grpo_math.settings.vllm import sends_adapter, starts_server
+from grpo_math.system.streams import say
+from grpo_math.system.supervisor import SupervisedCommand, send
 from grpo_math.train.layout import Config, choose_layout, environment, gpus_of, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
 
@@ -109,9 +109,10 @@ def _launch(
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        training = SupervisedCommand(
-            _training(fields, config, layout.policy), environment=environment(used[layout.server :])
-        )
+        variables = environment(used[layout.server :])
+        if not used:  # torch's launcher would give each process one thread
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
+        training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.

@@ -12,12 +12,12 @@ from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.run.gpus import Gpu, visible_gpus
-from grpo_math.run.machine import SLEEPING_THREADS, versions
-from grpo_math.run.streams import say
 from grpo_math.settings import accelerate
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.shipped import accelerate_file
+from grpo_math.system.gpus import Gpu, visible_gpus
+from grpo_math.system.machine import SLEEPING_THREADS, versions
+from grpo_math.system.streams import say
 
 
 def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:

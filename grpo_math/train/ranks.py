@@ -1,8 +1,8 @@
 """`accelerate launch` with the failed process's exit code: `python -m grpo_math.train.ranks ARGUMENTS`.
 
 If a process fails, accelerate and torch's agent print a page about themselves and exit with code 1. The process has
-printed the reason, and its exit code has a meaning: 2 is bad input, 75 and 130 are signals (run/signals.py). A process
-that was killed could print nothing, so one line names it.
+printed the reason, and its exit code has a meaning: 2 is bad input, 75 and 130 are signals (system/signals.py). A
+process that was killed could print nothing, so one line names it.
 
 Signals are passed on to the processes, which finish their step, however long it takes. torch's agent would kill them
 after 30 seconds, and SIGUSR1 would end only the agent.
@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 
-from grpo_math.run import supervisor
-from grpo_math.run.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, STOPPING, leave_lost_terminal
+from grpo_math.system import supervisor
+from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, STOPPING, leave_lost_terminal
 
 # Seconds from SIGTERM to SIGKILL for the others when a process has failed. Over NCCL they wait for it in C++, where no
 # signal handler of Python runs.

@@ -12,19 +12,19 @@ from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation import server
+from grpo_math.generation import vllm_server
 from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.run.addresses import url_of
-from grpo_math.run.gpus import Gpu
-from grpo_math.run.machine import free_port, port_is_free
-from grpo_math.run.signals import ended_by_signals
-from grpo_math.run.streams import Answer, say
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.vllm import generates, sends_adapter, starts_server
+from grpo_math.system.addresses import url_of
+from grpo_math.system.gpus import Gpu
+from grpo_math.system.machine import free_port, port_is_free
+from grpo_math.system.signals import ended_by_signals
+from grpo_math.system.streams import Answer, say
 from grpo_math.train import vllm_env
 from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     layout = _layout(recipe, gpus)
     port = choose_port({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
     start = server_start(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
-    if not server.key():
+    if not vllm_server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
         process = ServerProcess(*start)
@@ -114,7 +114,7 @@ def server_start(
         extra += ["--enforce-eager"]
     elif not settings["vllm_max_model_length"]:
         extra += ["--max-model-len", "auto"]  # as much as fits next to the weights
-    command = server.command(
+    command = vllm_server.command(
         model_path(settings["model_name_or_path"]),
         port=port,
         host=host,
@@ -130,7 +130,7 @@ def server_start(
         extra=[*extra, *more],
         executable=executable(),
     )
-    return command, {**environment(gpus), **server.environment()}, url_of(host, port)
+    return command, {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
 
 
 def choose_port(recipe: Mapping[str, Any], preferred: int) -> int:

@@ -6,7 +6,7 @@ docs/internals.md ("One training step") has the data flow.
 from importlib import import_module
 from typing import Any
 
-from grpo_math.run.machine import refuse_trl
+from grpo_math.system.machine import refuse_trl
 
 _HOME = {"MathGRPOConfig": "config", "MathGRPOTrainer": "trainer"}
 __all__ = ["MathGRPOConfig", "MathGRPOTrainer"]

@@ -8,11 +8,11 @@ from typing import Any
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from grpo_math.generation.dtypes import auto_dtype
 from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path, refuse_dropout_of_experts
-from grpo_math.rewards.columns import Reward
-from grpo_math.run.dtypes import auto_dtype
-from grpo_math.run.redact import without_secrets
-from grpo_math.run.replaced import replaced
+from grpo_math.redact import without_secrets
+from grpo_math.replaced import replaced
+from grpo_math.rewards.inputs import Reward
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer

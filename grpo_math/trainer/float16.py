@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import DistributedType, is_peft_model
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.dtypes import dtype_error
+from grpo_math.generation.dtypes import dtype_error
 
 
 def make_adapter_float32(model: Any, accelerator: Any) -> None:

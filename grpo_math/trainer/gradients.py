@@ -11,12 +11,17 @@ for which it was not measured.
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn import Parameter
+
+from grpo_math.errors import ConfigError
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 class FlatGradientBuffer:
@@ -88,3 +93,24 @@ def make_gradient_buffer(model: Any, *, is_single_process: bool) -> FlatGradient
     """Return the buffer of an adapter that a single process trains, or else one without parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return FlatGradientBuffer(trained if is_single_process and is_peft_model(model) else [])
+
+
+def has_unused_parameters(trainer: "TrlTrainer") -> bool:
+    """Return True if DDP has to look for parameters without a gradient. It warns if it looks and finds none."""
+    # Text leaves the vision tower of a model unused.
+    unused = bool(set(trainer.model.config.sub_configs) - {"text_config"})
+    kwargs = trainer.args.gradient_checkpointing_kwargs or {}
+    reentrant = trainer.args.gradient_checkpointing and kwargs.get("use_reentrant")
+    if (
+        unused
+        and reentrant
+        and trainer.accelerator.num_processes > 1
+        and all(p.requires_grad for p in trainer.model.parameters())
+    ):
+        raise ConfigError(
+            "gradient_checkpointing_kwargs",
+            kwargs,
+            "DDP cannot train a model whose vision tower gets no gradient",
+            "set use_reentrant to false",
+        )
+    return unused and not reentrant

@@ -16,13 +16,13 @@ from torch import Tensor
 from grpo_math.algorithm.rows import Rows
 from grpo_math.errors import ConfigError
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.plan import largest_micro_batch
-from grpo_math.rewards.columns import column_names
-from grpo_math.run.replaced import replaced
+from grpo_math.packing.row_plan import largest_micro_batch
+from grpo_math.replaced import replaced
+from grpo_math.rewards.inputs import column_names
 from grpo_math.run.weights import split_by
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
@@ -72,7 +72,7 @@ def dry_run_enabled(args: Any, accelerator: Any) -> bool:
 
 
 def dry_run(
-    trainer: "GRPOTrainer",
+    trainer: "TrlTrainer",
     loss_of: Callable[[Any, Rows], Tensor],
     budget: TokenBudget,
     model: Any,
@@ -99,7 +99,7 @@ def dry_run(
 
 
 def _try_longest(
-    trainer: Any, loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
+    trainer: "TrlTrainer", loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
 ) -> None:
     args, splits = trainer.args, budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
@@ -132,7 +132,7 @@ def _try_longest(
         limit = budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-def longest_prompt(trainer: Any, step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
+def longest_prompt(trainer: "TrlTrainer", step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
     A stream, and the function of ``with_transform``, may be read only once: then the prompt is one of ``step_rows``.

@@ -1,12 +1,18 @@
-"""The settings of the loss, from the attributes and arguments that TRL's loss reads."""
+"""The settings of the loss, from the attributes and arguments that TRL's loss reads, and how TRL's loss differs."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from accelerate.logging import get_logger
 
 from grpo_math.algorithm.losses import LossSettings
+from grpo_math.errors import ConfigError
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trl_trainer import TrlTrainer
+
+logger = get_logger(__name__)
 
 # TRL reads these from the trainer. A callback may change them, as it may change an argument.
 ATTRIBUTES = (
@@ -20,7 +26,7 @@ COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
 ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *OURS, *COMPUTED))
 
 
-def loss_settings(trainer: Any, settings: "MathGRPOConfig") -> LossSettings:
+def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSettings:
     """Return the settings of the next optimizer step, or of an evaluation."""
     coefficient = trainer.entropy_coef if trainer._entropy_bonus_enabled else None
     if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
@@ -34,3 +40,44 @@ def loss_settings(trainer: Any, settings: "MathGRPOConfig") -> LossSettings:
         vllm_importance_sampling_correction=trainer.use_vllm and trainer.vllm_importance_sampling_correction,
         on_policy=trainer.model.training and trainer.args.gradient_accumulation_steps % rollout_steps == 0,
     )
+
+
+def update_entropy_coef(trainer: "TrlTrainer", entropy: float) -> None:
+    """Move the adaptive coefficient of the entropy bonus after a step with this entropy (nats per token)."""
+    args = trainer.args
+    if not trainer.use_adaptive_entropy:
+        return
+    # As in TRL: above the target the coefficient falls, and the bonus is left out.
+    if entropy <= args.entropy_target:
+        trainer.entropy_coef = min(trainer.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max)
+    else:
+        trainer.entropy_coef = max(trainer.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min)
+    trainer._last_world_entropy = entropy
+
+
+def terms_of_trl_batches(trainer: "TrlTrainer") -> list[str]:
+    """Return the terms of the loss that are a mean or a quantile over TRL's own micro-batch."""
+    terms = {
+        "router_aux_loss_coef": trainer.aux_loss_enabled,
+        "an entropy bonus": trainer._entropy_bonus_enabled,
+        "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
+    }
+    return [name for name, applies in terms.items() if applies]
+
+
+def exceeds_trl_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> bool:
+    """Return True if the loss has a term that TRL's lacks."""
+    own_kl = trainer.beta != 0.0 and settings.kl_estimator != "k3"
+    return settings.surrogate != "clip" or trainer.loss_type == "prompt_mean" or own_kl
+
+
+def refuse_images_with_own_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
+    """Raise `ConfigError` if a model with images, of which TRL computes the loss, needs a term of ours."""
+    if exceeds_trl_loss(trainer, settings):
+        raise ConfigError(
+            "surrogate",
+            settings.surrogate,
+            "does not work with images, of which TRL computes the loss",
+            "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+        )
+    logger.warning("TRL computes the loss, because the model has images.")

@@ -1,9 +1,12 @@
 """Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import is_foreign
+from grpo_math.user_functions import is_foreign
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 SCORING = "_get_per_token_logps_and_entropies"
 # Methods that get an update's rows.
@@ -13,7 +16,7 @@ ROW_METHODS = (
 )
 
 
-def sees_rows(trainer: Any) -> bool:
+def sees_rows(trainer: "TrlTrainer") -> bool:
     """Return True if a method of a subclass or a script gets the rows of an update.
 
     Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A

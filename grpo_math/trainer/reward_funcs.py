@@ -12,8 +12,8 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
 from grpo_math.rewards.guard import needed, reward_name
+from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
 
 # Keys of `REWARDS` whose functions read no gold answer.
 WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")

@@ -30,6 +30,7 @@ from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 Inputs = list[dict[str, Any]]
 
@@ -40,7 +41,7 @@ class RolloutQueue:
     ``sampler``: TRL's, of the current run. ``requested``: the next batch, with ``staleness``.
     """
 
-    def __init__(self, trainer: Any, settings: "MathGRPOConfig", meter: StepMeter) -> None:
+    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", meter: StepMeter) -> None:
         self.trainer = trainer
         self.meter = meter
         self.sampler: Any = None

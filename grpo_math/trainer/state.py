@@ -18,13 +18,15 @@ import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
+from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.stateful import Stateful
+from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer import table
 
 if TYPE_CHECKING:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
+
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = (
@@ -44,7 +46,7 @@ BATCH_SETTINGS = (
 )
 
 
-def in_rollout(trainer: Any) -> bool:
+def in_rollout(trainer: "TrlTrainer") -> bool:
     """Return True if the next training step uses the rows of the current rollout."""
     return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations))
 
@@ -52,8 +54,8 @@ def in_rollout(trainer: Any) -> bool:
 class TrainerAttributes(Stateful):
     """The state of TRL's and transformers' trainers, which neither of them saves."""
 
-    def __init__(self, trainer: "GRPOTrainer", settings: "GRPOConfig") -> None:
-        self.trainer: Any = trainer
+    def __init__(self, trainer: "TrlTrainer", settings: "GRPOConfig") -> None:
+        self.trainer = trainer
         self.settings = settings
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class RunState:
     ``flat``: objects whose entries have no name of their own in a checkpoint. ``named``: those with a name there.
     """
 
-    def __init__(self, trainer: "GRPOTrainer", flat: list[Any], named: Mapping[str, Stateful]) -> None:
+    def __init__(self, trainer: "TrlTrainer", flat: list[Any], named: Mapping[str, Stateful]) -> None:
         self.trainer = trainer
         self.flat = flat
         self.named = named

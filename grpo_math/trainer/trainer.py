@@ -1,6 +1,6 @@
 """`MathGRPOTrainer`: TRL's `GRPOTrainer` with verdicts, more advantages and surrogates, and packed updates.
 
-This is the only file that overrides methods of TRL's trainer. It adds ``trainer.grpo_math`` alone (parts.py):
+This is the only file that overrides methods of TRL's trainer. It adds ``trainer.grpo_math`` alone (trainer_parts.py):
 TRL's other names are TRL's, and free for a user's subclass. docs/internals.md ("One training step") has the data flow.
 
 =====================================  ===============================================================================
@@ -28,7 +28,7 @@ import math
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.logging import get_logger
@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference
 from grpo_math.errors import RewardError, UserError
@@ -44,20 +44,26 @@ from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.models import model_path, whole_path
 from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.packing import scoring
+from grpo_math.replaced import replaced
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
-from grpo_math.run.ranks import broadcast_from_main
-from grpo_math.run.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import event_loop
+from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.machine import use_physical_cores
 from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
-from grpo_math.trainer.parts import Parts
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles, unpublished, writes_run_files
 from grpo_math.trainer.teacher import load_teacher, refuse_teacher
-from grpo_math.trainer.turns import make_conversation
+from grpo_math.trainer.tool_loop import make_conversation
+from grpo_math.trainer.trainer_parts import Parts
+from grpo_math.user_functions import event_loop
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer as GRPOTrainer
+else:
+    from trl import GRPOTrainer
 
 logger = get_logger(__name__)
 
@@ -69,10 +75,6 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
-    # Never None in a trainer, unlike in TRL's annotations.
-    args: Any
-    model: Any
-    max_completion_length: Any
     # All parts that this class adds. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 
@@ -126,6 +128,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if self.accelerator.device.type == "cpu":
+            use_physical_cores()
         if self._has_async_funcs:
             # The tools, the rewards, and the checks of rewards before the run may share a client.
             self.async_loop = event_loop()
@@ -163,6 +167,8 @@ class MathGRPOTrainer(GRPOTrainer):
             with warnings.catch_warnings():
                 # In each step transformers warns about names that TRL uses.
                 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+                # transformers' default, which torch ignores on a CPU.
+                warnings.filterwarnings("ignore", ".*pin_memory.* no accelerator", UserWarning)
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:

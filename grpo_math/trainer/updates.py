@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.logging import get_logger
 from torch import Tensor
 from trl.models import get_act_offloading_ctx_manager
 
@@ -21,7 +20,6 @@ from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
-from grpo_math.errors import ConfigError
 from grpo_math.generation.names import experts_for_trl
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import (
@@ -34,17 +32,22 @@ from grpo_math.packing.micro_batches import (
 )
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.run.user_functions import is_foreign, is_user_function
 from grpo_math.settings.rules import steps_in_backward
 from grpo_math.trainer import gradients, longest, tiled_mlp
-from grpo_math.trainer.loss_settings import loss_settings
+from grpo_math.trainer.loss_settings import (
+    exceeds_trl_loss,
+    loss_settings,
+    refuse_images_with_own_loss,
+    terms_of_trl_batches,
+    update_entropy_coef,
+)
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
+from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
-
-logger = get_logger(__name__)
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 class Updates:
@@ -56,7 +59,7 @@ class Updates:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         meter: StepMeter,
         trl_scoring: Callable[[], Callable[..., scoring.Scores]],
@@ -67,7 +70,7 @@ class Updates:
         self.trl_scoring = trl_scoring
         accelerator, args = self.trainer.accelerator, self.trainer.args
         if args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.find_unused_parameters = self._has_unused_parameters()
+            accelerator.ddp_handler.find_unused_parameters = gradients.has_unused_parameters(trainer)
         models = [accelerator.unwrap_model(model) for model in self._models]
         packs = settings.pack_updates and scoring.agree_to_register(
             models,
@@ -80,12 +83,11 @@ class Updates:
                 ),
             },
         )
-        for name, applies in self._row_means().items():
-            if packs and applies:
-                switched_off("shared updates", f"{name} is computed over the rows of a micro-batch")
+        for term in terms_of_trl_batches(trainer) if packs else []:
+            switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, args, accelerator)
         if trainer._is_vlm:
-            self._refuse_images_with_own_loss()
+            refuse_images_with_own_loss(trainer, settings)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
         # by dropping ``.grad``.
         single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
@@ -114,43 +116,6 @@ class Updates:
     def _models(self) -> list[Any]:
         return [model for model in (self.trainer.model, self.trainer.ref_model) if model is not None]
 
-    def _has_unused_parameters(self) -> bool:
-        """Return True if DDP has to look for parameters without a gradient. It warns if it looks and finds none."""
-        trainer = self.trainer
-        # Text leaves the vision tower of a model unused.
-        unused = bool(set(trainer.model.config.sub_configs) - {"text_config"})
-        kwargs = trainer.args.gradient_checkpointing_kwargs or {}
-        reentrant = trainer.args.gradient_checkpointing and kwargs.get("use_reentrant")
-        if (
-            unused
-            and reentrant
-            and trainer.accelerator.num_processes > 1
-            and all(p.requires_grad for p in trainer.model.parameters())
-        ):
-            raise ConfigError(
-                "gradient_checkpointing_kwargs",
-                kwargs,
-                "DDP cannot train a model whose vision tower gets no gradient",
-                "set use_reentrant to false",
-            )
-        return unused and not reentrant
-
-    def _refuse_images_with_own_loss(self) -> None:
-        if self._exceeds_trl_loss:
-            raise ConfigError(
-                "surrogate",
-                self.settings.surrogate,
-                "does not work with images, of which TRL computes the loss",
-                "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
-            )
-        logger.warning("TRL computes the loss, because the model has images.")
-
-    @property
-    def _exceeds_trl_loss(self) -> bool:
-        """True if the loss has a term that TRL's lacks."""
-        own_kl = self.trainer.beta != 0.0 and self.settings.kl_estimator != "k3"
-        return self.settings.surrogate != "clip" or self.trainer.loss_type == "prompt_mean" or own_kl
-
     @property
     def _keeps_trl_rows(self) -> bool:
         """True if an update is not planned: it has images, or a script's method gets its rows."""
@@ -159,15 +124,7 @@ class Updates:
 
     @property
     def _keeps_trl_batches(self) -> bool:
-        return self.scorer is None or self._keeps_trl_rows or any(self._row_means().values())
-
-    def _row_means(self) -> dict[str, bool]:
-        """Return whether the loss has each of the terms that are a mean or a quantile over TRL's own micro-batch."""
-        return {
-            "router_aux_loss_coef": self.trainer.aux_loss_enabled,
-            "an entropy bonus": self.trainer._entropy_bonus_enabled,
-            "top_entropy_quantile": self.trainer.top_entropy_quantile < 1.0,
-        }
+        return self.scorer is None or self._keeps_trl_rows or bool(terms_of_trl_batches(self.trainer))
 
     def agree_to_pack(self) -> None:
         """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
@@ -254,7 +211,7 @@ class Updates:
         packs = self.scorer is not None and self.scorer.agree_on_width(width)
         self.planner = UpdatePlanner(
             trainer.accelerator,
-            trainer.loss_type,
+            loss_settings(trainer, self.settings).loss_type,
             keep_trl_batches=self._keeps_trl_batches or not packs,
             skip_zero_advantage=trainer.beta == 0.0 and not is_user_function(self.settings.surrogate),
             deepspeed=trainer.is_deepspeed_enabled,
@@ -266,7 +223,7 @@ class Updates:
         self.gradients.allocate()
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.
-            if self._keeps_trl_rows and not self._exceeds_trl_loss:
+            if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
                 return trl_method(model, inputs)
             # In an evaluation, or a method of a script has to see the rows of an update.
             rows = {name: value for name, value in inputs.items() if name != "group"}
@@ -360,7 +317,7 @@ class Updates:
 
     def _reduce_result(self, step: OptimizerStep) -> StepResult:
         """Log the metrics of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
-        trainer, args = self.trainer, self.trainer.args
+        trainer = self.trainer
         result = step.metrics.reduce(trainer.accelerator, step.normalizers.accumulation)
         self.meter.add(result.metrics)
         if not trainer._entropy_bonus_enabled:
@@ -368,12 +325,6 @@ class Updates:
         self.meter.add({metrics.POLICY_LOSS: result.policy_loss})
         if not trainer.model.training:
             return result
-        if trainer.use_adaptive_entropy:
-            # As in TRL: above the target the coefficient falls, and the bonus is left out.
-            if result.entropy <= args.entropy_target:
-                trainer.entropy_coef = min(trainer.entropy_coef + args.entropy_coef_delta, args.entropy_coef_max)
-            else:
-                trainer.entropy_coef = max(trainer.entropy_coef - args.entropy_coef_delta, args.entropy_coef_min)
-            trainer._last_world_entropy = result.entropy
+        update_entropy_coef(trainer, result.entropy)
         self.meter.add({metrics.ENTROPY_COEF: trainer.entropy_coef})
         return result

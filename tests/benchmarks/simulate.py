@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from grpo_math.planner import plan
-from grpo_math.run.machine import GB
 from grpo_math.settings.recipe import read_recipe
+from grpo_math.system.machine import GB
 
 PROGRAM = Path(__file__).parents[1] / "gpu_like/simulation/run.py"
 RECIPES = ("gsm8k_8gb", "r1_zero_1.5b_2gpu", "r1_zero_7b_4gpu", "iterative_7b_8gpu", "long_context_8b_qlora")

@@ -157,11 +157,12 @@ not ok: 2 errors, 1 warning
 SOUND = r"""warning: lora_dropout=0.1 with beta=0.04: the KL .*\. Remedy: lora_dropout: 0.0 \(settings\)
 info: 20 problems to train on \(problems\)
 info: 8 prompts x 8 completions = 64 = 1 process x 64 rows x 1 step \(batch\)
-info: gold answers as the grader reads them: '1' = 1, '8' = 8, '15' = 15 \(gold_answers\)
+info: gold answers as the grader reads them: 20 as a number \('1' = 1, '2' = 2, '3' = 3\) \(gold_answers\)
 info: attacked: an answer that knows nothing gets \d+% .* \(attack\)
 info: prompt tokens of 20 problems: median 51, 95% 51, longest 51 \(prompt_lengths\)
 .*: memory: .* \(memory\)
 ok: no error, \d warnings?
+train --dry_run also loads the model and makes the trainer, then stops
 """
 
 
@@ -180,7 +181,9 @@ def test_the_answer_is_the_same_in_json_and_in_words(words, code, output, here, 
     assert main(["doctor", path, *words, "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] == (code == 0)
-    assert [Finding(**finding).line() for finding in answer["findings"]] == text.splitlines()[:-1]
+    assert [Finding(**finding).line() for finding in answer["findings"]] == text.splitlines()[
+        : -2 if answer["ok"] else -1
+    ]
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from small_http import AnsweringHTTP
 
-from grpo_math.checks import machine, services
+from grpo_math.checks import check_machine, check_services
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.run import gpus
-from grpo_math.run.gpus import Gpu
 from grpo_math.run.resume import explicit_settings
 from grpo_math.settings.recipe import read
+from grpo_math.system import gpus
+from grpo_math.system.gpus import Gpu
 from grpo_math.tools import sandbox
 
 ARGV = [
@@ -29,6 +29,7 @@ GPU = ["--use_cpu", "false"]
 ADAPTER = ["--use_peft", "--dtype", "float32"]
 ROWS = ["--dataset", "mine.jsonl", "--eval_n", "0"]
 SERVER = ["--use_vllm", "--vllm_mode", "server"]
+ON_POLICY = "info: each rollout serves one update: the ratio is 1, and all surrogates have one gradient"
 VERSION = {"/version": '{"version": "0.31.0+cpu"}', "/health": ""}
 # Rendered, a prompt of n words has n + 3 tokens, which are words: two roles and the end of a turn.
 CHAT = """\
@@ -430,6 +431,28 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"processes": 2},
             ["info: 4 prompts x 4 completions = 16 = 2 processes x 8 rows x 1 step"],
         ),
+        *(
+            (
+                ["--prompts_per_step", "2", "--num_generations", "4", *words],
+                {},
+                ["info: 2 prompts x 4 completions = 8 = 1 process x 8 rows x 1 step", *lines],
+            )
+            for words, lines in (
+                (["--method", "gspo"], [ON_POLICY]),
+                (["--delta", "4"], [ON_POLICY]),
+                (["--method", "gspo", "--num_iterations", "2"], []),
+                (["--surrogate", "dppo"], [ON_POLICY]),
+                (["--surrogate", "dppo", "--use_vllm"], []),  # measures from the sampler
+            )
+        ),
+        (
+            ["--prompts_per_step", "2", "--num_generations", "4", "--method", "gmpo", "--generation_batch_size", "16"],
+            {},
+            [
+                "info: 2 prompts x 4 completions = 8 = 1 process x 8 rows x 1 step; "
+                "16 completions are generated at a time"
+            ],
+        ),
     ],
     "golds": [
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(0)}, []),
@@ -438,7 +461,16 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": rows_of(("a?", "1 (1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
             [
                 "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1 (1/2)': "
-                "'3/2' is wrong. Remedy: correct these answers, or leave the rows out"
+                "'3/2' is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the "
+                "numbers alone"
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "49,5"), ("b?", "65.990 €"), ("c?", "93 Äpfel"))},
+            [
+                "warning: 2 of 3 gold answers are correct only in their own text; the first is mine/1, '49,5': '49.5' "
+                "is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
             ],
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
@@ -667,19 +699,23 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here)
     # A busy machine may need more than five seconds for an answer.
-    monkeypatch.setattr(services, "SECONDS", 60.0)
+    monkeypatch.setattr(check_services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
-    monkeypatch.setattr(machine, "capabilities", machine.capabilities.__wrapped__)
+    monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
     listed = "".join(f"{i}, GPU-{i}, 24576, 3\\n" for i, _ in enumerate(world.get("gpus", ())))
     capabilities = "".join(f"{i}, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
     launching.nvidia_smi(here, listed, capabilities=capabilities)
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
-    replaced = {"gpu": (gpus, "visible_gpus"), "disk": (machine.shutil, "disk_usage"), "layers": (sandbox, "layers")}
+    replaced = {
+        "gpu": (gpus, "visible_gpus"),
+        "disk": (check_machine.shutil, "disk_usage"),
+        "layers": (sandbox, "layers"),
+    }
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
-        monkeypatch.setattr("grpo_math.run.machine.versions", lambda: versions)
+        monkeypatch.setattr("grpo_math.system.machine.versions", lambda: versions)
     nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))

@@ -10,7 +10,7 @@ import yaml
 from launching import ROOT, accelerate, for_cpu, run, variables
 from slurm_cluster import Cluster, missing, wait_for
 
-from grpo_math.run.machine import free_port
+from grpo_math.system.machine import free_port
 
 # A step takes about half a second, so that there is time to interrupt a run.
 RECIPE = {

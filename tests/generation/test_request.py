@@ -9,10 +9,10 @@ import yaml
 from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig
 
-from grpo_math.checks.model import show
+from grpo_math.checks.check_model import show
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
-from grpo_math.evaluation.compare import SAME, ResultsError, compare
+from grpo_math.evaluation.paired import SAME, ResultsError, compare
 from grpo_math.generation.request import request_from
 from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.run_dir import RunDir

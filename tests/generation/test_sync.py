@@ -24,10 +24,10 @@ from grpo_math import evaluate
 from grpo_math.errors import UserError
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.adapters import save_adapter
-from grpo_math.generation.server import Server
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient
+from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.datasets import load_problems
-from grpo_math.run.http import ServerError
+from grpo_math.system.http import ServerError
 
 pytestmark = [
     pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with"),

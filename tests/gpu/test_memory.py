@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.planner import plan
 from grpo_math.planner.model import read_config
-from grpo_math.run.machine import GB
+from grpo_math.system.machine import GB
 from grpo_math.train.program import main as train
 
 pytestmark = pytest.mark.gpu

@@ -307,7 +307,7 @@ PIECES = [*WORDS.split(), *SPACED]
 ENDINGS = ((r"\boxed{", ")}"), (r"\boxed{5 ", " (a b)}"), (r"\boxed{", " percent}"), ("<answer>", "5</answer>"))
 PATTERNS = """
 import json, resource, sys
-from grpo_math.grading.batch import _quick
+from grpo_math.grading.grader import _quick
 from grpo_math.grading.formats import FORMATS, in_format
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 for text in json.load(sys.stdin):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_math.packing.micro_batches import MicroBatch, TrainingStep, UpdatePlanner, accumulate
-from grpo_math.packing.plan import plan_micro_batches
+from grpo_math.packing.row_plan import plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
 

@@ -11,8 +11,8 @@ from grpo_math.planner import memory
 from grpo_math.planner.model import model_shape, stored
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Machine, Work
-from grpo_math.run import machine
 from grpo_math.settings.batch import Batch
+from grpo_math.system import machine
 
 SMALL = {
     "hidden_size": 64,

@@ -16,15 +16,15 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.dtypes import has_bfloat16
 from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.plan import MARGIN
-from grpo_math.run.dtypes import has_bfloat16
-from grpo_math.run.gpus import Gpu
-from grpo_math.run.machine import GB
 from grpo_math.settings.accelerate import accelerate_config
 from grpo_math.settings.fields import defaults, fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
+from grpo_math.system.gpus import Gpu
+from grpo_math.system.machine import GB
 
 ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
@@ -282,7 +282,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", list)
+    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", list)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["plan", "--config", recipe(tmp_path, **fields), *options]) == 2
     out, err = capsys.readouterr()
@@ -291,7 +291,7 @@ def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path,
 
 
 def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.run.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
+    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
     assert main(["plan", "--config", recipe(tmp_path), "--json", "--max_prompt_length", "512"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["layout"][0]["gpus"] == [0, 1]

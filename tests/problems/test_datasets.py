@@ -23,7 +23,7 @@ from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
-from grpo_math.rewards.columns import GRADE
+from grpo_math.rewards.inputs import GRADE
 from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
@@ -459,8 +459,8 @@ def test_columns_may_be_a_mapping(tmp_path):
 def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
     train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
     settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
-    with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* give --eval_columns answer=NAME"):
-        RecipeProblems(settings).heldout  # noqa: B018
+    with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* give --eval_columns answer=gold_text;"):
+        RecipeProblems(settings).evaluation  # noqa: B018
 
 
 def test_instruction_and_input_are_one_problem(tmp_path):
@@ -475,6 +475,34 @@ def test_a_table_without_a_line_of_names_is_noticed(tmp_path, name, comma):
     reason = r"has no line of column names: its first line is 'What is 3 \+ 4\?, 7'"
     with pytest.raises(ConfigError, match=reason):
         load_problems(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        # The solution is longer than the problem; the level has few values; the number counts the rows.
+        (
+            "Nr,Frage,Stufe,Loesung,Loesungsweg\n"
+            + "".join(
+                f'{i},Wie viel kosten {i} Hefte zu je 3 Euro?,{i % 3},{3 * i} Euro,"Ein Heft kostet 3 Euro, also kosten'
+                f' {i} Hefte {i} mal 3 Euro"\n'
+                for i in range(1, 9)
+            ),
+            "problem=Frage,answer=Loesung",
+        ),
+        ("Enoncé,Corrigé\nCalculer 3 + 4.,3 + 4 = 7 donc la réponse est #### 7\n", "problem=Enoncé,answer=Corrigé"),
+        ("问题;答案;难度\n小明有三个苹果，又买了四个，一共几个？;7;易\n", "problem=问题,answer=答案"),
+        ("question,Antwort,Stufe\nWhat is 3 + 4?,7 Euro,2\nWhat is 9 + 4?,13 Euro,2\n", "answer=Antwort"),
+    ],
+)
+def test_headers_of_another_language_give_the_line_to_paste(tmp_path, rows, columns):
+    (tmp_path / "a.csv").write_text(rows)
+    with pytest.raises(ConfigError) as error:
+        load_problems(str(tmp_path / "a.csv"))
+    assert error.value.remedy.endswith(f"; give --columns {columns}")
+    (row, *_) = load_problems(str(tmp_path / "a.csv"), columns=columns)
+    assert row["problem"].endswith(("?", "？", "."))
+    assert row["answer"].startswith(("3 Euro", "7"))
 
 
 def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):

@@ -6,7 +6,6 @@ import datasets
 import pytest
 
 from grpo_math.errors import ConfigError, DataError
-from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import SOURCES, SUITES, hub_id, parse_place
 
@@ -179,10 +178,13 @@ def test_columns_without_a_common_name_are_named(tmp_path):
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder))
     assert str(error.value) == (
-        f"dataset='{folder}' has no column for the answer: its columns are query, meta, kind, big; accepted are "
-        f"{', '.join(columns.ACCEPTED['answer'])}, or give --columns answer=NAME"
+        f"dataset='{folder}' has no column for the answer: its columns are query, meta, kind, big; give --"
+        "columns answer=meta.gold"
     )
-    with pytest.raises(ConfigError, match=r"no column for the answer: .*; accepted are target, or"):
+    folder = put(tmp_path / "no gold", [{"query": "a?"}])
+    with pytest.raises(
+        ConfigError, match=r"no column for the answer: .*; accepted are target, or give --columns answer=N"
+    ):
         load_problems(str(folder), columns="answer=target")
 
 

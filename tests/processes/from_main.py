@@ -14,7 +14,7 @@ from unittest.mock import Mock
 from accelerate import PartialState
 
 from grpo_math.errors import UserError
-from grpo_math.run.ranks import broadcast_from_main
+from grpo_math.system.collectives import broadcast_from_main
 
 
 def slow() -> list[int]:

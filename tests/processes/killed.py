@@ -24,7 +24,7 @@ import torch
 
 from grpo_math.evaluation import results
 from grpo_math.grading import Grade, Verdict
-from grpo_math.report import verdict
+from grpo_math.report import finish
 from grpo_math.run import checkpoints, files, resume
 from grpo_math.tools import python
 from grpo_math.train import program
@@ -134,7 +134,7 @@ def forked(job: dict) -> int:
 
 
 if __name__ == "__main__":
-    verdict.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
+    finish.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
     jobs = json.loads(Path(sys.argv[1]).read_text())
     if "RANK" in os.environ:
         sys.exit(main(jobs[0]))

@@ -14,11 +14,11 @@ from synthetic_run import FIVE_STEPS, HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostil
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.compare import comparison, terminal_table
+from grpo_math.evaluation.paired import comparison, terminal_table
 from grpo_math.grading import GRADER
 from grpo_math.report import report, run_dir, viewer
+from grpo_math.report.finish import print_verdict
 from grpo_math.report.plots import CSS_COLOURS, PLOTS
-from grpo_math.report.verdict import print_verdict
 
 
 def page_of(run):

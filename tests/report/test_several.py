@@ -9,7 +9,7 @@ from synthetic_run import results, words
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.compare import compare
+from grpo_math.evaluation.paired import compare
 from grpo_math.report.page import report, report_several
 
 

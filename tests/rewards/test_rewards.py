@@ -18,11 +18,11 @@ from datasets import Dataset
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.rewards import REWARDS, guard, load_reward, make_tool_use
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answers
-from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
+from grpo_math.rewards.functions import gated, make_overlong, make_repetition, make_shaped
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answers
 from grpo_math.rewards.tools import echoed, tool_results
-from grpo_math.run.signals import Stopped, stopping
-from grpo_math.run.user_functions import start
+from grpo_math.system.signals import Stopped, stopping
+from grpo_math.user_functions import start
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
 GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"

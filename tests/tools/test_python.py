@@ -18,7 +18,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.tools import (
     PythonLimits,
     ToolError,
-    program,
+    interpreter,
     python,
     read_limits,
     read_tools,
@@ -41,7 +41,7 @@ def in_a_fork(code):
                 os.dup2(writer, 1)
                 os.environ.clear()
                 sandbox.enter(asdict(LIMITS), python.readable_folders(), folder)
-                program.run(code)
+                interpreter.run(code)
             finally:
                 os._exit(0)
         os.close(writer)

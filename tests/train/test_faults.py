@@ -14,7 +14,7 @@ from small_trainers import letters
 
 from grpo_math.run import metrics
 from grpo_math.run.checkpoints import checkpoint_step
-from grpo_math.run.signals import EX_UNAVAILABLE
+from grpo_math.system.signals import EX_UNAVAILABLE
 from grpo_math.trainer.updates import Updates
 
 # Reward functions

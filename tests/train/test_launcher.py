@@ -27,12 +27,12 @@ from waiting import adopting, alive, until
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.generation import server
+from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
-from grpo_math.run.gpus import Gpu
-from grpo_math.run.machine import free_port
-from grpo_math.run.signals import STOPPING, handling
+from grpo_math.system.gpus import Gpu
+from grpo_math.system.machine import free_port
+from grpo_math.system.signals import STOPPING, handling
 from grpo_math.train import launcher, layout, ranks, serve, vllm_env
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
@@ -192,13 +192,15 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         assert option(full, name) == option(imposed, name)
     model = RECIPE["model_name_or_path"]
     # The dtype is not what the optimizer needs.
-    assert full == server.command(model, max_model_length=1024)
-    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == server.command(
+    assert full == vllm_server.command(model, max_model_length=1024)
+    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == vllm_server.command(
         model, dtype="float32", lora_rank=16, adapters=2, seed=7, extra=["--enforce-eager"]
     )
     length = ["--max-model-len", "auto"]
-    assert command({}, 1) == server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
-    assert command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]) == server.command(
+    assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
+    assert command(
+        {"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]
+    ) == vllm_server.command(
         model,
         data_parallel=2,
         lora_rank=16,
@@ -526,8 +528,8 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_serves_adapters_and_what_fails_
     for name in ("env", "fails"):
         write_json(Path(name, "ready"), "other versions")
     assert main(["serve", "--make_env", "env"]) == 0
-    assert commands.call_args.args[0][-3:] == ["install", f"vllm{server.SUPPORTED}", "vllm-bnb-plugin"]
-    assert f'"vllm{server.TRL_SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
+    assert commands.call_args.args[0][-3:] == ["install", f"vllm{vllm_server.SUPPORTED}", "vllm-bnb-plugin"]
+    assert f'"vllm{vllm_server.TRL_SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()

@@ -22,7 +22,7 @@ from grpo_math.settings.accelerate import accelerate_config
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
 from grpo_math.train.program import main as train
-from grpo_math.trainer.from_recipe import build
+from grpo_math.trainer.recipe_settings import build
 
 RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
 ON_GPUS = [path for path in RECIPES if not yaml.safe_load(path.read_text()).get("use_cpu")]

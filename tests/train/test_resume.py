@@ -21,7 +21,7 @@ from small_runs import history
 from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
-from grpo_math.report import verdict
+from grpo_math.report import finish
 from grpo_math.run import checkpoints, metrics, resume
 from grpo_math.train import program, resuming
 
@@ -257,7 +257,7 @@ FINISHED = {
 def finished(small, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("finished")
-    with patch.object(verdict, "print_verdict"):  # half of a short run's time
+    with patch.object(finish, "print_verdict"):  # half of a short run's time
         assert program.main(arguments(small, folder / "run", FINISHED)) == 0
     return folder
 
@@ -265,7 +265,7 @@ def finished(small, tmp_path_factory):
 @pytest.fixture
 def again(finished, small, tmp_path, capfd, monkeypatch):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
-    monkeypatch.setattr(verdict, "print_verdict", Mock())
+    monkeypatch.setattr(finish, "print_verdict", Mock())
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
 
     def start(**changed):

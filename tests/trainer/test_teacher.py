@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from grpo_math.errors import ConfigError
-from grpo_math.rewards.rules import no_reward
+from grpo_math.rewards.functions import no_reward
 from grpo_math.trainer.teacher import refuse_teacher
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")

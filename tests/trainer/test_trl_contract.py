@@ -233,6 +233,6 @@ def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor(
 @pytest.mark.parametrize("module", [grpo_math, grpo_math.trainer])
 def test_a_script_with_another_minor_version_of_trl_ends_before_trl_is_imported(module, monkeypatch):
     monkeypatch.delitem(vars(module), "MathGRPOTrainer", raising=False)
-    monkeypatch.setattr("grpo_math.run.machine.versions", lambda: {"trl": "1.17.0"})
+    monkeypatch.setattr("grpo_math.system.machine.versions", lambda: {"trl": "1.17.0"})
     with pytest.raises(UserError, match=r"^trl 1\.17\.0 is not a version that this works with .*: pip install"):
         _ = module.MathGRPOTrainer

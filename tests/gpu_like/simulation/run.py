@@ -41,7 +41,7 @@ from grpo_math.algorithm.losses import Loss
 from grpo_math.planner.model import read_config
 from grpo_math.settings import recipe
 from grpo_math.trainer import build
-from grpo_math.trainer.from_recipe import build as settings_from
+from grpo_math.trainer.recipe_settings import build as settings_from
 
 STEPS, PARTS = 2, 2  # optimizer steps, and the parts of each that are computed: those after them are no larger
 

@@ -15,19 +15,20 @@ from packaging.version import Version
 
 from grpo_math import planner
 from grpo_math.checks import Finding
-from grpo_math.checks.model import sampled_lengths
+from grpo_math.checks.check_model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import ConfigError, UserError, require_choice
+from grpo_math.generation.dtypes import dtype_error, has_bfloat16
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
-from grpo_math.run import checkpoints, machine, resume
-from grpo_math.run.dtypes import dtype_error, has_bfloat16
+from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.run.gpus import capabilities, count_and_gb
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config, shipped_configs
 from grpo_math.settings.vllm import generates
+from grpo_math.system import machine
+from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server

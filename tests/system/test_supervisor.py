@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import adopting, alive, descendants, until
 
-from grpo_math.run.supervisor import SupervisedCommand, send
+from grpo_math.system.supervisor import SupervisedCommand, send
 
 # A program with a child in a session of its own, and a grandchild that was forked off twice, as a daemon is.
 FAMILY = """
@@ -49,7 +49,9 @@ def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
 )
 def test_the_tree_ends_with_an_owner_that_is_killed_and_with_a_supervisor_that_is_terminated(level, number, family):
     command = f"[sys.executable, {family!r}, 'plain']"
-    program = f"import sys; from grpo_math.run.supervisor import SupervisedCommand; SupervisedCommand({command}).wait()"
+    program = (
+        f"import sys; from grpo_math.system.supervisor import SupervisedCommand; SupervisedCommand({command}).wait()"
+    )
     owner = subprocess.Popen([sys.executable, "-c", program])
     until(lambda: len(alive(family)) == 4)
     [owner, *descendants(owner.pid)][level].send_signal(number)

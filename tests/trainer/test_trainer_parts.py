@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.algorithm.losses import LossSettings
-from grpo_math.trainer import loss_settings, parts
+from grpo_math.trainer import loss_settings, trainer_parts
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -49,7 +49,7 @@ def imported(path):
 
 
 def test_no_file_of_the_trainer_imports_itself_through_others():
-    folder = Path(parts.__file__).parent
+    folder = Path(trainer_parts.__file__).parent
     edges = {path.stem: set(imported(path)) for path in folder.glob("[a-z]*.py")}
     while leaves := [name for name, others in edges.items() if not others & {*edges}]:
         for name in leaves:

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.server import SUPPORTED, TRL_SUPPORTED, Server
-from grpo_math.run.addresses import is_address, url_of
-from grpo_math.run.http import ServerError, reachable
+from grpo_math.generation.vllm_server import SUPPORTED, TRL_SUPPORTED, Server
 from grpo_math.settings.vllm import generates, sends_adapter
+from grpo_math.system.addresses import is_address, url_of
+from grpo_math.system.http import ServerError, reachable
 
 SECONDS = 5.0  # time limit of a request
 

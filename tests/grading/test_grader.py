@@ -6,13 +6,13 @@ from unittest.mock import Mock
 import pytest
 
 from grpo_math.errors import ConfigError, DataError
-from grpo_math.grading import GradingPolicy, Verdict, batch, grade, grade_batch
+from grpo_math.grading import GradingPolicy, Verdict, grade, grade_batch, grader
 from grpo_math.grading.file import grade_file
 from grpo_math.grading.where import find
 
 
 def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(monkeypatch):
-    monkeypatch.setattr(batch, "find", Mock(side_effect=[find("#### 7"), AssertionError, find("#### 8")]))
+    monkeypatch.setattr(grader, "find", Mock(side_effect=[find("#### 7"), AssertionError, find("#### 8")]))
     first, second, third = grade_batch(["7"] * 3, ["#### 7", "#### evil", "#### 8"])
     assert (first.verdict, second.verdict, third.verdict) == (Verdict.CORRECT, Verdict.UNCHECKABLE, Verdict.WRONG)
     assert second.reason == "AssertionError while reading the answer"

@@ -16,7 +16,7 @@ from waiting import alive, in_a_fork
 
 from grpo_math.run.checkpoints import checkpoint_step
 from grpo_math.run.log import StopOnSignal
-from grpo_math.run.signals import (
+from grpo_math.system.signals import (
     EX_TEMPFAIL,
     INTERRUPTED,
     STOPPING,

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from grpo_math.run.replaced import replaced
+from grpo_math.replaced import replaced
 
 EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 EX_UNAVAILABLE = 69  # EX_UNAVAILABLE: another rank was killed
@@ -155,7 +155,7 @@ def stopping() -> Iterator[Stop]:
     ...     signal.raise_signal(signal.SIGUSR1)
     Traceback (most recent call last):
     ...
-    grpo_math.run.signals.Stopped: 75
+    grpo_math.system.signals.Stopped: 75
     """
     stop = Stop()
     with handling(STOPPING, stop.on_stop), handling([signal.SIGINT], stop.on_interrupt):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grpo_math.evaluation.compare import terminal_table
+from grpo_math.evaluation.paired import terminal_table
 from grpo_math.report import hub
 from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.page import print_notes, report

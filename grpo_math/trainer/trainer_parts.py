@@ -12,14 +12,15 @@ from grpo_math.generation.turns import Conversation
 from grpo_math.run import metrics
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.rollout import RolloutMaker
+from grpo_math.trainer.rollout_in_progress import RolloutMaker
 from grpo_math.trainer.rollout_queue import RolloutQueue
 from grpo_math.trainer.state import RunState, TrainerAttributes
-from grpo_math.trainer.turns import ToolLoop
+from grpo_math.trainer.tool_loop import ToolLoop
 from grpo_math.trainer.updates import Updates
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 class Parts:
@@ -36,7 +37,7 @@ class Parts:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         conversation: Conversation | None,
         trl_scoring: Callable[[], Callable[..., Any]],
@@ -69,7 +70,7 @@ class Parts:
         self.optimizer_options: list[dict[str, Any]] | None = None
 
 
-def _moving_reference(trainer: Any, settings: "MathGRPOConfig") -> Reference | None:
+def _moving_reference(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> Reference | None:
     """Return the reference of the KL term if it moves in training, with the callback that moves it."""
     steps = settings.reference_refresh_steps
     if not steps and not trainer.args.sync_ref_model:

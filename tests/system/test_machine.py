@@ -18,8 +18,9 @@ from torch.distributed import HashStore, distributed_c10d
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.run import lock, machine, ranks
-from grpo_math.run.user_functions import tried
+from grpo_math.run import lock
+from grpo_math.system import collectives, machine
+from grpo_math.user_functions import tried
 
 MINE = """
 import sys
@@ -33,10 +34,39 @@ def _hidden(): ...
 """
 
 
+@pytest.mark.parametrize(
+    ("siblings", "quota", "cores"),
+    [
+        ("ABCD", None, 4),
+        ("AABB", "max 100000", 2),  # two threads on each core
+        ("ABCD", "150000 100000", 2),
+        ("ABCD", "10000 100000", 1),
+        ("", None, 4),  # a machine without the files
+    ],
+)
+def test_the_threads_of_training_are_the_cores_that_this_process_may_use(siblings, quota, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    for cpu, name in enumerate(siblings):
+        file = tmp_path / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        file.parent.mkdir(parents=True)
+        file.write_text(name)
+    if quota:
+        (tmp_path / "fs/cgroup").mkdir(parents=True)
+        (tmp_path / "fs/cgroup/cpu.max").write_text(quota)
+    assert machine.physical_cores(tmp_path) == cores
+    asked = Mock()
+    monkeypatch.setattr(torch, "set_num_threads", asked)
+    monkeypatch.setattr(machine, "physical_cores", lambda: cores)
+    for threads in ("3", None):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads) if threads else monkeypatch.delenv("OMP_NUM_THREADS", False)
+        machine.use_physical_cores()
+    asked.assert_called_once_with(cores)
+
+
 def test_the_gpus_of_a_machine_are_written_down():
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cpu = {"cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
-    assert machine.hardware() == cpu
+    assert machine.hardware() == {**cpu, "threads": torch.get_num_threads()}
     card = SimpleNamespace(name="A100", total_memory=39.56 * 2**30)
     cuda = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_properties": [card].__getitem__}
     with patch.multiple(torch.cuda, **cuda):
@@ -82,17 +112,17 @@ def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, mes
 @pytest.mark.parametrize("error", [UserError("this cannot be"), KeyError("x")])
 def test_one_process_gets_its_own_error(error):
     with pytest.raises(type(error)) as raised:
-        ranks.broadcast_from_main(Mock(side_effect=error))
+        collectives.broadcast_from_main(Mock(side_effect=error))
     assert raised.value is error
 
 
 def test_the_others_wait_until_the_main_process_is_done(monkeypatch):
     store = HashStore()
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(ranks.time, "sleep", lambda seconds: store.set("done", "1"))
-    ranks._wait_for_main(SimpleNamespace(is_main_process=False), "done")
+    monkeypatch.setattr(collectives.time, "sleep", lambda seconds: store.set("done", "1"))
+    collectives._wait_for_main(SimpleNamespace(is_main_process=False), "done")
     assert store.check(["done"])
-    ranks._wait_for_main(SimpleNamespace(is_main_process=True), "also done")
+    collectives._wait_for_main(SimpleNamespace(is_main_process=True), "also done")
     assert store.check(["also done"])
 
 

@@ -19,8 +19,8 @@ from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
-from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import read
+from grpo_math.system.streams import Answer
 
 PROMPTS = 256  # prompts that are tokenized
 ANSWER = "ANSWER"  # the text of the assistant in the rendered turn

@@ -17,7 +17,7 @@ from transformers import Gemma3Config
 from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import prepare
 from grpo_math.run import metrics
-from grpo_math.trainer.turns import ToolLoop, make_conversation
+from grpo_math.trainer.tool_loop import ToolLoop, make_conversation
 
 END = "<|im_end|>"
 

@@ -24,20 +24,21 @@ from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
+from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.columns import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
+from grpo_math.rewards.functions import is_right
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.rules import is_right
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
 from grpo_math.run import metrics
-from grpo_math.run.ranks import agree_on_all, agree_on_first
-from grpo_math.run.replaced import replaced
+from grpo_math.system.collectives import agree_on_all, agree_on_first
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
 from grpo_math.trainer.table import completion_columns
-from grpo_math.trainer.turns import ToolLoop
+from grpo_math.trainer.tool_loop import ToolLoop
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.rollout_queue import RolloutQueue
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 def empty_table() -> dict[str, Any]:
@@ -91,7 +92,7 @@ class RolloutMaker:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         meter: StepMeter,
         queue: "RolloutQueue",
@@ -115,7 +116,7 @@ class RolloutMaker:
     @property
     def group_size(self) -> int:
         trains = self.trainer.model.training
-        return int(self.trainer.num_generations if trains else self.trainer.num_generations_eval)
+        return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
     def local(self, n: int) -> slice:
         """Return the place of this rank's ``n`` rows among those of all ranks."""

@@ -3,11 +3,11 @@
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation import server
+from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
-from grpo_math.run.addresses import is_address, url_of
-from grpo_math.run.http import Client
 from grpo_math.settings.vllm import elsewhere, starts_server
+from grpo_math.system.addresses import is_address, url_of
+from grpo_math.system.http import Client
 from grpo_math.train.serve import server_start
 
 SERVED = {"use_vllm": True, "vllm_mode": "server", "use_peft": True}
@@ -36,7 +36,7 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
     # The launcher reaches a server that it has started itself at the address of the host.
     if needs_key:
         with pytest.raises(ConfigError, match=r"host=.* lets other machines use the server"):
-            server.command("m", host=host)
+            vllm_server.command("m", host=host)
         monkeypatch.setenv("VLLM_API_KEY", "abc")
     layout = Layout("server", 0, 1, 1, "")
     monkeypatch.setattr("grpo_math.train.serve.executable", lambda: "vllm")

@@ -15,7 +15,8 @@ from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.where import gold_answer
-from grpo_math.rewards.columns import (
+from grpo_math.rewards.guard import columns_for, reward_name
+from grpo_math.rewards.inputs import (
     DEFAULT_LIMIT,
     GRADE,
     MAX_LENGTH,
@@ -31,7 +32,6 @@ from grpo_math.rewards.columns import (
     prompt_formats,
     read_gold_answers,
 )
-from grpo_math.rewards.guard import columns_for, reward_name
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
 

@@ -13,10 +13,10 @@ from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
-from grpo_math.trainer import rollout as module
+from grpo_math.trainer import rollout_in_progress as module
 from grpo_math.trainer import run_files
 from grpo_math.trainer.reward_funcs import check_gold_answers
-from grpo_math.trainer.rollout import RolloutMaker
+from grpo_math.trainer.rollout_in_progress import RolloutMaker
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 

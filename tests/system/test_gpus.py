@@ -5,7 +5,7 @@ from functools import partial
 import launching
 import pytest
 
-from grpo_math.run.gpus import Gpu, count_and_gb, visible_gpus
+from grpo_math.system.gpus import Gpu, count_and_gb, visible_gpus
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from waiting import until
 from grpo_math.errors import UserError
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.server import BESIDE, TRL_SUPPORTED, Server, environment, key, make_key
 from grpo_math.generation.sync import KeyedClient
 from grpo_math.generation.vllm_process import ServerProcess, executable
-from grpo_math.run.http import ServerError
+from grpo_math.generation.vllm_server import BESIDE, TRL_SUPPORTED, Server, environment, key, make_key
+from grpo_math.system.http import ServerError
 
 
 def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(monkeypatch):

@@ -24,8 +24,8 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
-from grpo_math.run.addresses import is_address, is_loopback
-from grpo_math.run.http import Client, ServerError, read_key
+from grpo_math.system.addresses import is_address, is_loopback
+from grpo_math.system.http import Client, ServerError, read_key
 
 SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process

@@ -1,0 +1,1 @@
+"""The system around a run: its processes, signals, streams, GPUs and network."""
