@@ -13,7 +13,7 @@ Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
@@ -73,7 +73,7 @@ def overlaps(
 
 
 def matches(
-    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
+    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Iterable[Mapping[str, Any]], ngram: int = NGRAM
 ) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
     """Yield each training problem that is in a set, with the places (set, index) of equal problems, and of problems
     that share ``ngram`` consecutive words with it."""

@@ -194,7 +194,7 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
 def _parsed(data: Data, as_is: bool) -> Iterator[tuple[Any, Row | DataError]]:
     """Yield each raw row of a data set with its row, or with the error of a bad row."""
     ids: set[str] = set()
-    for line, raw in stored.bar(data.rows(), f"reading {data.file}"):
+    for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
         number = f"{data.label}/{line}"
         try:
             row = {**checked(raw, number, data.accepted, data.source, as_is), "line": line}

@@ -42,9 +42,10 @@ def batches(rows: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
     return iter(lambda: list(islice(rows, size)), [])
 
 
-def bar(rows: Iterable[Any], doing: str, total: int | None = None) -> Iterable[Any]:
-    """Return the rows with a progress bar on the main process, if they take longer than a second."""
-    return Bar(rows, doing, total, unit=" rows", delay=1, disable=_is_other_process())
+def bar(rows: Iterable[Any], doing: str, total: int | None = None, is_large: bool | None = None) -> Iterable[Any]:
+    """Return the rows with a progress bar on the main process, if they are many and take longer than a second."""
+    is_large = (total or 0) > IN_MEMORY if is_large is None else is_large
+    return Bar(rows, doing, total, unit=" rows", delay=1) if is_large and not _is_other_process() else rows
 
 
 def _is_other_process() -> bool:
