@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding, row_kinds
 from grpo_math.checks.check_rewards import contradictions, not_correct
+from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.golds import decimal_commas, in_words, plain, readings
 from grpo_math.checks.row_kinds import (
     CONTRADICTORY,
@@ -93,8 +94,9 @@ def run(args: argparse.Namespace) -> Answer:
         raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
+    names = [settings["dataset"], *args.tests.split(",")]
+    notes = [note for note in [cache_only()] if note] if any(map(hub_id, names)) else []
     data, n, rows, faults = read(settings)
-    notes: list[str] = []
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
     faults.sort(key=lambda fault: fault.line)

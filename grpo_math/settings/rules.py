@@ -216,6 +216,16 @@ UPDATE = [
         "use token_truncate or token_mask",
     ),
     Rule(
+        "vllm_importance_sampling_mode",
+        lambda s: (
+            surrogate_of(s) in ("dppo", "dppo_kl")
+            and s["use_vllm"]
+            and s["vllm_importance_sampling_mode"] == "geometric_mask"
+        ),
+        "does not work with the surrogate {surrogate}, whose ratio is that to vLLM",
+        "use the surrogate clip, or leave it out",
+    ),
+    Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
         "would compile again for every packed row: rows are scored unpacked",
@@ -338,6 +348,11 @@ VLLM = [
         "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
         lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
         "vllm_importance_sampling_correction=False",
+    ),
+    unused(
+        "geometric_mask_low geometric_mask_high geometric_mask_weight",
+        lambda s: s["vllm_importance_sampling_mode"] != "geometric_mask",
+        "vllm_importance_sampling_mode={vllm_importance_sampling_mode} is not geometric_mask",
     ),
     Rule(
         "vllm_server_base_url",
