@@ -177,13 +177,13 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
     """Return the data set, the number of its rows, the rows that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
     faults: list[Fault] = []
-    errors: list[DataError] = []  # the first one
+    first: list[DataError] = []
 
     def bad(raw: Any, error: DataError) -> None:
         of_answer = error.field in ("answer", *data.accepted["answer"])
         kind = NO_ANSWER if of_answer else UNUSABLE
         faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
-        errors[1:] = [] if errors else [error]
+        first[:] = first or [error]
 
     with naming({"split": "dataset_split"}):
         if dataset.partition(":")[0] == "generated":
@@ -192,10 +192,8 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
         else:
             data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
         rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
-    if not rows and not errors:
-        raise ConfigError("dataset", dataset, "has no rows", "check the file")
     if not rows:
-        raise errors[0]
+        raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")
     return data, len(rows) + len(faults), rows, faults
 
 

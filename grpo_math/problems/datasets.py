@@ -28,7 +28,6 @@ Does not run code of a repository, and does not shuffle, tokenize or cut prompts
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -139,23 +138,23 @@ def _reader(
     data = open_rows(dataset, split, columns)
 
     def read(warn: Warn) -> Read:
-        errors: list[DataError] = []  # the first one
-        counts = Counter[str]()
+        first: list[DataError] = []
+        lines: list[int] = []
 
         def bad(raw: Any, error: DataError) -> None:
-            counts["bad"] += 1
-            errors[1:] = [] if errors else [error]
+            lines.append(error.line)
+            first[:] = first or [error]
 
         rows = good_rows(data, template.name == AS_IS, bad)
         # A benchmark keeps all rows, as its authors count them.
         if data.source is not OWN and "train" in data.source.splits:
             rows = Stored(_once(rows, data.file, warn))
-        if errors and (not (skip_bad_rows or data.source is not OWN) or not rows):
-            raise errors[0]
+        if first and (not (skip_bad_rows or data.source is not OWN) or not rows):
+            raise first[0]
         if not rows:
             raise ConfigError("dataset", dataset, "has no rows", "check the file")
-        if errors:
-            one, counted = errors[0], f"{counts['bad']:,} of {len(rows) + counts['bad']:,}"
+        for one in first:
+            counted = f"{len(lines):,} of {len(rows) + len(lines):,}"
             warn(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
         if limit is not None:
             # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
@@ -176,12 +175,20 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
 
     def good() -> Iterator[Row]:
         nonlocal has_options
-        for raw, row in _parsed(data, as_is):
-            if isinstance(row, DataError):
-                bad(raw, row)
-            else:
-                has_options |= bool(row["options"])
-                yield row
+        ids: set[str] = set()
+        for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
+            number = f"{data.label}/{line}"
+            try:
+                row = {**checked(raw, number, data.accepted, data.source, as_is), "line": line}
+            except BadRow as error:
+                bad(raw, DataError(data.file, line, *error.args))
+                continue
+            # Results and completions are matched by id. Joined data sets often repeat ids.
+            if row["id"] in ids:
+                row["id"] = number
+            ids.add(row["id"])
+            has_options |= bool(row["options"])
+            yield row
 
     rows = Stored(good())
     if has_options:
@@ -189,23 +196,6 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
     if rows and data.source is OWN:
         _refuse_misread([*islice(rows, CHECKED)], data.file, data.accepted, as_is)
     return rows
-
-
-def _parsed(data: Data, as_is: bool) -> Iterator[tuple[Any, Row | DataError]]:
-    """Yield each raw row of a data set with its row, or with the error of a bad row."""
-    ids: set[str] = set()
-    for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
-        number = f"{data.label}/{line}"
-        try:
-            row = {**checked(raw, number, data.accepted, data.source, as_is), "line": line}
-        except BadRow as bad:
-            yield raw, DataError(data.file, line, *bad.args)
-            continue
-        # Results and completions are matched by id. Joined data sets often repeat ids.
-        if row["id"] in ids:
-            row["id"] = number
-        ids.add(row["id"])
-        yield raw, row
 
 
 def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns, as_is: bool) -> None:
