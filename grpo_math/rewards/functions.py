@@ -7,10 +7,10 @@ guard.py catches what a function raises.
 
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading import Grade, Verdict
+from grpo_math.grading import Verdict
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
@@ -29,16 +29,13 @@ from grpo_math.rewards.inputs import (
     completion_text,
     formats_kept,
     in_formats,
+    is_right,
     prompt_formats,
     read_gold_answers,
 )
+from grpo_math.rewards.tools import make_tool_use
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
-
-
-def is_right(g: Grade) -> float | None:
-    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded."""
-    return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def accuracy(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
@@ -283,3 +280,38 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
         return rewards
 
     return repetition
+
+
+# ------------------------------------------------------------------------------------------------ the rewards that ship
+
+
+class Shipped(NamedTuple):
+    """A reward that ships, and what checks of settings, data and runs have to know about it."""
+
+    reward: Reward
+    needs_gold: bool = True
+    can_be_negative: bool = False
+    is_format: bool = False  # pays for the format alone
+
+
+SHIPPED = {
+    reward_name(one.reward): one
+    for one in (
+        Shipped(accuracy),
+        Shipped(r1_zero),
+        Shipped(gsm8k),
+        Shipped(format_strict, needs_gold=False, is_format=True),
+        Shipped(format_soft, needs_gold=False, is_format=True),
+        Shipped(xml_count, needs_gold=False, is_format=True),
+        Shipped(integer_only),
+        Shipped(proximity),
+        Shipped(number_match),
+        Shipped(brevity, can_be_negative=True),
+        Shipped(make_shaped()),
+        Shipped(make_overlong(), needs_gold=False, can_be_negative=True),
+        Shipped(make_repetition(), needs_gold=False, can_be_negative=True),
+        Shipped(make_tool_use()),
+        Shipped(gated(format_soft, on=accuracy, name="gated")),  # TRL logs rewards/<__name__>/mean
+    )
+}
+REWARDS: dict[str, Reward] = {name: one.reward for name, one in SHIPPED.items()}

@@ -8,7 +8,7 @@ from numbers import Number
 from typing import Any
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.where import gold_answer
 
@@ -49,6 +49,11 @@ def completion_grades(name: str, completions: Completions, columns: dict[str, An
     formats = [row_format({"answer_format": name}) for name in prompt_formats(completions, columns)]
     timeout = columns.get(GRADE_TIMEOUT, 5.0)
     return grade_batch(read_gold_answers(name, columns), texts, answer_format=formats, timeout=timeout)
+
+
+def is_right(g: Grade) -> float | None:
+    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded."""
+    return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def read_gold_answer(row: Mapping[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
+from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
@@ -87,6 +88,9 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(defaults.get(name), default=str))
         old, new = before.get(name, default), now.get(name, default)
+        # A teacher on a server may move, as a sampler may.
+        if name == "reference_model" and is_url(str(old)) and is_url(str(new)):
+            continue
         # A field of an earlier version that was off changed nothing.
         if old != new and (old or name in defaults):
             lines.append(f"{name}: {old} -> {new}")

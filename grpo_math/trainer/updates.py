@@ -43,6 +43,7 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
+from grpo_math.trainer.teacher import TeacherClient
 from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Updates:
 
     @property
     def _models(self) -> list[Any]:
-        return [model for model in (self.trainer.model, self.trainer.ref_model) if model is not None]
+        return [model for model in (self.trainer.model, self.trainer.ref_model) if isinstance(model, torch.nn.Module)]
 
     @property
     def _keeps_trl_rows(self) -> bool:
@@ -136,7 +137,10 @@ class Updates:
     # An optimizer step, in the order in which TRL calls these
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
-        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts."""
+        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
+
+        All ranks call this.
+        """
         trainer = self.trainer
         self.agree_to_pack()
         self.budget.splits = not self._keeps_trl_batches
@@ -219,7 +223,10 @@ class Updates:
         return self.planner.gather_planned(trl_batches, self.budget.tokens)
 
     def compute_loss(self, trl_method: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
-        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`."""
+        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`.
+
+        All ranks call this.
+        """
         self.gradients.allocate()
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.
@@ -287,7 +294,13 @@ class Updates:
         compute_aux_loss: bool,
         **kwargs: Any,
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
+        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+
+        All ranks call this.
+        """
+        if isinstance(rows[0], TeacherClient):
+            with self.meter.phase(metrics.SECONDS_TEACHER):
+                return rows[0].gather_scores(*rows[1:4])
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()

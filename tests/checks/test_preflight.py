@@ -602,6 +602,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [LENGTHS, OVER.format(5, 512, "vllm_max_model_length, 530")],
         ),
     ],
+    "reference": [
+        ([*ROWS, "--beta", "1.0", "--reference_model", "<URL>"], {"files": WORDS}, ["warning: no teacher answers at"]),
+        (
+            [*ROWS, "--beta", "1.0", "--reference_model", "<URL>"],
+            {"files": WORDS, "answers": {"/health": "", **VERSION, "/v1/models": '{"data": [{"id": "x"}]}'}},
+            ["error: reference_model='<URL>' is not a teacher"],
+        ),
+    ],
     "trackers": [
         (WANDB, {"env": {"WANDB_MODE": "Disabled"}}, [f"info: wandb stays offline: WANDB_MODE=disabled. {SYNC}"]),
         (WANDB, {}, [f"info: wandb stays offline: there is no key (wandb login, or WANDB_API_KEY). {SYNC}"]),

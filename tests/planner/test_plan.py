@@ -118,6 +118,14 @@ def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
     assert after["fits"]
 
 
+def test_a_teacher_on_a_server_costs_the_card_neither_memory_nor_time():
+    recipes = ("distill_8gb", "gsm8k_8gb --num_generations 4", "distill_8gb --reference_model Qwen/Qwen2.5-7B")
+    served, none, here = (printed(f"{recipe} --card 4090 --cpu_memory 16")["answer"] for recipe in recipes)
+    assert (served["peak_gb"], served["seconds"]["ranges"]) == (none["peak_gb"], none["seconds"]["ranges"])
+    assert here["peak_gb"] > served["peak_gb"] + 14
+    assert here["seconds"]["ranges"]["update"][0] > served["seconds"]["ranges"]["update"][0]
+
+
 PASTED = [  # the card, and fields next to those of gsm8k_8gb
     ("8", "--model_name_or_path Qwen/Qwen2.5-7B"),
     ("8", "--model_name_or_path Qwen/Qwen3-4B --use_vllm --load_in_4bit true --max_completion_length 2048"),

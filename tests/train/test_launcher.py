@@ -198,6 +198,9 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
     )
     length = ["--max-model-len", "auto"]
     assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
+    assert command({"use_peft": False}, 1, teacher=True) == vllm_server.command(
+        model, dtype="bfloat16", fixed=True, extra=[*length, "--no-enable-prefix-caching"]
+    )
     assert command(
         {"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]
     ) == vllm_server.command(
