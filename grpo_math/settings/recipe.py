@@ -120,7 +120,12 @@ def merge(
         elif name in written and name not in words and not _same(name, written[name], value):
             replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {method}")
     settings = {**written, **of_method, **words}
-    if of_method.get("kl_estimator") == "advantage" and not settings.get("reference_model"):
+    # Without rewards, a missing teacher is an error.
+    if (
+        of_method.get("kl_estimator") == "advantage"
+        and not settings.get("reference_model")
+        and settings.get("rewards", 1)
+    ):
         notes.append(f"--method {method} distils the model before its training: name a teacher as reference_model")
     if marks or typed_marks:
         explicit = "prompt_template" in settings
