@@ -85,7 +85,7 @@ def chat_template(setup: Setup) -> None:
         _conversation(setup)
     if _is_chat(setup):
         try:
-            rendered(setup, setup.problems.rows[:1])
+            rendered(setup, setup.problems.first(1))
             turn_end(setup.tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has no chat template that takes this prompt ({first_line(error)})"
@@ -197,7 +197,7 @@ def _conversation(setup: Setup) -> Any:
 
 
 def _is_chat(setup: Setup) -> bool:
-    return not isinstance(setup.problems.rows[0]["prompt"], str)
+    return not isinstance(setup.problems.first(1)[0]["prompt"], str)
 
 
 def show(argv: Sequence[str], n: int) -> Answer:
@@ -205,7 +205,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
     setup = Setup(read(argv).sound())
-    rows = setup.problems.rows[:n]
+    rows = setup.problems.first(n)
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render
     shown, lines = [], []

@@ -263,7 +263,7 @@ class TrainingRun:
                 state.distributed_type,
                 state.num_processes,
             )
-            resume.write_problems(run_dir, self.setup.problems.rows)
+            resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
         trainer.grpo_math.keep_best = self.arguments.keep_best
