@@ -27,7 +27,7 @@ from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
@@ -252,6 +252,13 @@ def _pay(
         "log_metric": lambda *_: None,
     }
     added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
+    # As in training, a reward may compare the completions of a problem. One that is sometimes solved has a right one,
+    # here as long as the first.
+    sizes = [(len(text.encode()), is_right(grade)) for text, grade in zip(texts, grades, strict=True)]
+    added[GROUPS] = [
+        group if any(right for _, right in group) else [*group, (group[0][0], 1.0)]
+        for group in grouped([row["id"] for row in rows], sizes)
+    ]
     try:
         called = checked(function, added)(**columns)
         return start(called).result() if inspect.iscoroutine(called) else called

@@ -80,7 +80,7 @@ class Updates:
                 "an image processor": trainer._is_vlm,
                 "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
                 "an optimizer that steps in each backward pass": (
-                    steps_in_backward(args.optim) or gradients.have_foreign_hooks(models)
+                    steps_in_backward(args.optim) or gradients.have_hooks(models)
                 ),
             },
         )
@@ -94,9 +94,6 @@ class Updates:
         single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
         self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=packs, is_single_process=single)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
-        self.gradients = gradients.make_gradient_buffer(
-            trainer.model, is_single_process=single and not trainer.is_fsdp_enabled
-        )
         self.offload: AbstractContextManager[Any] = (
             get_act_offloading_ctx_manager(self.trainer.model, warn_if_no_head=False)
             if settings.activation_offloading
@@ -227,7 +224,6 @@ class Updates:
 
         All ranks call this.
         """
-        self.gradients.allocate()
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
@@ -321,7 +317,6 @@ class Updates:
 
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
-        # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
         model.zero_grad(set_to_none=True)
         step = self._begun()
         step.metrics = LossMetrics()
