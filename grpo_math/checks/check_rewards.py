@@ -6,16 +6,17 @@ The checks use made-up completions in the template's format.
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
 from grpo_math.checks import Finding
+from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
-from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
@@ -26,22 +27,16 @@ from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.settings.batch import plan
+from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
-# Control characters left by a lost backslash, and a label that belongs to the solution.
-DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
-DAMAGED = "damaged (a lost backslash, or a label)"
 CORRECT = "correct these answers, or leave the rows out"
-MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
-LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
-# One number or text in brackets or quotes, or a number with a word.
-WRAPPED = re.compile(
-    r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
-)
+OWN_TEXT = "correct only in their own text"
+BARE = "grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
 
 
 def problems(setup: Setup) -> Iterator[Finding]:
@@ -90,6 +85,13 @@ def batch(setup: Setup) -> Iterator[Finding]:
     counted = plan(setup.settings, setup.recipe.given, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    s, surrogate = setup.settings, surrogate_of(setup.settings)
+    is_ratio_one = counted.total % counted.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
+    # With vLLM, these two compare with the sampler.
+    measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
+    chosen = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
+    if is_ratio_one and chosen and not measures:
+        yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
     if counted.total == counted.generations:
         yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 
@@ -98,43 +100,30 @@ def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
     damaged = [(row, f"read as {repaired(row['answer'])[:60]!r}") for row in rows if is_damaged(row["answer"])]
+    as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
     wrong = not_correct(rows, repaired, answer_format)
-    not_plain = [row for row in rows if _plain(row["answer"]) != row["answer"]]
+    not_plain = [row for row in rows if as_plain(row["answer"]) != row["answer"]]
     found = {
         DAMAGED: damaged,
         "not correct when graded against themselves": wrong,
-        "correct only in their own text": not_correct(not_plain, _plain, answer_format),
+        OWN_TEXT: not_correct(not_plain, as_plain, answer_format),
     }
     for kind, bad in found.items():
         for row, example in bad[:1]:
             few = bad is wrong and len(bad) <= BAD_SHARE * len(rows)
             level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
             message = f"{len(bad)} of {len(rows)} gold answers are {kind}"
-            yield Finding(level, f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}", CORRECT)
-
-
-def is_damaged(gold: str) -> bool:
-    return repaired(gold) != gold or DAMAGE.search(gold) is not None
+            yield Finding(
+                level,
+                f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}",
+                BARE if kind is OWN_TEXT else CORRECT,
+            )
 
 
 def examples(setup: Setup) -> Iterator[Finding]:
-    """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
-    golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
-    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {str(number)[:60]}") for gold in golds]
-    yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
-
-
-def _plain(gold: str) -> str:
-    """Return the plain number, letter or text that a model would write for a gold answer.
-
-    >>> _plain("1(1/2)"), _plain('["7"]'), _plain("(B) 12 cm"), _plain("x^2"), _plain("7 apples")
-    ('3/2', '7', 'B', 'x^2', '7')
-    """
-    if match := MIXED.fullmatch(gold):
-        whole, numerator, denominator = map(int, match.groups())
-        return f"{whole * denominator + numerator}/{denominator}"
-    match = LETTER.fullmatch(gold) or WRAPPED.fullmatch(gold)
-    return match[match.lastindex or 0] if match else gold
+    """Count what the grader reads gold answers as, and show some, so that a wrong column is seen before the run."""
+    sample = [row["answer"] for row in setup.problems.sample(GOLDS)]
+    yield Finding("info", f"gold answers as the grader reads them: {in_words(sample)}")
 
 
 def not_correct(
@@ -164,7 +153,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     reward_functions(setup)
     rows = gradable(setup, PAIRS)
     if not rows:
-        return  # golds() has reported it
+        return  # gold_answers() has reported it
     # First all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
     texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
 from grpo_math.checks.check_model import show
+from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
+from grpo_math.problems.sources import hub_id
+from grpo_math.reading import is_folder
 from grpo_math.settings import accelerate, recipe
 from grpo_math.system.streams import Answer
 
@@ -55,8 +58,19 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")
+    for line in read.replaced:
+        yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
+    s = read.values
+    data = [
+        s["dataset"],
+        s["eval_dataset"],
+        *(entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)),
+    ]
+    is_model_here = s["model_name_or_path"] == "embedded" or is_folder(str(s["model_name_or_path"]))
+    if (any(map(hub_id, filter(None, data))) or not is_model_here) and (note := cache_only()):
+        yield Finding("info", note, check="hub")
     failed = bool(read.problems)
     for finding in preflight(setup, (*CHECKS, *DOCTOR_CHECKS), failed):
         failed |= finding.level == "error"

@@ -436,7 +436,10 @@ class AdapterGeneration(VLLMGeneration):
     # Adapters
 
     def _send(self, scale: float = 1.0) -> None:
-        """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed."""
+        """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed.
+
+        All ranks call this.
+        """
         # Outside of `broadcast_from_main`: every process takes part in gathering sharded tensors.
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1

@@ -48,6 +48,7 @@ RATIO = "ratio"
 APPROX_KL = "approx_kl"
 ENTROPY = "entropy"
 SAMPLER_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+TRL_WEIGHTS = tuple(f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max"))
 DROPPED_TOKENS = "sampling/dropped_tokens"
 DROPPED_COMPLETIONS = "sampling/dropped_completions"
 EFFECTIVE_SHARE = "sampling/effective_share"

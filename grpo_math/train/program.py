@@ -103,6 +103,8 @@ def _build_settings(read: recipe.Recipe) -> Settings:
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
+    for line in read.replaced:
+        _say(line)
     settings = build(read)
     _check_world()
     limit_waiting(settings.config.ddp_timeout)

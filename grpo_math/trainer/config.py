@@ -2,10 +2,10 @@
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", surrogate="tanh")
+>>> MathGRPOConfig("runs/x", kl_estimator="k4")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, reinforce, dppo, module:function
+grpo_math.errors.ConfigError: kl_estimator='k4' is not known: did you mean 'k3'? (k3, k1, k2)
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
@@ -42,12 +42,18 @@ class MathGRPOConfig(GRPOConfig):
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function. dppo: the ratio to the sampler, without "
-        "tokens whose probability has moved too far. Or module:function, the loss of each token.",
-        choices=("clip", "reinforce", "dppo", "module:function"),
+        "The loss of a token, which loss_type reduces. clip: PPO's clipped ratio. reinforce: the score function. "
+        "gmpo: the geometric mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. "
+        "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
+        "module:function.",
+        choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
     )
-    dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise.", gt=0, le=1)
-    dppo_low: float = setting(0.2, "How far dppo lets the probability of a token with A < 0 fall.", gt=0, le=1)
+    dppo_high: float = setting(
+        0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1
+    )
+    dppo_low: float = setting(
+        0.2, "How far dppo lets the probability of a token with A < 0 fall (dppo_kl: in nats).", gt=0, le=1
+    )
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
     )
@@ -109,6 +115,13 @@ class MathGRPOConfig(GRPOConfig):
         False,
         "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base. It needs "
         "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and, with load_in_4bit, use_bnb_nested_quant.",
+    )
+    geometric_mask_low: float = setting(
+        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion. SkyRL's bounds.", gt=0, le=1
+    )
+    geometric_mask_high: float = setting(1.01, "The highest mean ratio.", ge=1)
+    geometric_mask_weight: str = setting(
+        "one", "A kept completion's weight: one, or token_truncate's of each token.", choices=("one", "token_truncate")
     )
     staleness: int = setting(
         0,

@@ -31,6 +31,7 @@ from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
 from grpo_math.run import metrics
 from grpo_math.system.collectives import agree_on_all, agree_on_first
+from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
 from grpo_math.trainer.table import completion_columns
 from grpo_math.trainer.tool_loop import ToolLoop
@@ -168,8 +169,18 @@ class RolloutMaker:
         # TRL would mask every completion that does not end with EOS.
         masks = trainer.mask_truncated_completions and not self.stops.exist
         read = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        # TRL raises for this mode, which correction.py has.
+        geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
+        read |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
         with replaced(self, draft=draft), replaced(trainer, **written, **read):
             rows = trl_method(inputs)
+        if geometric and "importance_sampling_ratio" in rows:
+            settings = loss_settings(trainer, self.settings)
+            logps = rows["old_per_token_logps"], rows["sampling_per_token_logps"]
+            rows["importance_sampling_ratio"] = correction.sampler_weights(*logps, loss_mask(rows), settings)
+            # TRL's metrics are those of token_truncate.
+            for name in metrics.TRL_WEIGHTS:
+                draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
         # TRL assigns the tokens of all draws.

@@ -136,7 +136,10 @@ class Updates:
     # An optimizer step, in the order in which TRL calls these
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
-        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts."""
+        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
+
+        All ranks call this.
+        """
         trainer = self.trainer
         self.agree_to_pack()
         self.budget.splits = not self._keeps_trl_batches
@@ -211,7 +214,7 @@ class Updates:
         packs = self.scorer is not None and self.scorer.agree_on_width(width)
         self.planner = UpdatePlanner(
             trainer.accelerator,
-            trainer.loss_type,
+            loss_settings(trainer, self.settings).loss_type,
             keep_trl_batches=self._keeps_trl_batches or not packs,
             skip_zero_advantage=trainer.beta == 0.0 and not is_user_function(self.settings.surrogate),
             deepspeed=trainer.is_deepspeed_enabled,
@@ -219,7 +222,10 @@ class Updates:
         return self.planner.gather_planned(trl_batches, self.budget.tokens)
 
     def compute_loss(self, trl_method: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
-        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`."""
+        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`.
+
+        All ranks call this.
+        """
         self.gradients.allocate()
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.

@@ -4,6 +4,7 @@ The cases are in tests/cases/bad_configs.yaml.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -157,7 +158,7 @@ not ok: 2 errors, 1 warning
 SOUND = r"""warning: lora_dropout=0.1 with beta=0.04: the KL .*\. Remedy: lora_dropout: 0.0 \(settings\)
 info: 20 problems to train on \(problems\)
 info: 8 prompts x 8 completions = 64 = 1 process x 64 rows x 1 step \(batch\)
-info: gold answers as the grader reads them: '1' = 1, '8' = 8, '15' = 15 \(gold_answers\)
+info: gold answers as the grader reads them: 20 as a number \('1' = 1, '2' = 2, '3' = 3\) \(gold_answers\)
 info: attacked: an answer that knows nothing gets \d+% .* \(attack\)
 info: prompt tokens of 20 problems: median 51, 95% 51, longest 51 \(prompt_lengths\)
 .*: memory: .* \(memory\)
@@ -211,6 +212,19 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
     assert done.stdout.endswith(end)
     assert done.stderr.startswith(err.replace("CWD", str(here)))
     assert done.stderr.count("\n") == bool(err)
+
+
+def test_without_a_network_each_name_is_tried_once(here):
+    names = {"model_name_or_path": "nobody/model", "dataset": "nobody/data"}
+    words = [sys.executable, "-m", "grpo_math.cli", "doctor", "--config", recipe(here, names)]
+    # Nothing listens on port 9 of this machine.
+    world = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(here / "hub")}
+    done = subprocess.run(words, capture_output=True, text=True, env=world)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(
+        "info: http://127.0.0.1:9 does not answer in 5 seconds: only files in the Hub's cache "
+    )
+    assert [done.stdout.count(f"='{name}' is ") for name in names.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(

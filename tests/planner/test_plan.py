@@ -16,10 +16,11 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import dtypes
 from grpo_math.generation.dtypes import has_bfloat16
 from grpo_math.planner import card_of, choose, model, plan
-from grpo_math.planner.plan import MARGIN
-from grpo_math.settings.accelerate import accelerate_config
+from grpo_math.planner.memory_plan import MARGIN
+from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.fields import defaults, fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
@@ -227,6 +228,28 @@ def test_one_copy_of_the_base_is_proposed_and_counted_once(model, gb):
     assert "vLLM_weights" not in one["main_memory"]
     awake = plan({**recipe, "vllm_share_weights": True, "vllm_enable_sleep_mode": False, **changes}, **machine)
     assert "base_weights" not in awake["phases"]["training"]
+
+
+def test_on_a_gpu_that_overflows_every_number_format_is_named(monkeypatch):
+    monkeypatch.setitem(dtypes.OVERFLOWING, "qwen2", "https://report")
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA}
+    machine = {"gpus": 1, "gpu_gb": 15, "cpu_gb": 64, "capability": 7.5}
+    [suggestion] = plan(recipe, **machine)["suggestions"]
+    assert suggestion["change"] == dtypes.FLOAT32
+    # The last of these is what training would choose by itself.
+    assert plan(recipe | dtypes.FLOAT32, **machine)["fits"]
+    assert not plan(recipe | {"dtype": "float32", "fp16": False}, **machine)["fits"]
+
+
+def test_gpus_share_an_engine_before_another_method_is_proposed():
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-32B", "dtype": "bfloat16", **WAYS["colocate"], "prompts_per_step": 16}
+    answer = plan(recipe, shipped_configs(recipe), gpus=8, gpu_gb=80, cpu_gb=1000)
+    changes = {name: value for suggestion in answer["suggestions"] for name, value in suggestion["change"].items()}
+    assert changes["vllm_tensor_parallel_size"] in (2, 4, 8)
+    assert not {"use_peft", "use_vllm"} & changes.keys()
+    assert plan(recipe | changes, {"": accelerate_config(answer["best"]["accelerate_config"])}, gpus=8, gpu_gb=80)[
+        "fits"
+    ]
 
 
 def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():
