@@ -101,10 +101,11 @@ class History(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left."""
+    """A bar with the step, the reward, the accuracies, the length and the time left."""
 
     def __init__(self) -> None:
         self.bar = Bar(disable=True)
+        self.shown: dict[str, float] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = Bar(
@@ -117,16 +118,21 @@ class Progress(TrainerCallback):
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not logs or metrics.LOSS not in logs:
+        if not logs or not {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
             return
-        names = [metrics.ACCURACY, metrics.REWARD]
-        # Without a terminal, as in a notebook, a line has room for more.
-        names += [] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
-        shown = {name: number(logs.get(name)) for name in names}
+        names = [metrics.ACCURACY, metrics.REWARD, metrics.HELDOUT_ACCURACY, metrics.LOSS, metrics.LENGTH_MEAN]
+        # The last held-out accuracy stays until the next one.
+        self.shown |= {name: value for name in names if (value := number(logs.get(name))) is not None}
+        # A terminal has room for two. Without one, as in a notebook, a line has room for all.
+        most, hidden_names = (2, {metrics.LOSS}) if sys.stderr.isatty() else (len(names), set())
         # With the accuracy as the only reward, the two are the same number.
-        if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
-            del shown[metrics.ACCURACY]
-        texts = {name.split("/")[-1]: f"{value:.2f}" for name, value in shown.items() if value is not None}
+        if self.shown.get(metrics.ACCURACY) == self.shown.get(metrics.REWARD):
+            hidden_names.add(metrics.ACCURACY)
+        chosen = [name for name in names if name in self.shown and name not in hidden_names][:most]
+        texts = {
+            "heldout" if name == metrics.HELDOUT_ACCURACY else name.split("/")[-1]: f"{self.shown[name]:.2f}"
+            for name in chosen
+        }
         self.bar.set_postfix(texts, refresh=False)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -109,14 +109,17 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
     assert terminal or [line[:14] for line in output.split("\n") if line] == shown
 
 
-@pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
+@pytest.mark.parametrize(
+    ("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50, heldout=0.75")]
+)
 def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress, at = Progress(), state(100, max_steps=1000)  # resumed
     progress.on_train_begin(None, at, None)
     at.global_step = 550
     progress.on_step_end(None, at, None)
-    for logs in ({"loss": 0.0, "accuracy": accuracy, "reward": 0.5}, {"accuracy": 0.9}, None):
+    step = {"loss": 0.0, "accuracy": accuracy, "reward": 0.5, "completions/mean_length": 9.0}
+    for logs in (step, {"heldout/accuracy": 0.75}, step, {"accuracy": 0.9}, None):
         progress.on_log(None, at, None, logs=logs)
     progress.bar.start_t -= 3700
     line = tqdm.format_meter(**{**progress.bar.format_dict, "ncols": 80})
