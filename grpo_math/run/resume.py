@@ -17,6 +17,7 @@ from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
+AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
@@ -124,4 +125,4 @@ def problem_hash(row: Mapping[str, Any]) -> str:
 
 
 def short_hash(content: Any) -> str:
-    return sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()[:12]
+    return sha256(AS_JSON(content).encode()).hexdigest()[:12]

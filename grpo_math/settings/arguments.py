@@ -92,9 +92,7 @@ class TrainArguments:
     )
 
     dry_run: bool = setting(
-        False,
-        "Do everything before the first step, except the evaluation, then stop. Nothing is written to output_dir.",
-        resume="may_change",
+        False, "Do everything before the first step except the evaluation, then stop.", resume="may_change"
     )
     resume: str = setting(
         "auto",
