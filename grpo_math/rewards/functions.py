@@ -6,7 +6,9 @@ guard.py catches what a function raises.
 """
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
@@ -19,15 +21,18 @@ from grpo_math.rewards.guard import columns_for, reward_name
 from grpo_math.rewards.inputs import (
     DEFAULT_LIMIT,
     GRADE,
+    GROUPS,
     MAX_LENGTH,
     Completions,
     Prompts,
     Reward,
     Rewards,
+    Sized,
     completion_grades,
     completion_lengths,
     completion_text,
     formats_kept,
+    grouped,
     in_formats,
     is_right,
     prompt_formats,
@@ -243,18 +248,28 @@ def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
 
 
 def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """Return minus the length, as a share of the limit; None if the answer could not be graded.
+    """Return ``-p * n / mean`` for a length of n in any unit (ALP, arXiv 2506.05256); None for an ungraded completion.
 
-    This uses one completion. The trainer then compares its length with the right completions of its group
-    (`algorithm.advantages.relative_brevity`).
+    p is the share of the group's graded completions that are right, the mean is that of the lengths of the right ones:
+    the normalizer that the paper leaves open. A group without a right completion has the reward 0: a problem that is
+    too hard costs no length. A group is what the trainer gives, or else the completions of one prompt.
 
-    >>> brevity([""] * 2, ["#### 7"] * 2, answer=["7", "7"], completion_ids=[[0] * 256, [0] * 512])
-    [-0.25, -0.5]
+    >>> texts, lengths = ["#### 7", "#### 7", "#### 8"], [10, 30, 40]
+    >>> brevity(["3 + 4?"] * 3, texts, answer=["7"] * 3, completion_ids=[[0] * n for n in lengths])
+    [-0.3333333333333333, -1.0, -1.3333333333333333]
     """
-    limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
     grades = completion_grades("brevity", completions, columns)
-    lengths = completion_lengths(completions, columns)
-    return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
+    own = list(zip(completion_lengths(completions, columns), map(is_right, grades), strict=True))
+    groups = columns.get(GROUPS) or grouped(map(str, prompts), own)
+    return [_relative_brevity(*one, group) for one, group in zip(own, groups, strict=True)]
+
+
+def _relative_brevity(n: int, right: float | None, group: Sequence[Sized]) -> float | None:
+    lengths = [length for length, is_right in group if is_right]
+    graded = sum(is_right is not None for _, is_right in group)
+    if right is None or not lengths:
+        return None if right is None else 0.0
+    return -len(lengths) / graded * n / (fmean(lengths) or 1.0)
 
 
 # Chinese and Japanese have no spaces between words.

@@ -3,7 +3,7 @@
 The trainer adds the grades, the time limit and the length limit under the reserved keys below (guard.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -24,6 +24,9 @@ GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
 # The keys of the values that the trainer adds. No column of a user has such a name.
 RESERVED = "grpo_math_"
 GRADE, GRADE_TIMEOUT, MAX_LENGTH = (f"{RESERVED}{name}" for name in ("grade", "grade_timeout", "max_completion_length"))
+# For each completion its group: the length of each completion, and whether it is right (`Sized`).
+GROUPS = f"{RESERVED}groups"
+Sized = tuple[int, float | None]
 DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format
 DEFAULT_LIMIT = 1024  # tokens of a completion, if neither a setting nor the trainer gives a limit
 
@@ -134,6 +137,19 @@ def completion_lengths(completions: Completions, columns: dict[str, Any]) -> lis
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
     rows = columns.get("completion_ids") or [completion_text(completion).split() for completion in completions]
     return [len(row) for row in rows]
+
+
+def grouped(keys: Iterable[Any], values: Sequence[Sized]) -> list[list[Sized]]:
+    """Return for each value the list of all values with its key.
+
+    >>> grouped("aba", [(3, 1.0), (4, 1.0), (5, 0.0)])
+    [[(3, 1.0), (5, 0.0)], [(4, 1.0)], [(3, 1.0), (5, 0.0)]]
+    """
+    groups: dict[Any, list[Sized]] = {}
+    keys = list(keys)
+    for key, value in zip(keys, values, strict=True):
+        groups.setdefault(key, []).append(value)
+    return [groups[key] for key in keys]
 
 
 def column_names(data: Any) -> list[str] | None:

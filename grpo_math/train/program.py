@@ -226,7 +226,7 @@ class TrainingRun:
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
+            threads = f"; threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)" if kind == "cpu" else ""
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
             if about := setup.problems.evaluation.about:
                 print(about, flush=True)
@@ -256,7 +256,7 @@ class TrainingRun:
             archive_results(run_dir, is_new=replaces)
             explicit = resume.explicit_settings(read.values, read.given)
             self.writer.write_settings({**self.resolved, "stated": explicit}, ["grpo_math.train", *read.argv])
-            resume.write_problems(run_dir, self.setup.problems.rows)
+            resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
         trainer.grpo_math.keep_best = self.arguments.keep_best

@@ -47,6 +47,7 @@ class MathGRPOConfig(GRPOConfig):
         "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
         "module:function.",
         choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
+        shapes_rollout=True,
     )
     dppo_high: float = setting(
         0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1
@@ -62,12 +63,14 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
-        "from each token's advantage instead.",
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1, k2, or advantage (k1 is taken "
+        "from each token's advantage).",
         choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
-        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
+        None,
+        "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
+        "http://HOST:PORT of a vLLM server.",
     )
     reference_dtype: str | None = setting(
         None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
