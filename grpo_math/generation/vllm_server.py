@@ -74,12 +74,9 @@ def command(
     >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, on_gpu=False)[-2:]
     (['--max-loras', '2', '--max-lora-rank', '16'], ['1', '--enforce-eager'])
 
-    Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
-    does not support.
+    Raises `ConfigError` for a host that needs a key, and for a rank that vLLM does not support.
     """
-    if not is_loopback(host) and not key():
-        reason = "lets other machines use the server, which then needs a key"
-        raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
+    refuse_without_key(host)
     options: dict[str, Any] = {
         "--host": host,
         "--port": port,
@@ -103,6 +100,13 @@ def command(
         options["--middleware"] = GUARD
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     return [executable, "serve", model, *filter(None, words), *extra]
+
+
+def refuse_without_key(host: str) -> None:
+    """Raise `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set."""
+    if not is_loopback(host) and not key():
+        reason = "lets other machines use the server, which then needs a key"
+        raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
 
 
 def served_rank(rank: int) -> int:
