@@ -14,6 +14,7 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.earlier import archive_later_checkpoints
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.batch import alternatives, batch_from, divisors
+from grpo_math.settings.fields import fields
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -34,7 +35,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if of_checkpoints != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
-        resume.refuse_changed(held_in, lines, mode)
+        resume.refuse_changed(held_in, lines, mode, fields())
         # After the refusal: a finished run of other settings is not the run that was asked for.
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
