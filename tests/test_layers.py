@@ -25,9 +25,10 @@ ROOMS = [
     {"run"},
     {"system"},
     {"user_functions"},
-    {"redact", "replaced", "yaml_files"},
+    {"replaced", "yaml_files"},
     {"reading"},
     {"errors"},
+    {"redact"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
@@ -39,6 +40,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.tool_loop"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
+    *("generation.lost_server", "generation.served_teacher"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming"),

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +34,14 @@ from grpo_math.checks.row_kinds import (
     habits,
 )
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.errors import ConfigError, DataError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
-from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import load_problems, open_rows, parse_rows
+from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.prompts import AS_IS
-from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
+from grpo_math.problems.sources import SOURCES, hub_id, source_name
+from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
 from grpo_math.settings import recipe
@@ -54,6 +55,8 @@ THIRD = 1 / 3
 ALIKE = 0.75  # of the words of two problems with the same numbers and the same gold answer
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
 SHOWN, EXAMPLES = 80, 3  # characters of an example, and examples of a kind
+GRADED = 10_000  # gold answers that are graded at once
+SAMPLE = 20_000  # problems that `doctor` reads, and that show the habits of a file
 COLUMN = "bare_answer"  # of --bare_numbers
 
 
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
     note = cache_only([settings["dataset"], *args.tests.split(",")])
     notes = [note] if note else []
-    raws, rows, faults = read(settings)
+    data, n, rows, faults = read(settings)
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
     faults.sort(key=lambda fault: fault.line)
@@ -109,13 +112,13 @@ def run(args: argparse.Namespace) -> Answer:
     ]
     result: dict[str, Any] = {
         "ok": not faults and not common,
-        "rows": len(raws),
+        "rows": n,
         "read_as": {name: len(some) for name, some in readings(golds).items()},
         "faults": [*by_kind(faults)],
         "left_out": len({fault.line for fault in left_out}),
         "most_common": common,
         "notes": notes,
-        "files": write_clean(clean, raws, left_out, bare) if clean else [],
+        "files": write_clean(clean, data, left_out, bare) if clean else [],
     }
     return Answer(result, "\n".join(lines(result, golds)), result["ok"] or bool(clean))
 
@@ -151,13 +154,15 @@ def lines(result: Mapping[str, Any], golds: Sequence[str]) -> Iterator[str]:
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
-    rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
+    n, sample = len(setup.problems.rows), setup.problems.sample(SAMPLE)
+    rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
     faults = [*single_faults(rows), *repeated(rows)]
     words = [f"{count} {kind}" for kind, count in Counter(fault.kind.name for fault in faults).most_common()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
-    if words:
-        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
+    of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
+    if words or of_all:
+        yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit shows them")
 
 
 def shown(text: object) -> str:
@@ -168,52 +173,53 @@ def raw_text(raw: Any) -> str:
     return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
-def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
-    """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
+def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
+    """Return the data set, the number of its rows, the rows that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
-    source = SOURCES.get(source_name(dataset) or "", OWN)
-    accepted = which.chosen(settings["columns"], source.columns)
-    if dataset.partition(":")[0] == "generated":
-        raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
-    else:
-        with naming({"split": "dataset_split"}):
-            raws = dict(open_rows(dataset, split, accepted)[2])
-    if not raws:
-        raise ConfigError("dataset", dataset, "has no rows", "check the file")
-    as_is = settings["prompt_template"] == AS_IS
-    rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
-    if not rows:
-        raise errors[0]
     faults: list[Fault] = []
-    for error in errors:
-        of_answer = error.field in ("answer", *accepted["answer"])
+    first: list[DataError] = []
+
+    def bad(raw: Any, error: DataError) -> None:
+        of_answer = error.field in ("answer", *data.accepted["answer"])
         kind = NO_ANSWER if of_answer else UNUSABLE
-        example = f"{error.field} {error.reason}: {shown(raw_text(raws[error.line]))}"
-        faults.append(Fault(kind, error.line, example))
-    return raws, rows, faults
+        faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
+        first[:] = first or [error]
+
+    with naming({"split": "dataset_split"}):
+        if dataset.partition(":")[0] == "generated":
+            made = load_problems(dataset, split)
+            data = Data("line", dataset, lambda: enumerate(map(dict, made), 1))
+        else:
+            data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
+        rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
+    if not rows:
+        raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")
+    return data, len(rows) + len(faults), rows, faults
 
 
-def single_faults(rows: Sequence[Row]) -> Iterator[Fault]:
+def single_faults(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the faults that a row shows alone."""
-    usual = habits(rows)
-    for row in rows:
+    usual = habits([*islice(rows, 0, None, -(-len(rows) // SAMPLE))])
+    for row in bar(rows, "reading each problem", len(rows)):
         for kind, text in row_kinds.faults(row, usual):
             yield Fault(kind, row["line"], shown(text))
 
 
-def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
+def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
     """Yield the faults of rows, alone, graded, and compared with each other."""
     yield from single_faults(rows)
-    for row in rows:
-        if len(row["problem"]) > CHARACTERS * prompt_tokens:
-            kind = LONG._replace(name=LONG.name.format(prompt_tokens))
-            yield Fault(kind, row["line"], f"about {len(row['problem']) // CHARACTERS:,} tokens")
-    for row, verdict in not_correct(rows, repaired, "boxed"):
-        yield Fault(NOT_CORRECT, row["line"], verdict)
     as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
-    changed = [row for row in rows if as_plain(row["answer"]) != row["answer"]]
-    for row, verdict in not_correct(changed, as_plain, "boxed"):
-        yield Fault(OWN_TEXT, row["line"], f"{shown(row['answer'])}: {verdict}")
+    # In batches, because the completions and grades of all rows take much memory.
+    for batch in batches(bar(rows, "grading gold answers", len(rows)), GRADED):
+        for row in batch:
+            if len(row["problem"]) > CHARACTERS * prompt_tokens:
+                kind = LONG._replace(name=LONG.name.format(prompt_tokens))
+                yield Fault(kind, row["line"], f"about {len(row['problem']) // CHARACTERS:,} tokens")
+        for row, verdict in not_correct(batch, repaired, "boxed"):
+            yield Fault(NOT_CORRECT, row["line"], verdict)
+        changed = [row for row in batch if as_plain(row["answer"]) != row["answer"]]
+        for row, verdict in not_correct(changed, as_plain, "boxed"):
+            yield Fault(OWN_TEXT, row["line"], f"{shown(row['answer'])}: {verdict}")
     pairs = contradictions(rows)
     for row, other in [*pairs, *((other, one) for one, other in pairs)]:
         text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
@@ -221,14 +227,15 @@ def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
     yield from repeated(rows)
 
 
-def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
+def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
+    # Hashes first, because the words of all problems take much memory, and few have the same numbers and answer.
+    keys = [hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows))]
+    counts = Counter(keys)
     earlier: dict[Any, list[tuple[set[str], int]]] = {}
-    for row in rows:
-        words = contamination.words(row["problem"])
-        numbers = tuple(word for word in words if not word.isalpha())
-        neighbours = earlier.setdefault((numbers, row["answer"]), [])
-        distinct = {*words}
+    for row in compress(rows, (counts[key] > 1 for key in keys)):
+        neighbours = earlier.setdefault(_numbers_and_gold(row), [])
+        distinct = {*contamination.words(row["problem"])}
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
         if near:
             yield Fault(REPEATED, row["line"], f"as line {near[0]}: {shown(row['problem'])}")
@@ -236,7 +243,11 @@ def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
             neighbours.append((distinct, row["line"]))
 
 
-def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
+def _numbers_and_gold(row: Row) -> tuple[tuple[str, ...], str]:
+    return tuple(word for word in contamination.words(row["problem"]) if not word.isalpha()), row["answer"]
+
+
+def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
     sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
@@ -251,13 +262,13 @@ def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[s
             yield Fault(IN_A_TEST._replace(name=IN_A_TEST.name.format(name)), row["line"], shown(row["problem"]))
 
 
-def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:
+def most_common(rows: Stored | Sequence[Row]) -> dict[str, Any] | None:
     """Return the most common gold answer if a third of the rows have it."""
     counted = Counter(row["answer"] for row in rows).most_common(1)
     return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(rows))), None)
 
 
-def write_clean(name: str, raws: Mapping[int, Any], left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:
+def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:
     """Write the rows without a fault of ``left_out``, and the others with lines and reasons. Return the files' names.
 
     ``bare`` has a plain number for the gold answers of some lines, which is written in a column of its own.
@@ -267,14 +278,15 @@ def write_clean(name: str, raws: Mapping[int, Any], left_out: Sequence[Fault], b
         reasons.setdefault(fault.line, []).append(f"{fault.kind.name}: {fault.example}")
 
     others = (
-        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raws[line])}, ensure_ascii=False)
-        for line in sorted(reasons)
+        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raw)}, ensure_ascii=False)
+        for line, raw in data.rows()
+        if line in reasons
     )
-    kept = {line: raw_text(raw) for line, raw in raws.items() if line not in reasons}
-    if bare:
-        objects = {line: json.loads(text) | {COLUMN: bare[line]} for line, text in kept.items()}
-        kept = {line: json.dumps(row, ensure_ascii=False) for line, row in objects.items()}
-    files = {name: kept.values(), f"{name}.left_out.jsonl": others}
-    for path, texts in files.items():
-        replace_text(Path(path), "".join(f"{text}\n" for text in texts))
+    kept = ((line, raw_text(raw)) for line, raw in data.rows() if line not in reasons)
+    texts = (
+        json.dumps(json.loads(text) | {COLUMN: bare[line]}, ensure_ascii=False) if bare else text for line, text in kept
+    )
+    files = {name: texts, f"{name}.left_out.jsonl": others}
+    for path, lines in files.items():
+        replace_text(Path(path), (f"{line}\n" for line in lines))
     return list(files)

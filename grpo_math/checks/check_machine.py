@@ -227,7 +227,8 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    resume.refuse_changed(run_dir, resume.changed(held, s, setup.recipe.given, fields.defaults()), s["resume"])
+    lines = resume.changed(held, s, setup.recipe.given, fields.fields())
+    resume.refuse_changed(run_dir, lines, s["resume"], fields.fields())
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 

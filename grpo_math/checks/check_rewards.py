@@ -5,9 +5,10 @@ The checks use made-up completions in the template's format.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,9 +24,10 @@ from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
+from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
@@ -50,32 +52,49 @@ def problems(setup: Setup) -> Iterator[Finding]:
         with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
             Sampling(*evaluation_protocol(held.data, None, held.samples, held.temperature)[1:])
     # One of the two gold answers rewards a wrong answer.
-    if apart := contradictions(rows, GOLDS):
-        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
-        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
+    n, example = remembered(rows, "contradictions", lambda: _contradictory(rows))
+    if n:
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    templated = [row["id"] for row in rows if CHAT_TOKENS.search(row["problem"])]
-    if templated and setup.problems.template.name != AS_IS:
-        message = f"problems that contain a chat template already: {len(templated)}; the first is {templated[0]}"
+    n, first = remembered(rows, "templated", lambda: _templated(rows))
+    if n and setup.problems.template.name != AS_IS:
+        message = f"problems that contain a chat template already: {n}; the first is {first}"
         yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")
     # The problems of before and after, which the default set has, are compared already.
     compared = {row["problem"] for row in whole.rows} if whole else set()
     others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
     sets = {f"{held.data}, {held.split}: ": held.rows for held in others}
-    for name, overlap in {"": setup.problems.overlap, **contamination.overlaps(sets, rows)}.items():
+    for name, overlap in {"": setup.problems.overlap, **setup.problems.overlaps(sets)}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"
             remedy = "give an eval_split, eval_dataset or heldout of other problems"
             yield Finding(level, name + contamination.overlap_line(overlap), remedy)
 
 
-def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
+def _contradictory(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Return the number of problems with different gold answers, and an example in words."""
+    pairs = contradictions(rows, GOLDS)
+    examples = [
+        f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}" for one, other in pairs
+    ]
+    return len({one["problem"] for one, _ in pairs}), "".join(examples[:1])
+
+
+def _templated(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Return the number of problems that contain a chat template, and the id of the first."""
+    ids = [row["id"] for row in rows_with(rows, "id", "problem") if CHAT_TOKENS.search(row["problem"])]
+    return len(ids), "".join(ids[:1])
+
+
+def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
     """Return pairs of rows with the same problem and gold answers that are not equal. ``most`` pairs are graded."""
-    keys = [contamination.whole(row["problem"]) for row in rows]
-    # Reversed, so that the first row of each problem stays.
-    first = dict(zip(reversed(keys), reversed(rows), strict=True))
-    pairs = [(first[key], row) for key, row in zip(keys, rows, strict=True) if row["answer"] != first[key]["answer"]]
-    pairs = pairs[:most]
+    # Hashes, because a million problems take much memory, and few of them are repeated.
+    keys = [hash(contamination.whole(row["problem"])) for row in rows_with(rows, "problem")]
+    counts = Counter(keys)
+    repeats = len(counts) < len(keys)
+    same = compress(rows_with(rows, "id", "problem", "answer"), (counts[key] > 1 for key in keys)) if repeats else ()
+    first: dict[str, Any] = {}
+    repeated = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
+    pairs = list(islice((pair for pair in repeated if pair[0]["answer"] != pair[1]["answer"]), most))
     verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
     return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
 
@@ -233,6 +252,13 @@ def _pay(
         "log_metric": lambda *_: None,
     }
     added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
+    # As in training, a reward may compare the completions of a problem. One that is sometimes solved has a right one,
+    # here as long as the first.
+    sizes = [(len(text.encode()), is_right(grade)) for text, grade in zip(texts, grades, strict=True)]
+    added[GROUPS] = [
+        group if any(right for _, right in group) else [*group, (group[0][0], 1.0)]
+        for group in grouped([row["id"] for row in rows], sizes)
+    ]
     try:
         called = checked(function, added)(**columns)
         return start(called).result() if inspect.iscoroutine(called) else called

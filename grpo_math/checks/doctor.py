@@ -17,6 +17,7 @@ from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, pr
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.settings import accelerate, recipe
+from grpo_math.system.gpus import first_gpus
 from grpo_math.system.streams import Answer
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show", type=int, metavar="N", help="show only the prompts of the first N problems, as tokens"
     )
+    parser.add_argument("--gpus", type=int, metavar="N", help="check a run on the first N GPUs of this machine")
     parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
 
 
@@ -34,6 +36,10 @@ def run(args: argparse.Namespace) -> Answer:
     recipe.read_and_set_env(argv)
     if args.show is not None:
         return show(argv, args.show)
+    if args.gpus is not None:
+        # Every check and torch then see only these.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.number) for gpu in first_gpus(args.gpus))
     findings = []
     for finding in doctor(argv, args.accelerate_config):
         findings.append(finding)

@@ -173,7 +173,7 @@ class Engine(Model):
             try:
                 return [broadcast_from_main(lambda: call(rows, 0))]
             except ServerError as error:
-                from grpo_math.generation.sync import ServerUnavailable
+                from grpo_math.generation.lost_server import ServerUnavailable
 
                 # As in a rollout: the trainer saves the step, and the run ends.
                 raise ServerUnavailable(str(error)) from None

@@ -16,6 +16,7 @@ from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
 from grpo_math.planner.work import Machine
 from grpo_math.settings import batch
+from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.system.machine import GB, main_memory
 
@@ -138,7 +139,7 @@ def _read(
     if settings["router_aux_loss_coef"] is None:
         # TRL's default is that of the model's config.
         settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
-    teacher = settings["reference_model"]
+    teacher = None if teacher_url(settings) else settings["reference_model"]
     if teacher:
         teacher = model_shape(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]

@@ -4,7 +4,7 @@ Does not notice a change in the code of a reward function or in what a Hub id re
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,11 @@ from grpo_math.errors import ConfigError
 from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
+from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
-# Settings of output, saving and services. They do not change what is computed.
-MAY_CHANGE = {
-    *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
-    *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
-    *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
-    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_revision", "hub_always_push"),
-    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
-    *("watchdog_minutes", "ddp_timeout", "dry_run"),
-}
-
-# Settings of the trained weights and the optimizer's state. Even ``resume: force`` cannot change them.
-MUST_MATCH = (
-    *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("optim", "distributed_type"),
-)
+AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
@@ -72,45 +59,59 @@ def run_config(run_dir: Path) -> dict[str, Any] | None:
     return {} if (run_dir / "history.jsonl").exists() or checkpoints(run_dir) else None
 
 
-def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], defaults: Any) -> list[str]:
+def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], fields: Any) -> list[str]:
     """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not stated has
-    its default.
+    its default. ``fields``: those of a recipe (settings/fields.py) by name, with what a resumed run may change.
 
-    >>> config = {"stated": {"seed": 1, "save_steps": 5, "beta": 0.0}}
-    >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
-    ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
+    >>> from types import SimpleNamespace as Field
+    >>> fields = {"seed": Field(default=42, resume=""), "save_steps": Field(default=500, resume="may_change")}
+    >>> changed({"stated": {"seed": 1, "save_steps": 5}}, {"seed": 2}, {"seed"}, fields)
+    ['seed: 1 -> 2']
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
     now = explicit_settings(settings, given)
     lines = []
-    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE):
+    for name in sorted(before.keys() | now.keys()):
+        field = fields.get(name)
+        if field and field.resume == "may_change":
+            continue
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
-        default = json.loads(json.dumps(defaults.get(name), default=str))
+        default = json.loads(json.dumps(field and field.default, default=str))
         old, new = before.get(name, default), now.get(name, default)
+        # A teacher on a server may move, as a sampler may.
+        if name == "reference_model" and is_url(str(old)) and is_url(str(new)):
+            continue
         # A field of an earlier version that was off changed nothing.
-        if old != new and (old or name in defaults):
+        if old != new and (old or field):
             lines.append(f"{name}: {old} -> {new}")
     return lines
 
 
-def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the hash of each problem, one a line, for `changed_problems`."""
-    replace_text(run_dir / PROBLEMS, "".join(problem_hash(row) + "\n" for row in rows))
+def problem_hashes(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the hash of each problem, one a line."""
+    return "".join(f"{problem_hash(row)}\n" for row in rows)
 
 
-def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return one line if the problems are not those that the run was started with."""
-    file, now = run_dir / PROBLEMS, [problem_hash(row) for row in rows]
-    before = file.read_text(encoding="utf-8").split() if file.exists() else now
-    return [] if before == now else [f"the dataset: {len(before)} problems -> {len(now)} problems, not all the same"]
+def write_problems(run_dir: Path, hashes: str) -> None:
+    """Write the `problem_hashes` of a run, for `changed_problems`."""
+    replace_text(run_dir / PROBLEMS, hashes)
 
 
-def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
+def changed_problems(run_dir: Path, now: str) -> list[str]:
+    """Return one line if the problems, by their `problem_hashes`, are not those that the run was started with."""
+    file = run_dir / PROBLEMS
+    before = file.read_text(encoding="utf-8") if file.exists() else now
+    counts = [len(hashes.split()) for hashes in (before, now)]
+    return [] if before == now else ["the dataset: {} problems -> {} problems, not all the same".format(*counts)]
+
+
+def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str, fields: Any) -> None:
     """Raise `ConfigError` if the run in a folder differs in these ``lines``, unless ``resume`` is force.
 
-    Force does not help if a setting of `MUST_MATCH` has changed: the checkpoints are of other weights.
+    Force does not help if the checkpoints are of other weights.
     """
-    if kept := [line for line in lines if line.partition(":")[0] in MUST_MATCH]:
+    fixed = {"distributed_type", *(name for name, field in fields.items() if field.resume == "must_match")}
+    if kept := [line for line in lines if line.partition(":")[0] in fixed]:
         reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")
     if lines and mode != "force":
@@ -124,4 +125,4 @@ def problem_hash(row: Mapping[str, Any]) -> str:
 
 
 def short_hash(content: Any) -> str:
-    return sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()[:12]
+    return sha256(AS_JSON(content).encode()).hexdigest()[:12]

@@ -14,6 +14,7 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.earlier import archive_later_checkpoints
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.batch import alternatives, batch_from, divisors
+from grpo_math.settings.fields import fields
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -29,12 +30,12 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     named, held_in = resume.source(run_dir, asked)
     held = resume.run_config(held_in)
     if held is not None:
-        lines = resume.changed_problems(held_in, setup.problems.rows)
+        lines = resume.changed_problems(held_in, setup.problems.hashes)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if of_checkpoints != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
-        resume.refuse_changed(held_in, lines, mode)
+        resume.refuse_changed(held_in, lines, mode, fields())
         # After the refusal: a finished run of other settings is not the run that was asked for.
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True

@@ -23,7 +23,7 @@ from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_dtype
-from grpo_math.redact import is_secret
+from grpo_math.redact import without_secrets
 from grpo_math.replaced import replaced
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
@@ -47,6 +47,7 @@ class MathGRPOConfig(GRPOConfig):
         "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
         "module:function.",
         choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
+        shapes_rollout=True,
     )
     dppo_high: float = setting(
         0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1
@@ -62,12 +63,14 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
-        "from each token's advantage instead.",
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1, k2, or advantage (k1 is taken "
+        "from each token's advantage).",
         choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
-        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
+        None,
+        "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
+        "http://HOST:PORT of a vLLM server.",
     )
     reference_dtype: str | None = setting(
         None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
@@ -188,7 +191,7 @@ def as_math_config(args: GRPOConfig) -> MathGRPOConfig:
 
 
 def pickled_without_tokens(args: Any) -> AbstractContextManager[None]:
-    """Make the pickles of training arguments contain None for each secret, at any depth, inside this context.
+    """Make the pickles of training arguments contain no secret, at any depth, inside this context.
 
     transformers pickles the arguments into folders that may be shared, and pushes with their token.
 
@@ -197,15 +200,9 @@ def pickled_without_tokens(args: Any) -> AbstractContextManager[None]:
     >>> with pickled_without_tokens(args):
     ...     copied, token = pickle.loads(pickle.dumps(args)), args.hub_token
     >>> copied.hub_token, copied.model_init_kwargs, token
-    (None, {'token': None}, 'hf_x')
+    (None, {}, 'hf_x')
     """
     shared = copy(args)
-    vars(shared).update(_without_values(vars(args)))
+    vars(shared).update({**dict.fromkeys(vars(args)), **without_secrets(vars(args))})
     # pickle reads this method from the object.
     return replaced(args, __reduce_ex__=shared.__reduce_ex__)
-
-
-def _without_values(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: None if is_secret(str(name)) else _without_values(part) for name, part in value.items()}
-    return [_without_values(part) for part in value] if isinstance(value, list) else value

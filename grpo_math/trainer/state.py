@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.settings.fields import fields
+from grpo_math.system.collectives import agree_on_all, agree_on_largest, broadcast_from_main
 from grpo_math.trainer import table
 
 if TYPE_CHECKING:
@@ -36,13 +36,6 @@ ATTRIBUTES = (
     "_globalstep_last_logged",
     "entropy_coef",
     "_last_world_entropy",
-)
-# A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
-# ``beta``, because a rollout without a KL term has no log-probs of the reference.
-BATCH_SETTINGS = (
-    *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
-    *("num_generations", "beta", "loss_type", "world_size"),
-    *("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile", "router_aux_loss_coef", "surrogate"),
 )
 
 
@@ -84,8 +77,9 @@ class TrainerAttributes(Stateful):
         trainer._metrics["train"].update(state["metrics"])
         table.restore(trainer._logs, state["table"])
 
-    def _batch_settings(self) -> list[Any]:
-        return [getattr(self.settings, name) for name in BATCH_SETTINGS]
+    def _batch_settings(self) -> dict[str, Any]:
+        names = ("world_size", *(name for name, field in fields().items() if field.shapes_rollout))
+        return {name: getattr(self.settings, name) for name in names}
 
 
 class RunState:
@@ -122,7 +116,7 @@ class RunState:
         # Only the main process writes the table.
         writes_table &= self.trainer.accelerator.is_main_process
         saved["table"] = table.as_json(saved["table"]) if writes_table else None
-        if any(gather_object([saved.setdefault("asked") is not None])):
+        if agree_on_largest(saved.setdefault("asked") is not None):
             broadcast_from_main(lambda: saved["asked"] and saved["asked"].wait())
             saved["asked"] = saved["asked"] and saved["asked"].state_dict()
         return saved
@@ -206,4 +200,4 @@ def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] |
     # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
     if path != of_rank and state and state["rollout"] is not None:
         state = None
-    return state if all(gather_object([state is not None])) else None
+    return state if agree_on_all(state is not None) else None

@@ -19,6 +19,7 @@ from grpo_math.checks.doctor import doctor
 from grpo_math.cli import main
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.prompts import as_template
+from grpo_math.system.gpus import Gpu
 from grpo_math.train import program
 
 ROOT = Path(__file__).parents[2]
@@ -248,3 +249,15 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     assert [one["ids"] for one in json.loads(capsys.readouterr().out)["prompts"]] == expected
     assert main(["doctor", path, "--show", "2"]) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2
+
+
+def test_doctor_checks_the_gpus_that_it_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in (3, 5)])
+    monkeypatch.setattr("grpo_math.checks.doctor.doctor", lambda *arguments: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    command = ["doctor", "--config", "gsm8k_8gb", "--accelerate_config", "zero3", "--gpus"]
+    assert main([*command, "8"]) == 2
+    assert capsys.readouterr().err == "error: gpus=8 cannot be had: 2 GPUs are visible here: give 1 to 2\n"
+    assert main([*command, "1"]) == 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

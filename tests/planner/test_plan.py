@@ -118,6 +118,14 @@ def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
     assert after["fits"]
 
 
+def test_a_teacher_on_a_server_costs_the_card_neither_memory_nor_time():
+    recipes = ("distill_8gb", "gsm8k_8gb --num_generations 4", "distill_8gb --reference_model Qwen/Qwen2.5-7B")
+    served, none, here = (printed(f"{recipe} --card 4090 --cpu_memory 16")["answer"] for recipe in recipes)
+    assert (served["peak_gb"], served["seconds"]["ranges"]) == (none["peak_gb"], none["seconds"]["ranges"])
+    assert here["peak_gb"] > served["peak_gb"] + 14
+    assert here["seconds"]["ranges"]["update"][0] > served["seconds"]["ranges"]["update"][0]
+
+
 PASTED = [  # the card, and fields next to those of gsm8k_8gb
     ("8", "--model_name_or_path Qwen/Qwen2.5-7B"),
     ("8", "--model_name_or_path Qwen/Qwen3-4B --use_vllm --load_in_4bit true --max_completion_length 2048"),
@@ -319,6 +327,36 @@ def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_
     out, err = capsys.readouterr()
     assert json.loads(out)["layout"][0]["gpus"] == [0, 1]
     assert err.startswith("warning: max_prompt_length=512 has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "roles"),
+    [
+        (
+            "r1_zero_7b_4gpu --nodes 1 --gpus 8",
+            "VLLM_GPUS=4 sbatch --gpus-per-node=8 FOLDER/one_node.sbatch RECIPE accelerate_configs/zero2.yaml",
+            {"vLLM server, tensor parallel 4": 4, "policy": 4},
+        ),
+        # The last node runs the server.
+        (
+            "r1_zero_7b_4gpu --nodes 3 --gpus 8 --seed 1",
+            "sbatch --nodes=3 --gpus-per-node=8 FOLDER/multi_node.sbatch RECIPE accelerate_configs/zero2.yaml --seed 1",
+            {"policy": 16, "vLLM server, tensor parallel 4": 4, "idle": 4},
+        ),
+        (
+            "gsm8k_8gb --nodes 2 --gpus 4",
+            "sbatch --nodes=2 --gpus-per-node=4 FOLDER/multi_node.sbatch RECIPE accelerate_configs/multi_node.yaml",
+            {"policy, and generation by transformers": 8},
+        ),
+    ],
+)
+def test_a_plan_of_nodes_prints_the_line_that_submits_the_job(arguments, command, roles, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    answer = printed(f"{arguments} --gpu_memory 80 --cpu_memory 512")["answer"]
+    assert answer["fits"]
+    assert answer["command"] == command.replace("RECIPE", arguments.split()[0]).replace("FOLDER", "launch/slurm")
+    assert {role["role"]: len(role["gpus"]) for role in answer["layout"]} == roles
+    assert sorted(gpu for role in answer["layout"] for gpu in role["gpus"]) == list(range(sum(roles.values())))
 
 
 def test_a_plan_needs_neither_network_nor_torch():

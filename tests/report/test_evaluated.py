@@ -21,7 +21,7 @@ from grpo_math.problems.generated import stories
 from grpo_math.problems.sources import folder_name
 from grpo_math.report.page import report
 from grpo_math.report.run_dir import read_run
-from grpo_math.run.resume import write_problems
+from grpo_math.run.resume import problem_hashes, write_problems
 
 ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_size", "4"]
 
@@ -33,7 +33,7 @@ def trained(small, tmp_path):
 
 
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
-    write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
+    write_problems(trained, problem_hashes(load_problems("generated:sums", "heldout", limit=3)))
     monkeypatch.setattr(results, "grade_batch", Mock(wraps=results.grade_batch))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()

@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import checkpoints, earlier, files, resume, weights
+from grpo_math.settings.fields import fields
 
 
 def accelerator(events=None, main=True):
@@ -171,16 +174,20 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
 def test_other_settings_are_listed():
     kept = resume.explicit_settings({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
     now = {"seed": 1, "hub_token": "hf_y", "save_steps": 9, "lora_r": 8, "rewards": ["accuracy"]}
-    assert resume.changed(
-        {"stated": kept}, now, set(now), {"seed": 42, "beta": 0.0, "lora_r": 16, "rewards": ("accuracy",)}
-    ) == ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
+    lines = ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
+    assert resume.changed({"stated": kept}, now, set(now), fields()) == lines
+    # `force` does not change the shape of the adapter.
+    with pytest.raises(ConfigError, match=re.escape("(lora_r: 16 -> 8): name a new folder")):
+        resume.refuse_changed(Path("run"), lines, "force", fields())
+    resume.refuse_changed(Path("run"), lines[:1], "force", fields())
 
 
 def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_path):
     rows = [{"id": i, "problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(3)]
-    assert resume.changed_problems(tmp_path, rows) == []
-    resume.write_problems(tmp_path, rows)
-    assert resume.changed_problems(tmp_path, [{**row, "id": "x"} for row in rows]) == []
-    assert resume.changed_problems(tmp_path, [*rows[:2], {**rows[2], "answer": "4"}]) == [
+    hashes = resume.problem_hashes(rows)
+    assert resume.changed_problems(tmp_path, hashes) == []
+    resume.write_problems(tmp_path, hashes)
+    assert resume.changed_problems(tmp_path, resume.problem_hashes({**row, "id": "x"} for row in rows)) == []
+    assert resume.changed_problems(tmp_path, resume.problem_hashes([*rows[:2], {**rows[2], "answer": "4"}])) == [
         "the dataset: 3 problems -> 3 problems, not all the same"
     ]

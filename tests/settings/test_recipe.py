@@ -30,6 +30,11 @@ def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_cha
     recipe = read(["--method", name, "--output_dir", "run", *teacher])
     fields = METHODS[name]["fields"]
     assert recipe.problems == []
+    assert recipe.notes == (
+        ["--method distill_and_reward distils the model before its training: name a teacher as reference_model"]
+        if name == "distill_and_reward"
+        else []
+    )
     assert {field: recipe.values[field] for field in fields} == fields
     assert recipe.given - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
     assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
@@ -89,7 +94,8 @@ def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
 
 
 def test_every_range_is_of_a_field_and_every_default_is_taken():
-    assert settings_fields.THEIRS.keys() <= settings_fields.fields().keys()
+    theirs = {*settings_fields.THEIRS, *settings_fields.RESUME, *settings_fields.TABLES["shapes_rollout"]}
+    assert theirs <= settings_fields.fields().keys()
     for field in settings_fields.fields().values():
         for value in field.default if isinstance(field.default, list) else [field.default]:
             field.refuse(value, value)

@@ -1,5 +1,6 @@
 """A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +11,7 @@ from small_trainers import grades, logps_of, problems, results_of
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.grading import grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
 from grpo_math.trainer import rollout_in_progress as module
@@ -282,6 +283,16 @@ def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, mo
         assert values == pytest.approx(expected, nan_ok=True)
         kinds.append(len(right))
     assert 2 in kinds
+
+
+def test_a_group_that_two_ranks_share_is_whole_on_both(monkeypatch):
+    maker, ranks = object.__new__(RolloutMaker), [[(3, 1.0), (4, 0.0)], [(5, None), (6, 1.0)]]
+    monkeypatch.setattr(module, "gather_object", lambda own: [*ranks[0], *ranks[1]])
+    for rank, own in enumerate(ranks):
+        model, accelerator = SimpleNamespace(training=True), SimpleNamespace(process_index=rank)
+        maker.trainer = SimpleNamespace(num_generations=4, model=model, accelerator=accelerator)
+        groups = maker._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
+        assert groups == [[*ranks[0], *ranks[1]]] * 2
 
 
 def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(ours):
