@@ -90,7 +90,8 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
     # Hashes, because a million problems take much memory, and few of them are repeated.
     keys = [hash(contamination.whole(row["problem"])) for row in rows_with(rows, "problem")]
     counts = Counter(keys)
-    same = compress(rows_with(rows, "id", "problem", "answer"), (counts[key] > 1 for key in keys))
+    repeats = len(counts) < len(keys)
+    same = compress(rows_with(rows, "id", "problem", "answer"), (counts[key] > 1 for key in keys)) if repeats else ()
     first: dict[str, Any] = {}
     repeated = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
     pairs = list(islice((pair for pair in repeated if pair[0]["answer"] != pair[1]["answer"]), most))
