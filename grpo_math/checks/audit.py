@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> Answer:
         raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    names = [settings["dataset"], *args.tests.split(",")]
-    notes = [note for note in [cache_only()] if note] if any(map(hub_id, names)) else []
+    note = cache_only([settings["dataset"], *args.tests.split(",")])
+    notes = [note] if note else []
     data, n, rows, faults = read(settings)
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)

@@ -216,10 +216,9 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     reason = f"cannot be written: {parent} is read-only, or not a folder"
     setup.refuse("output_dir", not writable, reason, "name another folder")
-    named, run_dir = resume.source(folder, s["resume_from_checkpoint"])
+    named, run_dir, held = resume.where_to_start(folder, s["resume_from_checkpoint"])
     if named:
         checkpoints.checkpoint_step(named)
-    held = resume.run_config(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
     # Another program made the checkpoint, so there is nothing to compare.
     if held is None or (not known and named):

@@ -1,4 +1,4 @@
-"""Checks that a resumed run is the same run: its settings, its problems, its number of processes.
+"""Where a run begins, and whether a resumed run is the same run: its settings and its problems.
 
 Does not notice a change in the code of a reward function or in what a Hub id resolves to.
 """
@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.redact import without_secrets
-from grpo_math.run.checkpoints import checkpoints
+from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, remove_unfinished, unfinished
 from grpo_math.run.files import replace_text
 from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
@@ -20,26 +20,58 @@ PROBLEMS = "problems.txt"
 AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
-    """Return the checkpoint that ``resume_from_checkpoint`` names, or None, and the folder of the run that is resumed.
+class Start(NamedTuple):
+    """Where a run begins. `where_to_start` decides it, for `grpo-math train` and for doctor."""
+
+    named: Path | None  # the checkpoint that ``resume_from_checkpoint`` names, if the run begins there
+    run_dir: Path  # the folder of the run that is continued
+    config: dict[str, Any] | None  # its `run_config`
+
+    def checkpoint(self) -> tuple[Path | None, list[str]]:
+        """Return the checkpoint to resume, None for step 0, and a line about each newer one that is damaged.
+
+        Raises `UserError` for a named checkpoint that is damaged, and if all are.
+        """
+        if self.named is None:
+            return newest_whole(self.run_dir)
+        # A checkpoint of another program has no list of its files to compare with.
+        ours = unfinished(self.named) or (self.named / FILES).exists()
+        if ours and (reason := damage(self.named)):
+            reason = f"cannot be resumed ({reason})"
+            raise ConfigError("resume_from_checkpoint", str(self.named), reason, "give another checkpoint")
+        return self.named, []
+
+
+def where_to_start(run_dir: Path, requested: Any) -> Start:
+    """Decide where a run in ``run_dir`` begins, with this ``resume_from_checkpoint``. Changes nothing.
 
     A named checkpoint is where a run starts. A run that has started there, or has checkpoints and was to start from
     another folder, resumes from its newest checkpoint: each restart would otherwise train the same steps again.
 
     Raises `ConfigError` if the folder contains a run without checkpoints that did not start there.
     """
-    named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
+    config = run_config(run_dir)
+    named = Path(str(requested)) if requested and str(requested).lower() not in ("true", "false") else None
     if named is None:
-        return None, run_dir
+        return Start(None, run_dir, config)
     # Not named.resolve(): a checkpoint may be a link to another disk.
     own = named.parent.resolve() == run_dir.resolve()
-    config = run_config(run_dir)
-    started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(asked)
+    started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(requested)
     if checkpoints(run_dir) and (not own or started_there):
-        return None, run_dir
+        return Start(None, run_dir, config)
     if config is not None and not own and not started_there:
         raise ConfigError("output_dir", str(run_dir), "contains another run", "name a new folder")
-    return named, named.parent
+    return Start(named, named.parent, run_config(named.parent))
+
+
+def checkpoint_of_script(run_dir: Path, requested: Any) -> Any:
+    """Return the value for transformers' ``resume_from_checkpoint``: for True, the newest finished checkpoint.
+
+    transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.
+    """
+    remove_unfinished(run_dir)
+    finished = checkpoints(run_dir)
+    return str(finished[0][1]) if requested is True and finished else requested
 
 
 def explicit_settings(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
