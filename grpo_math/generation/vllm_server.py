@@ -60,17 +60,16 @@ def command(
     """Return the `vllm serve` command for training. `environment` returns its environment.
 
     With ``lora_rank`` the server accepts adapters of at most that rank, ``adapters`` of them in one batch. With 0 it
-    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
-    of the sampled distribution, after temperature and filters, as TRL's importance correction needs. Without
-    ``max_model_length`` the context is as long as the GPU's memory allows: the model's own may not fit.
+    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are after
+    temperature and filters, as TRL's importance correction needs. By default, the context is what the GPU holds.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2, max_model_length=2048))
     ... # doctest: +NORMALIZE_WHITESPACE
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
      --max-logprobs -1 --max-model-len 2048 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
      --enable-lora --max-loras 1 --max-lora-rank 32'
-    >>> " ".join(command("base", data_parallel=4)[17:])
-    '--tensor-parallel-size 1 --data-parallel-size 4 --api-server-count 1 --weight-transfer-config {"backend": "nccl"}'
+    >>> command("base", data_parallel=4)[19:21], command("base")[-2:]
+    (['--data-parallel-size', '4'], ['--weight-transfer-config', '{"backend": "nccl"}'])
     >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, on_gpu=False)[-2:]
     (['--max-loras', '2', '--max-lora-rank', '16'], ['1', '--enforce-eager'])
 
