@@ -120,6 +120,10 @@ def merge(
         elif name in written and name not in words and not _same(name, written[name], value):
             replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {method}")
     settings = {**written, **of_method, **words}
+    # Without rewards, a missing teacher is an error.
+    distils = of_method.get("kl_estimator") == "advantage" and settings.get("rewards", ["accuracy"])
+    if distils and not settings.get("reference_model"):
+        notes.append(f"--method {method} distils the model before its training: name a teacher as reference_model")
     if marks or typed_marks:
         explicit = "prompt_template" in settings
         settings = for_script(settings)

@@ -62,8 +62,8 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
-        "from each token's advantage instead.",
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1, k2, or advantage (k1 is taken "
+        "from each token's advantage).",
         choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
