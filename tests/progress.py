@@ -63,9 +63,11 @@ class Progress:
         if report.failed or ended:
             elapsed = time.monotonic() - self.started
             minutes, seconds = divmod(int(elapsed), 60)
-            left = time_left(elapsed, self.tests, self.left, self.seconds) / 60
-            done = f"{sum(not tests for tests in self.left.values()):3d} of {len(self.left)} files"
-            what = f"failed  {report.nodeid}" if report.failed else f"{done}, about {left:.0f} min left  {file}"
+            what = f"failed  {report.nodeid}"
+            if not report.failed:
+                left = time_left(elapsed, self.tests, self.left, self.seconds) / 60
+                done = f"{sum(not tests for tests in self.left.values()):3d} of {len(self.left)} files"
+                what = f"{done}, about {left:.0f} min left  {file}"
             self.write(f"{minutes:3d}:{seconds:02d}  {what}")
 
     @pytest.hookimpl(tryfirst=True)
