@@ -22,6 +22,7 @@ class Bar(tqdm):
         super().__init__(*args, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        # tqdm's mininterval does not limit refresh(), which transformers calls for each weight that it loads.
         # tqdm's close() disables the bar before it draws the bar a last time.
         closing = self.disable
         if sys.stderr.isatty():

@@ -51,6 +51,7 @@ from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.bar import transformers_bars
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
+from grpo_math.run.resume import checkpoint_of_script
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.machine import use_physical_cores
@@ -159,7 +160,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # A recipe has locked the folder already, until its report is written.
             if writes_run_files(self):
                 lock.hold(run_dir)
-            return checkpoints.to_resume(run_dir, resume_from_checkpoint)
+            return checkpoint_of_script(run_dir, resume_from_checkpoint)
 
         parts.run.last_step = None
         parts.run.saved_step = 0
