@@ -118,9 +118,9 @@ def habits(rows: Sequence[Row]) -> Habits:
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
     ends = sum(not _open_end(row["problem"]) for row in rows)
-    script = Counter(_script(row["problem"]) for row in rows).most_common(1)[0][0]
+    scripts = Counter(filter(None, (_script(row["problem"]) for row in rows))).most_common(1)
     share = median(shares) if len(shares) >= MANY else 0.0
-    return Habits(ends >= PUNCTUATED * len(rows), script, common, share)
+    return Habits(ends >= PUNCTUATED * len(rows), scripts[0][0] if scripts else "", common, share)
 
 
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:

@@ -76,9 +76,15 @@ def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str
     >>> first(by_name({"Gold Answer": "2"}), "answer", ACCEPTED["answer"])
     ('gold_answer', '2')
     """
-    values = [(name, value) for name in present(tuple(row), tuple(names)) if (value := _value(row, name)) is not None]
-    filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
-    return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
+    empty = None
+    for name in present(tuple(row), tuple(names)):
+        value = _value(row, name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or value.strip():
+            return name, value
+        empty = empty or (name, value)
+    return empty or (names[0] if len(names) == 1 else field, None)
 
 
 @lru_cache(maxsize=1000)

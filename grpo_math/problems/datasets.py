@@ -444,8 +444,10 @@ def _column_types(rows: Stored, template: Template, dataset: str, warn: Warn) ->
     # Types by batches: only a column whose batches differ is needed as a whole.
     found: dict[str, set[Any]] = {}
     reasons: dict[str, str] = {}
+    order: dict[str, None] = {}
     for batch in stored.batches(rows):
         names = dict.fromkeys(name for row in batch for name in row["others"])
+        order |= names
         # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
         taken = [name for name in names if name in which.MADE or name.startswith("grpo_math_")]
         reasons |= dict.fromkeys(taken, "training uses this name itself")
@@ -461,8 +463,8 @@ def _column_types(rows: Stored, template: Template, dataset: str, warn: Warn) ->
             )
         except (pyarrow.ArrowException, OverflowError) as error:
             reasons[name] = first_line(error)
-    for name, reason in reasons.items():
-        warn(f"the column {name!r} of {dataset} is left out, no reward gets it: {reason}")
+    for name in filter(reasons.get, order):
+        warn(f"the column {name!r} of {dataset} is left out, no reward gets it: {reasons[name]}")
     return types
 
 

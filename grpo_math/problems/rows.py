@@ -30,6 +30,7 @@ Row = dict[str, Any]
 
 HALF = re.compile(r"[\ud800-\udfff]")
 AS_TEXT = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=lambda _: None)
+MADE = {*columns.MADE}
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 AROUND = [source.around for source in SOURCES.values() if any(source.around)]
 LARGEST = Fraction(10**300)  # near the largest float
@@ -88,7 +89,7 @@ def checked(
         "own_prompt": prompt if is_prompt else None,
     }
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
-    asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
+    asked = {part.partition(".")[0] for part in problem_key.split("+")} & MADE
     left_out = {*row, *PARTS, *asked}
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}

@@ -6,15 +6,11 @@ history.jsonl, the trackers and the report contain all metrics and columns.
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Mapping
 from typing import Any
 
-from accelerate import PartialState
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer
-from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
 
 from grpo_math.errors import escaped
 from grpo_math.rewards import completion_text
@@ -75,19 +71,22 @@ def is_step_log(logs: Mapping[str, Any]) -> bool:
 
 
 def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the few metrics of a log entry that follow a progress bar.
+    """Return the few metrics that follow a progress bar: two in a terminal, and more in a log or a notebook.
 
-    >>> postfix({"reward": 0.5, "accuracy": 0.5, "loss": 0.125, "kl": 1.0})
-    {'reward': '0.50', 'loss': '0.12'}
+    >>> postfix({"reward": 0.5, "accuracy": 0.5, "loss": 0.125, "kl": 1.0, "heldout/accuracy": 0.25})
+    {'reward': '0.50', 'heldout': '0.25', 'loss': '0.12'}
     """
-    names = [metrics.ACCURACY, metrics.REWARD]
-    # Without a terminal, as in a notebook, a line has room for more.
-    names += [] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
+    last = [metrics.LENGTH_MEAN] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
+    names = [metrics.ACCURACY, metrics.REWARD, metrics.HELDOUT_ACCURACY, *last]
     shown = {name: number(logs.get(name)) for name in names}
     # With the accuracy as the only reward, the two are the same number.
     if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
         del shown[metrics.ACCURACY]
-    return {name.split("/")[-1]: f"{value:.2f}" for name, value in shown.items() if value is not None}
+    labels = {metrics.HELDOUT_ACCURACY: "heldout"}
+    texts = {
+        labels.get(name, name.split("/")[-1]): f"{value:.2f}" for name, value in shown.items() if value is not None
+    }
+    return dict(list(texts.items())[: 2 if sys.stderr.isatty() else None])
 
 
 class Printer(ProgressCallback, PrinterCallback):
@@ -102,6 +101,8 @@ class Printer(ProgressCallback, PrinterCallback):
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self.trainer = trainer
+        # With the last held-out accuracy, which stays until the next one.
+        self.logged: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.current_step = state.global_step
@@ -123,8 +124,9 @@ class Printer(ProgressCallback, PrinterCallback):
             if is_step_log(logs):
                 # `print` would write into the line of the progress bar.
                 tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
-        elif metrics.LOSS in logs:
-            self.training_bar.set_postfix(postfix(logs), refresh=False)
+        elif {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
+            self.logged |= logs
+            self.training_bar.set_postfix(postfix(self.logged), refresh=False)
 
 
 def replace_printers(trainer: Trainer) -> None:
@@ -146,22 +148,6 @@ def end_bar(trainer: Trainer) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, Printer) and callback.training_bar is not None:
             callback.training_bar.close()
-
-
-@contextmanager
-def one_loading_bar() -> Iterator[None]:
-    """Show one bar "Loading weights": transformers draws one for every model of every process."""
-    drawn = count(int(not PartialState().is_main_process))
-
-    def bar(factory: Any, args: Any, kwargs: Any) -> Any:
-        return Bar(*args, **{**kwargs, "disable": next(drawn) > 0 or not is_progress_bar_enabled()})
-
-    # transformers' own way to change its bars; there is no setting for this one.
-    before = set_tqdm_hook(bar)
-    try:
-        yield
-    finally:
-        set_tqdm_hook(before)
 
 
 def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> None:

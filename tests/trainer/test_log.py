@@ -52,14 +52,17 @@ def printer():
     return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(of_recipe=True)))
 
 
-@pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
+@pytest.mark.parametrize(
+    ("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50, heldout=0.75")]
+)
 def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress, at = printer(), SimpleNamespace(global_step=100, max_steps=1000, is_world_process_zero=True)  # resumed
     progress.on_train_begin(QUIET, at, None)
     at.global_step = 550
     progress.on_step_end(None, at, None)
-    for logs in ({"loss": 0.0, "accuracy": accuracy, "reward": 0.5}, {"accuracy": 0.9}, None):
+    step = {"loss": 0.0, "accuracy": accuracy, "reward": 0.5, "completions/mean_length": 9.0}
+    for logs in (step, {"heldout/accuracy": 0.75}, step, {"accuracy": 0.9}, None):
         progress.on_log(None, at, None, logs=logs)
     bar = progress.training_bar
     bar.start_t -= 3700
