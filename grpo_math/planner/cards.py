@@ -35,7 +35,7 @@ OTHERS = {
         "give its GB,TFLOP/s,GB/s, such as 24,122,960",
     ),
     r"apple|\bm[1-9]\b": (
-        "is an Apple GPU, which grpo_math does not use: it trains on the CPU there",
+        "is an Apple GPU, which was never tried: train on the CPU there",
         "plan with --use_cpu true --cpu_memory GB",
     ),
 }
