@@ -12,6 +12,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.prompts import as_template
 from grpo_math.problems.stored import Stored
+from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import read
 
 N = 2 * stored.BATCH + 500
@@ -110,6 +111,13 @@ def test_rows_that_are_not_in_memory_can_be_read_several_times_at_once(disk, siz
         assert one == other
     assert [row["id"] for row in rows] == [*range(n)]
     assert len(caplog.messages) == (disk == "full")
+
+
+def test_a_bar_is_for_many_rows_on_the_main_process(monkeypatch):
+    rows = [1, 2]
+    assert [isinstance(stored.bar(rows, "reading", total), Bar) for total in (2, stored.IN_MEMORY + 1)] == [False, True]
+    monkeypatch.setenv("RANK", "1")
+    assert stored.bar(rows, "reading", is_large=True) is rows
 
 
 def test_a_recipe_trains_on_the_same_problems_of_a_table_and_of_a_list(file, monkeypatch):
