@@ -71,7 +71,10 @@ def test_a_file_that_has_changed_is_read_again(file):
 def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypatch):
     if (child := os.fork()) == 0:
         monkeypatch.setattr(stored, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        prepared(file)
+        try:
+            prepared(file)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     cache = file.parent / "cache/grpo_math"
     assert {path.suffix for path in cache.iterdir()} == {".part", ".lock"}
