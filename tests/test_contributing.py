@@ -25,7 +25,8 @@ CHANGES = {
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
          '    return Surrogate(-ratio * inputs.advantages, metrics={"unclipped": Metric(ratio)})\n\n\n'),
         ("algorithm/losses.py", '    "gmpo": gmpo,', '    "unclipped": unclipped,\n'),
-        ("trainer/config.py", '"reinforce", "gmpo"', '"unclipped", '),
+        ("settings/surrogates.py", '    "gmpo": "epsilon', '    "unclipped": "",\n'),
+        ("trainer/config.py", '"gmpo", "cispo", "dppo", "dppo_kl"', '"unclipped", '),
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),

@@ -5,7 +5,7 @@
 >>> MathGRPOConfig("runs/x", kl_estimator="k4")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: kl_estimator='k4' is not known: did you mean 'k3'? (k3, k1, k2, advantage)
+grpo_math.errors.ConfigError: kl_estimator='k4' is not known: use one of k3, k1, k2, advantage
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
