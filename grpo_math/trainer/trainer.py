@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from accelerate import PartialState
 from accelerate.logging import get_logger
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
@@ -47,6 +48,7 @@ from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.replaced import replaced
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
+from grpo_math.run.bar import transformers_bars
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.resume import checkpoint_of_script
@@ -112,7 +114,8 @@ class MathGRPOTrainer(GRPOTrainer):
         served: Any = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
-        with adapter_sync(settings.vllm_sync, settings), console.one_loading_bar(), without:
+        bars = transformers_bars(int(PartialState().is_main_process))
+        with adapter_sync(settings.vllm_sync, settings), bars, without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
