@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
+from grpo_math.planner import calibrate, calibration
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 from grpo_math.system.streams import Answer
@@ -26,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
+    add(
+        "--calibrate",
+        action="store_true",
+        help="measure this machine's GPU and two steps of the recipe, within 90 seconds; later plans use the result",
+    )
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")
 
 
@@ -41,7 +47,12 @@ def run(args: argparse.Namespace) -> Answer:
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().explicit_values()
-    name = args.accelerate_config
+    name, elsewhere = args.accelerate_config, bool(card or args.gpu_memory)
+    if args.calibrate:
+        if elsewhere:
+            raise ConfigError("calibrate", True, "measures this machine's GPU", "leave out --card and --gpu_memory")
+        calibrate.calibrate(["--config", args.config, *args.fields], recipe, args.prompt_tokens)
+    known = None if elsewhere else calibration.stored()
     answer = planner.plan(
         recipe,
         # Training tries the same configs in the same order (train/layout.py).
@@ -53,7 +64,9 @@ def run(args: argparse.Namespace) -> Answer:
         cpu_gb=args.cpu_memory,
         capability=card.capability if card else None,
         prompt_tokens=args.prompt_tokens,
+        calibration=known,
     )
+    answer |= {"calibration": known._asdict()} if known else {}
     answer["command"] = _command(args, answer) if answer["best"] else None
     answer["extras"] = _extras(recipe, answer) if answer["best"] else []
     return Answer(answer, planner.picture(answer), answer["fits"])

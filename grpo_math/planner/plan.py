@@ -14,6 +14,7 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.dtypes import corrections, dtype_error, has_bfloat16
 from grpo_math.planner import devices, memory, seconds
+from grpo_math.planner.calibration import Calibration
 from grpo_math.planner.cards import Card
 from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
@@ -70,9 +71,10 @@ class Counted:
             # plan asks for room for one sequence of this recipe.
             length = settings["vllm_max_model_length"] or self.sequence
             engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
-            share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
+            context = machine.calibration.context if machine.calibration else memory.CONTEXT
+            share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - context
             server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
-            self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
+            self.phases["server"] = {**server, "CUDA_context": context}
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
@@ -153,7 +155,8 @@ def plan(
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
     ``vllm_max_model_length`` minus the completion length, or 512. ``configs``: the contents of accelerate configs
     by name, of which the first that fits is chosen. ``card``: the speed of a GPU, for ``seconds``.
-    ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
+    ``offline``: do not use the Hub and do not measure. ``calibration``: the measurements of the GPU. Raises
+    `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
@@ -163,6 +166,8 @@ def plan(
     """
     plans = _plans(recipe, configs or {"": None}, **machine)
     name, counted = _first_that_fits(plans)
+    if known := counted.machine.calibration:
+        card = known.card(counted.machine.gpu_bytes / GB)
     timed = (
         seconds.per_step(counted.machine, counted.settings, counted.batch, counted.layout, card, counted.precise)
         if card and not counted.settings["use_cpu"]
@@ -237,6 +242,7 @@ def _read(
     accelerate: Settings | None = None,
     capability: float | None = None,
     offline: bool = False,
+    calibration: Calibration | None = None,
 ) -> tuple[Machine, Json]:
     cpu_gb, says = cpu_gb or main_memory(), accelerate or {}
     if (kind := says.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
@@ -273,6 +279,7 @@ def _read(
         None if on_cpu else capability,
         teacher,
         config.get("model_type", ""),
+        calibration,
     )
     return machine, settings
 
