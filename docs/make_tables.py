@@ -36,7 +36,7 @@ def _yaml(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return f"`[{', '.join(value)}]`"
+        return f"`[{', '.join(map(str, value))}]`"
     return f"`{str(value).lower().replace('e-0', 'e-')}`"
 
 
@@ -73,9 +73,9 @@ def methods() -> str:
     """Return the rows of methods.yaml."""
     from grpo_math.settings.recipe import METHODS
 
-    columns = ("title", "name", "fields", "changes", "measured", "verl", "openrlhf", "prime_rl")
+    columns = ("title", "name", "fields", "changes", "open", "measured", "verl", "openrlhf", "prime_rl")
     lines = [
-        "|method|name|fields|what it changes in GRPO|measured by its authors on|verl|OpenRLHF|prime-rl|",
+        "|method|name|fields|what it changes in GRPO|left to you|measured on|verl|OpenRLHF|prime-rl|",
         "|---" * len(columns) + "|",
     ]
     for name, method in METHODS.items():

@@ -114,9 +114,9 @@ COMMANDS = {
     ),
     "export": Command(
         "report.merged",
-        "Merge a run's adapter into its base model, saved as safetensors.",
-        "RUN_DIR --merge DIR [options]",
-        ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --checkpoint best"),
+        "Merge a run's adapter into its base, as safetensors or a GGUF file.",
+        "RUN_DIR (--merge DIR | --gguf FILE) [options]",
+        ("grpo-math export runs/demo --merge merged --checkpoint best", "grpo-math export runs/demo --gguf demo.gguf"),
     ),
     "push": Command(
         "report.pushed",
@@ -176,10 +176,8 @@ def _run(argv: list[str]) -> int:
     # The words after -- are for another program.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
-    if command.fields and words and not words[0].startswith("-"):
-        words = ["--config", *words]
     parser = command_parser(name)
-    args, fields = parser.parse_known_args(words)
+    args, fields = parser.parse_known_args(recipe_first(parser, words) if command.fields else words)
     args.fields = fields
     args.after_dashes = after_dashes
     if fields and not command.fields:
@@ -214,6 +212,34 @@ def normalize_options(argv: list[str]) -> list[str]:
     words = [word.partition("=") for word in argv[:end]]
     ours = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
     return ours + argv[end:]
+
+
+def recipe_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
+    """Return the words with the recipe as ``--config RECIPE`` at the front.
+
+    The recipe is the first word that no option takes. A field may take many words, so that a word too many is reported
+    as such: after its first value, only a file or a shipped recipe is the recipe.
+
+    >>> recipe_first(command_parser("serve"), ["--check", "mine.yaml", "--seed", "3"])
+    ['--config', 'mine.yaml', '--check', '--seed', '3']
+    """
+    from grpo_math.settings.recipe import OPTIONS, is_switch
+    from grpo_math.settings.shipped import is_file
+
+    if any(word.partition("=")[0] == "--config" for word in words):
+        return words
+    own = {name[2:]: 0 if action.nargs == 0 else 1 for name, action in parser._option_string_actions.items()}
+    taken, may_take_more = 0, False  # words that the last option takes
+    for i, word in enumerate(words):
+        if word.startswith("--"):
+            name, equals, _ = word[2:].partition("=")
+            may_take_more = not equals and name not in (*own, *OPTIONS)
+            taken = 0 if equals or is_switch(name, words[i + 1 : i + 2]) else own.get(name, 1)
+        elif taken or word.startswith("-") or (may_take_more and not is_file(word)):  # -1, -h
+            taken = 0
+        else:
+            return ["--config", word, *words[:i], *words[i + 1 :]]
+    return words
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,12 +5,13 @@ import io
 import json
 import os
 import subprocess
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from grpo_math import __version__
-from grpo_math.cli import COMMANDS, command_parser, main
+from grpo_math.cli import COMMANDS, command_parser, main, recipe_first
 from grpo_math.settings.fields import TABLES
 from grpo_math.system.machine import versions
 
@@ -89,6 +90,33 @@ def test_the_help_of_train_has_the_twenty_most_used_fields():
     names = {name for meanings in TABLES["most_used"].values() for name in meanings}
     assert len(names) == 20
     assert all(f"  --{name} " in text for name in names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --card 3060 demo_cpu --seed 3",
+        "plan --seed 3 demo_cpu --card 3060",
+        "train --gpus 1 demo_cpu",
+        "train --use_peft launch/configs/demo_cpu.yaml",
+        "train --use_peft true --weight_decay -1 demo_cpu",
+        "train --rewards accuracy shaped demo_cpu --seed 3",
+        "serve --check mine.yaml",
+        "audit --tests gsm8k --prompt_tokens=64 rows.csv",
+        "audit --dataset_limit 5 rows.csv",
+        "doctor --gpus 1 --show 2 mine.yaml",
+        "attack --method dapo format_strict",
+    ],
+)
+def test_options_come_before_the_recipe_or_after_it(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").touch()
+    name, *rest = words.split()
+    recipe = next(word for word in rest if word in ("demo_cpu", "format_strict", "rows.csv") or word.endswith(".yaml"))
+    others = [word for word in rest if word != recipe]
+    assert recipe_first(command_parser(name), rest) == ["--config", recipe, *others]
+    named = [*others, "--config", recipe]
+    assert recipe_first(command_parser(name), named) == named
 
 
 @pytest.mark.parametrize("words", [["demo_cpu"], ["--config", "demo_cpu"], ["launch/configs/demo_cpu.yaml"]])

@@ -54,7 +54,8 @@ CHANGES = {
     ],
     "setting": [
         ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
-        ("train/program.py", '        if self.setup.problems.heldout:\n            _say("2 of 3: training")',
+        ("train/program.py",
+         '        if self.setup.problems.evaluation.before_and_after:\n            _say("2 of 3: training")',
          "        print(self.arguments.greeting)\n"),
     ],
     "command": [

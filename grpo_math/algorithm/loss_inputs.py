@@ -67,7 +67,7 @@ def loss_inputs(
     old_logps = rows.get("old_per_token_logps", logps.detach())
     sampling_logps = rows.get("sampling_per_token_logps")
     corrects = settings.vllm_importance_sampling_correction
-    sampler_ratio = rows.get("importance_sampling_ratio") if corrects or settings.loss_type == "vespo" else None
+    sampler_ratio = rows.get("importance_sampling_ratio") if corrects or settings.surrogate == "vespo" else None
     if corrects and settings.on_policy and sampling_logps is not None:
         # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
         # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.

@@ -7,11 +7,11 @@ r"""The loss of a micro-batch from log-probs, one pure function per term. `compu
 =====================  ==========================================================  ======================
 term                   functions                                                   chosen by
 =====================  ==========================================================  ======================
-:math:`s`, surrogate   `SURROGATES`, `LOSS_TYPES`, `user_surrogate`                surrogate, loss_type
+:math:`s`, surrogate   `SURROGATES`, `user_surrogate`                              surrogate
 :math:`\rho`, ratio    `importance_ratio`                                          importance_sampling_level
 :math:`m`, masks       `off_policy_mask`, and TRL's mask of high-entropy tokens    off_policy_mask_threshold
 :math:`c`, correction  `corrected_for_sampler`                                     vllm_importance_sampling_*
-:math:`k`, KL          `KL_ESTIMATORS`                                             kl_estimator
+:math:`k`, KL          `KL_ESTIMATORS`, `with_reference_advantages`                kl_estimator
 :math:`R`, reduction   `REDUCTIONS`                                                loss_type
 :math:`H`, entropy     `entropy_sums`                                              entropy_coef
 :math:`a`, experts     transformers' loss of the router                            router_aux_loss_coef
@@ -37,12 +37,19 @@ The left column is true on policy only. The right one multiplies :math:`k_t` by 
 even if its value is 1. The right column is also true for tokens of any older policy, but not with
 ``importance_sampling_level="sequence"``, where the factor is the sequence's ratio. All of them ignore that a token
 changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
+
+``kl_estimator="advantage"`` has no term :math:`\beta k`. It adds :math:`-\beta d`, without a gradient, to the advantage
+of each token. With a ratio that is not clipped, its mean gradient is :math:`\beta \nabla KL(\pi_\theta \| \pi_{ref})`
+for tokens of any older policy. The gradient of k1 times the ratio also has the term
+:math:`\rho \nabla \log \pi_\theta`. The mean of this term is zero, but it does not vanish if the policy equals its
+reference.
+
 `tests/algorithm/test_losses.py` checks every entry of the table by enumeration, and each term against TRL's loss.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -51,6 +58,7 @@ from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
+from grpo_math.settings.surrogates import surrogate_and_reduction
 from grpo_math.user_functions import is_user_function, tensor_from, tried
 
 
@@ -59,7 +67,12 @@ class LossSettings:
     """The settings of a loss, with the names of TRL's `GRPOConfig` and ours, and their default values.
 
     ``epsilon_low`` is TRL's ``epsilon``; ``entropy_coef`` is the coefficient of this step, None without an entropy
-    bonus. ``on_policy``: no optimizer step lies between a rollout and the update.
+    bonus. ``on_policy``: no optimizer step lies between a rollout and the update. A ``loss_type`` of TRL that names a
+    surrogate becomes two settings.
+
+    >>> settings = LossSettings(loss_type="cispo")
+    >>> settings.surrogate, settings.loss_type
+    ('cispo', 'dapo')
     """
 
     surrogate: str = "clip"
@@ -88,6 +101,11 @@ class LossSettings:
     vllm_importance_sampling_clip_min: float | None = None
     vllm_importance_sampling_clip_max: float | None = 3.0
     on_policy: bool = False
+
+    def __post_init__(self) -> None:
+        names = surrogate_and_reduction(self.surrogate, self.loss_type)
+        for field, name in zip(("surrogate", "loss_type"), names, strict=True):
+            object.__setattr__(self, field, name)
 
 
 @dataclass(frozen=True)
@@ -250,15 +268,61 @@ def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     >>> values, logged["clip_ratio/high_mean"].values
     (tensor([[ -0.0000,  -1.2500, -10.0000]]), tensor([[ True, False, False]]))
     """
-    sampler = inputs.old_logps
+    return _trust_region(inputs, settings, lambda now, sampler: (now.exp() - sampler.exp()).abs())
+
+
+def dppo_kl(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return `dppo` with the KL of the two-valued distributions "this token, or another" as the distance:
+    :math:`\mu \log(\mu / \pi_\theta) + (1 - \mu) \log((1 - \mu) / (1 - \pi_\theta))` (arXiv 2602.04879, section 4).
+
+    >>> logps, sampler = torch.tensor([[0.75, 0.5, 0.01]]).log(), torch.tensor([[0.5, 0.4, 0.001]]).log()
+    >>> inputs = LossInputs(logps, sampler, torch.tensor([[1.0]]), torch.ones(1, 3), logps)
+    >>> dppo_kl(inputs, (logps - sampler).exp(), LossSettings(dppo_high=0.05)).values
+    tensor([[ -0.0000,  -1.2500, -10.0000]])
+    """
+    return _trust_region(inputs, settings, _binary_kl)
+
+
+def _binary_kl(now: Tensor, sampler: Tensor) -> Tensor:
+    chosen, other = sampler.exp(), 1 - sampler.exp()
+    # `xlogy` is 0 for a probability of 0. Rounding may raise a probability above 1.
+    other_now = torch.xlogy(other, (1 - now.exp()).clamp(min=0))
+    return torch.xlogy(chosen, chosen) - chosen * now + torch.xlogy(other, other) - other_now
+
+
+def _trust_region(
+    inputs: LossInputs, settings: LossSettings, distance: Callable[[Tensor, Tensor], Tensor]
+) -> Surrogate:
+    """Return the ratio to the sampler times -A, without the tokens that moved too far in the direction of A."""
+    now, sampler = inputs.logps.detach(), inputs.old_logps
     if inputs.sampling_logps is not None:
         sampler = inputs.sampling_logps.where(~inputs.sampling_logps.isnan(), sampler)
-    rise = inputs.logps.detach().exp() - sampler.exp()
-    low = (-rise > settings.dppo_low) & (inputs.advantages < 0)
-    high = (rise > settings.dppo_high) & (inputs.advantages > 0)
+    moved = distance(now, sampler)
+    low = (inputs.advantages < 0) & (now < sampler) & (moved > settings.dppo_low)
+    high = (inputs.advantages > 0) & (now > sampler) & (moved > settings.dppo_high)
     # In the exponent, because the gradient of an infinite ratio times 0 would be NaN.
     ratio = (inputs.logps - sampler).masked_fill(low | high, -torch.inf).exp()
     return Surrogate(-ratio * inputs.advantages, _clipped(low, high, inputs.mask, Statistic.TOKEN_MEAN))
+
+
+def gmpo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
+    r"""Return GMPO's :math:`-A \exp(\mathrm{mean}_t \log \rho_t)` (B, 1), with each token's ratio clipped first
+    (arXiv 2507.20673, eq. 4).
+
+    For :math:`A > 0` the logarithm is at most ``epsilon_high``, for :math:`A < 0` at least -``epsilon``: as in the
+    authors' code and in TRL's GMPO, the bounds are those of the logarithm.
+
+    >>> logps, zeros = torch.tensor([[0.5, 0.9]]), torch.zeros(1, 2)
+    >>> inputs = LossInputs(logps, zeros, torch.ones(1, 1), torch.ones(1, 2), zeros)
+    >>> (-gmpo(inputs, logps.exp(), LossSettings(epsilon_high=0.7)).values).log()  # (0.5 + 0.7) / 2
+    tensor([[0.6000]])
+    """
+    log_ratio, advantages = inputs.logps - inputs.old_logps, inputs.advantages
+    low = (log_ratio < -settings.epsilon_low) & (advantages < 0)
+    high = (log_ratio > settings.epsilon_high) & (advantages > 0)
+    clipped = torch.where(low | high, log_ratio.clamp(-settings.epsilon_low, settings.epsilon_high), log_ratio)
+    values = -importance_ratio(clipped, torch.zeros_like(clipped), inputs.mask, "sequence") * advantages
+    return Surrogate(values, _clipped(low, high, inputs.mask, Statistic.TOKEN_MEAN))
 
 
 def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -327,22 +391,17 @@ def user_surrogate(inputs: LossInputs, ratio: Tensor, settings: LossSettings) ->
 
 
 SurrogateFunction = Callable[[LossInputs, Tensor, LossSettings], Surrogate]
-# The values of the field `surrogate`.
-SURROGATES: dict[str, SurrogateFunction] = {"clip": clip, "reinforce": reinforce, "dppo": dppo}
-# The values of TRL's `loss_type` that name another surrogate than clip.
-LOSS_TYPES: dict[str, SurrogateFunction] = {"cispo": cispo, "sapo": sapo, "vespo": vespo}
-
-
-def surrogate_function(settings: LossSettings) -> SurrogateFunction:
-    """Return the function of ``surrogate``, or of ``loss_type`` if the surrogate is TRL's.
-
-    >>> surrogate_function(LossSettings(loss_type="cispo")).__name__
-    'cispo'
-    """
-    if is_user_function(settings.surrogate):
-        return user_surrogate
-    by_loss_type = LOSS_TYPES if settings.surrogate == "clip" else {}
-    return by_loss_type.get(settings.loss_type, SURROGATES[settings.surrogate])
+# By `surrogate`.
+SURROGATES: dict[str, SurrogateFunction] = {
+    "clip": clip,
+    "reinforce": reinforce,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "dppo": dppo,
+    "dppo_kl": dppo_kl,
+    "sapo": sapo,
+    "vespo": vespo,
+}
 
 
 def try_surrogate(name: str) -> None:
@@ -393,7 +452,24 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2}
+# ``advantage`` logs k1, which is not a term of the loss.
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2, "advantage": k1}
+
+
+def with_reference_advantages(inputs: LossInputs, beta: float) -> LossInputs:
+    r"""Add :math:`\beta (\log \pi_{ref} - \mathrm{sg}(\log \pi_\theta))` to the advantage of each token (B, T).
+
+    prime-rl, verl and tinker distil a teacher in this way.
+
+    >>> logps, ref = torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.25, 0.5]]).log()
+    >>> inputs = LossInputs(logps, logps, torch.tensor([[1.0]]), torch.ones(1, 2), logps, ref)
+    >>> with_reference_advantages(inputs, beta=1.0).advantages
+    tensor([[0.3069, 1.6931]])
+    """
+    if inputs.ref_logps is None:
+        return inputs
+    advantages = inputs.advantages - beta * k1(inputs.logps.detach(), inputs.ref_logps)
+    return replace(inputs, advantages=advantages, advantages_of_tokens=True)
 
 
 def off_policy_mask(inputs: LossInputs, old_logps: Tensor, threshold: float) -> Tensor:
@@ -417,14 +493,13 @@ def corrected_for_sampler(values: Tensor, inputs: LossInputs, settings: LossSett
     """Multiply by the weight of the sampler's tokens or completions (Yao et al., 2025, "Your efficient RL framework
     secretly brings you off-policy RL training").
 
-    TRL computes the weight at the rollout, in one of four modes: of tokens or completions, truncated or masked. vespo
-    and dppo have it in their own weights.
+    The weight is computed at the rollout (correction.py). vespo and DPPO have it in their own weights.
 
     >>> inputs = LossInputs(*[torch.ones(1, 2)] * 5, sampler_ratio=torch.tensor([[0.0, 2.0]]))
     >>> corrected_for_sampler(torch.tensor([[3.0, 3.0]]), inputs, LossSettings())
     tensor([[0., 6.]])
     """
-    if inputs.sampler_ratio is None or settings.loss_type == "vespo" or settings.surrogate == "dppo":
+    if inputs.sampler_ratio is None or settings.surrogate in ("vespo", "dppo", "dppo_kl"):
         return values
     return values * inputs.sampler_ratio
 
@@ -511,11 +586,11 @@ class Reduction(NamedTuple):
 
 # By `loss_type`: TRL's, and prompt_mean.
 REDUCTIONS: dict[str, Reduction] = {
-    **dict.fromkeys(("grpo", "sapo"), Reduction(mean_over_completions, "rows")),
+    "grpo": Reduction(mean_over_completions, "rows"),
     "bnpo": Reduction(mean_over_tokens, "tokens"),
     "dr_grpo": Reduction(mean_over_limit, "rows"),
     "luspo": Reduction(mean_over_sums, "rows"),
-    **dict.fromkeys(("dapo", "cispo", "vespo"), Reduction(sum_over_step, "step")),
+    "dapo": Reduction(sum_over_step, "step"),
     "prompt_mean": Reduction(mean_over_prompts, "step"),
 }
 
@@ -533,11 +608,14 @@ def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the loss of a micro-batch, and its metrics."""
+    if settings.kl_estimator == "advantage" and settings.beta != 0.0:
+        inputs = with_reference_advantages(inputs, settings.beta)
     now = inputs.logps.detach()
     # The score function holds the ratio at 1, in the correction of the KL, too.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
-    values, clipped = surrogate_function(settings)(inputs, ratio, settings)
+    surrogate = user_surrogate if is_user_function(settings.surrogate) else SURROGATES[settings.surrogate]
+    values, clipped = surrogate(inputs, ratio, settings)
     logged = {
         **clipped,
         metrics.ENTROPY: Metric(inputs.entropies.detach()),
@@ -551,8 +629,9 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     values = corrected_for_sampler(values, inputs, settings)
     if settings.beta != 0.0 and inputs.ref_logps is not None:
         kl = KL_ESTIMATORS[settings.kl_estimator](inputs.logps, inputs.ref_logps)
-        kl = kl * ratio if settings.use_bias_correction_kl else kl
-        values = values + settings.beta * kl
+        if settings.kl_estimator != "advantage":
+            kl = kl * ratio if settings.use_bias_correction_kl else kl
+            values = values + settings.beta * kl
         logged[metrics.KL] = Metric(kl.detach())
     reduction = REDUCTIONS[settings.loss_type]
     policy_loss = reduction.function(values, inputs, settings)

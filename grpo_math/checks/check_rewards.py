@@ -26,6 +26,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
 from grpo_math.settings.batch import plan
+from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
@@ -46,10 +47,10 @@ WRAPPED = re.compile(
 
 def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
-    rows, during = setup.problems.rows, setup.problems.during
+    rows, (whole, during, about_default) = setup.problems.rows, setup.problems.evaluation
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
-    if evaluated := setup.problems.about_eval:
-        yield Finding("info", evaluated)
+    if about_default:
+        yield Finding("info", about_default)
     for held in during:
         yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
         with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
@@ -64,7 +65,7 @@ def problems(setup: Setup) -> Iterator[Finding]:
         message = f"problems that contain a chat template already: {len(templated)}; the first is {templated[0]}"
         yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")
     # The problems of before and after, which the default set has, are compared already.
-    compared = {row["problem"] for row in setup.problems.heldout}
+    compared = {row["problem"] for row in whole.rows} if whole else set()
     others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
     sets = {f"{held.data}, {held.split}: ": held.rows for held in others}
     for name, overlap in {"": setup.problems.overlap, **contamination.overlaps(sets, rows)}.items():
@@ -90,6 +91,13 @@ def batch(setup: Setup) -> Iterator[Finding]:
     counted = plan(setup.settings, setup.recipe.given, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    s, surrogate = setup.settings, surrogate_of(setup.settings)
+    is_ratio_one = counted.total % counted.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
+    # With vLLM, these two compare with the sampler.
+    measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
+    chosen = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
+    if is_ratio_one and chosen and not measures:
+        yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
     if counted.total == counted.generations:
         yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> Answer:
         if not args.json:
             print(finding.line(), flush=True)
     ok = all(finding.level != "error" for finding in findings)
-    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings), ok)
+    # The answer of doctor comes without weights.
+    more = "\ntrain --dry_run also loads the model and makes the trainer, then stops" * ok
+    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings) + more, ok)
 
 
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:
@@ -53,6 +55,8 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     )
     for note in read.notes:
         yield as_finding(UserError(note), "settings", "warning")
+    for line in read.replaced:
+        yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
     failed = bool(read.problems)

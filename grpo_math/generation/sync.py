@@ -21,15 +21,17 @@ which does not support a key, by a client that sends VLLM_API_KEY. TRL sends ful
 """
 
 import shutil
+import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial, partialmethod
+from functools import cache, partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from accelerate.logging import get_logger
@@ -39,7 +41,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, printed
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
@@ -85,8 +87,21 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
                 raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
             if vllm_sync == "adapter":
                 switched_off("adapter sync", "no adapter is trained")
-            return trls(**kwargs)
+            if args.vllm_mode != "server":
+                return trls(**kwargs)
+            # TRL waits without a word, and its error comes with the tracebacks of two libraries.
+            server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
+            start = start_line(kwargs["model"], args, server.url)
+            if not server.healthy():
+                logger.warning(waiting(server, args.vllm_server_timeout, start))
+            try:
+                return trls(**kwargs)
+            except ConnectionError:
+                seconds = f"{args.vllm_server_timeout:.0f} seconds"
+                raise ServerUnavailable(f"no vLLM server answers at {server.url} after {seconds}. {start}") from None
 
+    if args.vllm_mode == "server":
+        one_line_for_lost_servers()
     # TRL has no argument for these: its constructors look them up by name in these modules.
     make = partial(shared.create, make_model) if shared else make_model
     with (
@@ -94,6 +109,37 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         replaced(vllm_generation, VLLMClient=KeyedClient),
     ):
         yield
+
+
+def start_line(model: Any, args: Any, url: str, rank: int = 0) -> str:
+    """Return the command that starts the server of a training, for adapters of this rank or, with 0, for weights."""
+    words = [
+        "grpo-math serve --use_vllm true --vllm_mode server --model_name_or_path",
+        model.config._name_or_path or "MODEL",
+    ]
+    if rank:
+        words += ["--use_peft true --lora_r", str(rank), *["--staleness 1"] * bool(getattr(args, "staleness", 0))]
+    words += [f"--port {port}"] if (port := urlsplit(url).port) else []
+    lora = f" (vllm serve with --enable-lora --max-lora-rank {served_rank(rank)})" if rank else ""
+    return f"Start it: {' '.join(words)}{lora}"
+
+
+def waiting(server: Server, seconds: float, more: str) -> str:
+    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
+
+
+@cache
+def one_line_for_lost_servers() -> None:
+    """Let Python end a script with one line, and no traceback, for a server that does not answer."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ServerUnavailable):
+            print(f"error: {printed(error)}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def release_cache(llm: Any, sleep: Callable[..., None], level: int) -> None:
@@ -371,12 +417,14 @@ class AdapterGeneration(VLLMGeneration):
         raise ServerUnavailable(f"{self.server.url} was lost {RESTARTS} times over one request: its own log says why")
 
     def _wait(self) -> None:
+        start = start_line(self.model, self.args, self.server.url, self.rank)
         if not self.server.healthy():
-            logger.warning_once(
-                f"waiting up to {self.server_timeout:.0f} s for the vLLM server at {self.server.url}, "
-                f"after sync {self.sent} ..."
-            )
-        self.server.wait(self.server_timeout)
+            # Once for each sync: all requests to a server that is lost fail alike.
+            logger.warning_once(waiting(self.server, self.server_timeout, f"({self.sent} syncs so far) {start}"))
+        try:
+            self.server.wait(self.server_timeout)
+        except ServerError as error:
+            raise ServerUnavailable(f"{error}. {start}") from None
         self.server.check_version()
 
     def _load(self, folder: Path) -> None:

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> Answer:
     asked = read(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
+    for line in asked.replaced:
+        print(line, file=sys.stderr)
     recipe = asked.sound().explicit_values()
     name, elsewhere = args.accelerate_config, bool(card or args.gpu_memory)
     if args.calibrate:

@@ -1,6 +1,6 @@
 """The problems of a recipe, for training and for evaluation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +47,14 @@ class HeldOutSet(NamedTuple):
     temperature: float | None = None
 
 
+class EvaluationPlan(NamedTuple):
+    """The problems that a run is evaluated on. `RecipeProblems.evaluation` makes the plan."""
+
+    before_and_after: HeldOutSet | None
+    during: list[HeldOutSet]
+    about: str | None  # a line about the problems that are evaluated by default; None if the recipe names them
+
+
 OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values
     **dict.fromkeys(("data", "split"), (str,)),
     "columns": (str, dict),
@@ -58,6 +66,11 @@ OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and 
 def evaluates(settings: Mapping[str, Any]) -> bool:
     """Return whether a run evaluates during training."""
     return bool(settings["heldout_every"] or settings["eval_on_start"] or settings["eval_strategy"] != "no")
+
+
+def evaluates_default_set(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run evaluates during training on problems of ``eval_dataset``, because ``heldout`` is empty."""
+    return evaluates(settings) and not settings["heldout"]
 
 
 def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +95,20 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     return stated
 
 
+def checked_entries(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of ``heldout``. Raises `ConfigError` for one that is not a set, and for a set named twice."""
+    for entry in entries:
+        # Not isinstance: true is an int in Python.
+        typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
+        if "data" not in entry or not typed or entry.get("n", 1) < 1:
+            remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
+            raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
+    names = [entry["data"] for entry in entries]
+    if len({*names}) < len(names):
+        raise ConfigError("heldout", names, "names a set twice", "name each once")
+    return entries
+
+
 def first_accuracy(s: Mapping[str, Any]) -> str:
     """Return the name of the accuracy of the first set that is evaluated during training."""
     data = s["heldout"][0].get("data") if s["heldout"] else s["eval_dataset"] or s["dataset"]
@@ -93,7 +120,6 @@ class RecipeProblems:
     """The problems of a recipe. Each set is read once, at its first use. ``settings`` has every field of the recipe."""
 
     settings: Mapping[str, Any]
-    no_eval: str = "nothing is evaluated"  # the reason, if eval_n is left to its default and there are no problems
 
     @cached_property
     def template(self) -> Template:
@@ -113,19 +139,13 @@ class RecipeProblems:
         split, limit = s["dataset_split"], s["dataset_limit"]
         rows = self._load(fields, s["dataset"], split, s["columns"], limit=limit, seed=s["seed"])
         stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        # A file has one split. If the recipe evaluates without naming problems, some of the file's are held out.
-        if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or self._during):
+        if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
             return rows, []
         # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
         problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
         chosen = {*problems[: min(len(problems) // 10, MAX_HELDOUT)]}
         held_out = [row for row in rows if row["problem"] in chosen]
         return [row for row in rows if row["problem"] not in chosen], held_out
-
-    @property
-    def _during(self) -> int:
-        """The number of problems of ``eval_dataset`` in each evaluation during training."""
-        return HELDOUT_N if evaluates(self.settings) and not self.settings["heldout"] else 0
 
     def _load(self, fields: Mapping[str, str], dataset: str, split: str, columns: Any, **options: Any) -> list[Problem]:
         """Load problems. An error names the recipe's field: ``fields`` has those with another name."""
@@ -143,93 +163,76 @@ class RecipeProblems:
         """Return at most ``most`` training problems, spread evenly over the data."""
         return self.rows[:: -(-len(self.rows) // most)]
 
-    @property
-    def eval_dataset(self) -> str:
-        return self.settings["eval_dataset"] or self.settings["dataset"]
-
-    def _to_evaluate(self, limit: int) -> list[Problem]:
-        """Load problems of the set that is evaluated before and after training."""
+    def _to_evaluate(self, limit: int) -> HeldOutSet:
+        """Load problems of the set that is evaluated before and after training: one greedy completion of each."""
         s, prefix = self.settings, "eval_" if self.settings["eval_dataset"] else ""
-        fields = {
-            "dataset": f"{prefix}dataset",
-            "columns": f"{prefix}columns",
-            "split": "eval_split",
-            "limit": "eval_n",
-        }
-        return self._load(fields, self.eval_dataset, s["eval_split"], s[f"{prefix}columns"], limit=limit)
+        # A file has one split. If the recipe evaluates without naming problems, some of the file's are held out.
+        rows = self._divided[1]
+        if not rows:
+            fields = {
+                "dataset": f"{prefix}dataset",
+                "columns": f"{prefix}columns",
+                "split": "eval_split",
+                "limit": "eval_n",
+            }
+            rows = self._load(fields, s[f"{prefix}dataset"], s["eval_split"], s[f"{prefix}columns"], limit=limit)
+        return HeldOutSet(s[f"{prefix}dataset"], s["eval_split"], rows, samples=1, temperature=0.0)
 
     @cached_property
-    def heldout(self) -> list[Problem]:
-        """The problems to evaluate on before and after training. Without any by default, ``no_eval`` is the reason."""
-        s = self.settings
-        n = EVAL_N if s["eval_n"] is None else s["eval_n"]
-        if not n or self._divided[1]:
-            return self._divided[1][:n]
-        try:
-            rows = self._to_evaluate(n)
-        except UserError as error:
-            if s["eval_n"] or self._during:
-                raise
-            # The recipe does not ask for these problems, so the run does not need them.
-            self.no_eval = str(error)
-            return []
-        if len(rows) < (s["eval_n"] or 0):
-            reason = f"is more than the {len(rows)} problems of {self.eval_dataset}, {s['eval_split']}"
-            raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less, or --eval_n 0")
-        return rows
-
-    @cached_property
-    def during(self) -> list[HeldOutSet]:
-        """The sets that are evaluated during training, without the problems of before and after if others are left."""
-        s = self.settings
-        if self._during:
-            rows = self._without_heldout(self._divided[1] or self._to_evaluate(HELDOUT_N + len(self.heldout)))
-            return [HeldOutSet(self.eval_dataset, s["eval_split"], rows[:HELDOUT_N], samples=1, temperature=0.0)]
-        entries = s["heldout"]
-        for entry in entries:
-            # Not isinstance: true is an int in Python.
-            typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
-            if "data" not in entry or not typed or entry.get("n", 1) < 1:
-                remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
-                raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
-        names = [entry["data"] for entry in entries]
-        if len({*names}) < len(names):
-            raise ConfigError("heldout", names, "names a set twice", "name each once")
-        return [self._heldout_set(entry) for entry in entries] if evaluates(s) else []
-
-    def _heldout_set(self, entry: Mapping[str, Any]) -> HeldOutSet:
-        s, n, split = self.settings, entry.get("n"), entry.get("split", "test")
-        # A larger draw contains a smaller one, so that this many other problems are drawn.
-        more = len(self.heldout) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
-        fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")
-        rows = self._load(fields, entry["data"], split, entry.get("columns"), limit=n and n + more)
-        rows = self._without_heldout(rows)[:n]
-        return HeldOutSet(entry["data"], split, rows, entry.get("samples"), entry.get("temperature"))
-
-    def _without_heldout(self, rows: list[Problem]) -> list[Problem]:
-        """Return the rows without the problems of before and after; all rows if these are all."""
-        taken = {row["problem"] for row in self.heldout}
-        return [row for row in rows if row["problem"] not in taken] or rows
-
-    @property
-    def about_eval(self) -> str | None:
-        """A line about the problems that are evaluated by default; None if the recipe names them."""
-        s, lines = self.settings, []
-        if held_out := self._divided[1]:
+    def evaluation(self) -> EvaluationPlan:
+        """The problems of the evaluations before, during and after training. They are not trained on."""
+        s, held_out = self.settings, self._divided[1]
+        n, lines = EVAL_N if s["eval_n"] is None else s["eval_n"], []
+        if held_out:
             lines.append(
                 f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
-        if s["eval_n"] is None and not self.heldout:
-            lines.append(f"no verdict on the run: {self.no_eval}; eval_dataset names other problems")
-        elif s["eval_n"] is None:
+        whole = None
+        try:
+            if n:
+                whole = self._to_evaluate(n)
+                whole = whole._replace(rows=whole.rows[:n])
+        except UserError as error:
+            if s["eval_n"] or evaluates_default_set(s):
+                raise
+            # The recipe does not ask for these problems, so the run does not need them.
+            lines.append(f"no verdict on the run: {error}; eval_dataset names other problems")
+        if whole and s["eval_n"] is None:
             lines.append(
-                f"before and after training {len(self.heldout)} problems of {self.eval_dataset}, {s['eval_split']}, "
-                f"are evaluated: {2 * len(self.heldout)} additional completions (eval_n: 0 turns it off)"
+                f"before and after training {len(whole.rows)} problems of {whole.data}, {whole.split}, "
+                f"are evaluated: {2 * len(whole.rows)} additional completions (eval_n: 0 turns it off)"
             )
-        return "; ".join(lines) or None
+        elif whole and not held_out and len(whole.rows) < n:
+            reason = f"is more than the {len(whole.rows)} problems of {whole.data}, {whole.split}"
+            raise ConfigError("eval_n", n, reason, f"use {len(whole.rows)} or less, or --eval_n 0")
+        return EvaluationPlan(whole, self._during(whole), "; ".join(lines) or None)
+
+    def _during(self, whole: HeldOutSet | None) -> list[HeldOutSet]:
+        """Return the sets of the evaluations during training, without the problems of ``whole`` if others are left."""
+        s, taken = self.settings, {row["problem"] for row in whole.rows} if whole else set()
+        entries = checked_entries(s["heldout"])
+
+        def others(rows: list[Problem], n: int | None) -> list[Problem]:
+            return ([row for row in rows if row["problem"] not in taken] or rows)[:n]
+
+        if evaluates_default_set(s):
+            # A larger draw contains a smaller one, so that this many other problems are drawn.
+            default = self._to_evaluate(HELDOUT_N + (len(whole.rows) if whole else 0))
+            return [default._replace(rows=others(default.rows, HELDOUT_N))]
+        sets = []
+        for entry in entries if evaluates(s) else ():
+            n, split = entry.get("n"), entry.get("split", "test")
+            more = len(whole.rows) if whole and (entry["data"], split) == (whole.data, whole.split) else 0
+            fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")
+            rows = self._load(fields, entry["data"], split, entry.get("columns"), limit=n and n + more)
+            sets.append(
+                HeldOutSet(entry["data"], split, others(rows, n), entry.get("samples"), entry.get("temperature"))
+            )
+        return sets
 
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
         """The overlap of the problems of before and after with the training problems; None without such problems."""
-        return contamination.overlap(self.heldout, self.rows) if self.heldout else None
+        whole = self.evaluation.before_and_after
+        return contamination.overlap(whole.rows, self.rows) if whole else None

@@ -1,44 +1,97 @@
-"""Answer `grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors."""
+"""Answer `grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors, or as one GGUF file
+for Ollama, LM Studio and llama.cpp, whose converter writes it."""
 
 import argparse
+import os
+import shlex
+import shutil
+import subprocess
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Mapping
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run
 from grpo_math.generation.models import load_adapter, load_base, loading
-from grpo_math.system.streams import Answer
+from grpo_math.system.streams import Answer, say
+
+CONVERTER = "convert_hf_to_gguf.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", help="a finished run that trained an adapter")
-    parser.add_argument("--merge", metavar="DIR", required=True, help="the folder to write")
-    parser.add_argument("--checkpoint", help="best, or a folder's name (default: the last weights)")
+    add = parser.add_argument
+    add("run_dir", help="a finished run")
+    add("--merge", metavar="DIR", help="write the merged model to this new folder, as safetensors")
+    add("--gguf", metavar="FILE", help="write this new file for Ollama and LM Studio, with llama.cpp's converter")
+    add("--checkpoint", help="best, or a folder's name (default: the last weights)")
+    parser.epilog = f"GGUF_CONVERTER names llama.cpp's {CONVERTER} (default: in PATH).\n\n{parser.epilog}"
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Write the merged model, in bfloat16, with its tokenizer."""
+    """Write the merged model, in bfloat16, with its tokenizer; the GGUF file; or both."""
     trained = from_run.read(args.run_dir, checkpoint=args.checkpoint)
     base, adapter = trained.models["trained"]
-    if adapter is None:
+    if not (args.merge or args.gguf):
+        raise UserError("export needs --merge DIR, --gguf FILE, or both")
+    if adapter is None and args.merge:
         reason = "has nothing to merge: all weights were trained"
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")
-    if Path(args.merge).exists():
-        raise ConfigError("merge", args.merge, "exists", "name a new folder")
+    for name, path, kind in (("merge", args.merge, "folder"), ("gguf", args.gguf, "file")):
+        if path and Path(path).exists():
+            raise ConfigError(name, path, "exists", f"name a new {kind}")
+    # Before the merge, which takes minutes.
+    converter = _converter(args.gguf) if args.gguf else ""
+    with ExitStack() as stack:
+        model = args.merge or base
+        if args.gguf:
+            parent = Path(args.gguf).parent
+            parent.mkdir(parents=True, exist_ok=True)
+            if adapter is not None and not args.merge:  # not in /tmp, which may be small
+                model = stack.enter_context(TemporaryDirectory(prefix=".export-", dir=parent))
+        if adapter is not None:
+            _merge(base, adapter, model, trained.request.model_init_kwargs)
+        if args.gguf:
+            _convert(converter, model, args.gguf)
+    written = {name: path for name, path in (("folder", args.merge), ("gguf", args.gguf)) if path}
+    return Answer(written, "\n".join(f"{'merged' if name == 'folder' else name:8} {written[name]}" for name in written))
+
+
+def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str, Any]) -> None:
     # Stdout is for the answer, which --json makes a JSON object. DeepSpeed prints its accelerator there, if installed.
     with redirect_stdout(sys.stderr), loading(base, "weights"):
         from transformers import AutoTokenizer
 
         # A pickle could run anything while it is loaded.
-        model = load_base(base, dtype="bfloat16", use_safetensors=True, **trained.request.model_init_kwargs)
+        model = load_base(base, dtype="bfloat16", use_safetensors=True, **model_init_kwargs)
         # Adding an adapter to weights in 4 bit rounds most of it away.
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"
-            raise ConfigError("merge", args.merge, reason, "use base and adapter side by side")
-        load_adapter(model, adapter, base).merge_and_unload().save_pretrained(args.merge)
+            raise ConfigError("merge", target, reason, "use base and adapter side by side")
+        load_adapter(model, adapter, base).merge_and_unload().save_pretrained(target)
         # Training saved its tokenizer with the adapter; a script may not have.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)
-        tokenizer.save_pretrained(args.merge)
-    return Answer({"folder": args.merge}, f"merged   {args.merge}")
+        tokenizer.save_pretrained(target)
+
+
+def _converter(target: str) -> str:
+    """Return the path of llama.cpp's converter. Raises `ConfigError` if there is none."""
+    path = os.environ.get("GGUF_CONVERTER") or shutil.which(CONVERTER)
+    if not path or not Path(path).is_file():
+        reason = f"needs {CONVERTER} of llama.cpp, which {'is not at ' + path if path else 'is not in PATH'}"
+        remedy = "clone https://github.com/ggml-org/llama.cpp, and set GGUF_CONVERTER to that file"
+        raise ConfigError("gguf", target, reason, remedy)
+    return path
+
+
+def _convert(converter: str, model: str, target: str) -> None:
+    """Write a folder with a model as one GGUF file. Raises `UserError` with the converter's last line if it fails."""
+    say("gguf", f"{converter} writes {target}")
+    command = [sys.executable, converter, model, "--outfile", target, "--outtype", "bf16"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not Path(target).is_file():
+        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
+        raise UserError(f"{converter} failed: {lines[-1][:300]}: {shlex.join(command[1:])} shows all of its output")

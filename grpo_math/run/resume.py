@@ -23,7 +23,7 @@ MAY_CHANGE = {
     *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
     *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_revision", "hub_always_push"),
     *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
-    *("watchdog_minutes", "ddp_timeout"),
+    *("watchdog_minutes", "ddp_timeout", "dry_run"),
 }
 
 # Settings of the trained weights and the optimizer's state. Even ``resume: force`` cannot change them.

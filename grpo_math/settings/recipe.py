@@ -46,6 +46,7 @@ class Recipe(NamedTuple):
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
     env: Mapping[str, str] = {}  # the variables of the recipe
+    replaced: Sequence[str] = ()  # a line for each value of the recipe that the method has replaced
 
     def sound(self) -> "Recipe":
         """Return the recipe. Raises its first problem."""
@@ -59,7 +60,8 @@ class Recipe(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Recipe:
-    """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``.
+    """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``. The method wins over the recipe, and
+    a field of the command line over the method.
 
     Changes nothing in this process: a command calls `read_and_set_env`. Raises `UserError` for a file that is not a
     recipe. A bad setting keeps its default, and adds to ``problems``.
@@ -79,11 +81,14 @@ def read(argv: Sequence[str]) -> Recipe:
     # Before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
     # The command line wins, by the old name of a field or by the new one: both are translated first.
-    stated = {**translated(written, notes), **translated(typed, notes)}
-    given = {**method, **stated}
+    written, typed = translated(written, notes), translated(typed, notes)
+    replaced = _drop_weights(written, method, f"--method {named}") + _drop_weights(method, typed, "the command line")
     for name, value in method.items():
-        if given[name] != value:
-            notes.append(f"{name}={given[name]!r} stays, and --method {named} has {value!r}: state the one you want")
+        if name in typed and not _same(name, typed[name], value):
+            notes.append(f"{name}={typed[name]!r} stays, and --method {named} has {value!r}: state the one you want")
+        elif name in written and name not in typed and not _same(name, written[name], value):
+            replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {named}")
+    given = {**written, **method, **typed}
     settings = for_script(given) if marks or typed_marks else given
     # The recipe of a script has its prompts in the data. On the command line alone, the name may be meant for dataset.
     if typed_marks and not marks and "prompt_template" not in given:
@@ -99,7 +104,7 @@ def read(argv: Sequence[str]) -> Recipe:
             problems.append(problem)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     values = defaults() | checked
-    return Recipe(values, set(checked), problems, list(argv), notes, env)
+    return Recipe(values, set(checked), problems, list(argv), notes, env, replaced)
 
 
 def read_and_set_env(argv: Sequence[str]) -> Recipe:
@@ -113,11 +118,38 @@ def read_and_set_env(argv: Sequence[str]) -> Recipe:
     return recipe
 
 
-def method_fields(name: Any) -> dict[str, Any]:
-    """Return the fields of a method of methods.yaml, which a recipe and the command line may change; {} for None.
+def _same(name: str, one: Any, other: Any) -> bool:
+    """Return True if two values of a field are one setting: the command line has texts."""
+    with suppress(UserError):
+        return bool(check(name, one) == check(name, other))
+    return False
 
-    >>> method_fields("rloo")
-    {'baseline': 'leave_one_out', 'scale_rewards': 'none', 'surrogate': 'reinforce'}
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _drop_weights(fields: dict[str, Any], winner: Mapping[str, Any], by: str) -> list[str]:
+    """Drop the reward_weights next to rewards that ``winner`` replaces. Return a line if there were any.
+
+    >>> fields = {"rewards": ["accuracy", "overlong"], "reward_weights": [1.0, 0.5]}
+    >>> _drop_weights(fields, {"rewards": "accuracy"}, "the command line")
+    ['reward_weights [1.0, 0.5] is dropped with its rewards, by the command line']
+    >>> fields
+    {'rewards': ['accuracy', 'overlong']}
+    """
+    if "rewards" not in winner or "reward_weights" not in fields:
+        return []
+    if _same("rewards", fields.get("rewards", defaults()["rewards"]), winner["rewards"]):
+        return []
+    return [f"reward_weights {fields.pop('reward_weights')} is dropped with its rewards, by {by}"]
+
+
+def method_fields(name: Any) -> dict[str, Any]:
+    """Return the fields of a method of methods.yaml, which the command line may change; {} for None.
+
+    >>> method_fields("lite_ppo")
+    {'scale_rewards': 'batch', 'loss_type': 'dapo'}
     """
     if name is None:
         return {}
@@ -149,6 +181,16 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
+
+
+def is_switch(name: str, following: Sequence[str]) -> bool:
+    """Return True for a field that is true or false if the following word of the command line is neither.
+
+    >>> is_switch("use_peft", ["true"]), is_switch("use_peft", ["mine.yaml"]), is_switch("seed", ["3"])
+    (False, True, False)
+    """
+    is_bool = name in fields() and fields()[name].kinds <= {"bool", "None"}
+    return is_bool and not TRUTH.keys() & {word.lower() for word in following}
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 >>> settings = {name: field.default for name, field in fields().items()} | {"output_dir": "run"}
 >>> [(level, line)] = violations({**settings, "surrogate": "reinforce", "epsilon": 0.1})
 >>> level, str(line)
-('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
+('warning', 'epsilon=0.1 has no effect: the surrogate reinforce does not read it: leave it out')
 
 fields.py checks the type, range and choices of each setting. checks/ has the checks that need data.
 """
@@ -20,14 +20,13 @@ from grpo_math.reading import is_table
 from grpo_math.redact import without_secrets
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
+from grpo_math.settings.surrogates import READ_BY, TRL_LOSSES, surrogate_and_reduction
 from grpo_math.system.addresses import is_address, is_this_machine
 from grpo_math.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
 
-# The values of loss_type that clip the ratio as PPO does.
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "prompt_mean")
 # Rewards that can be negative.
 BELOW_ZERO = ("brevity", "overlong", "repetition")
 LEAVE = "leave it out"
@@ -79,8 +78,21 @@ def steps_in_backward(optim: str) -> bool:
 
 # Settings of the trainer, for recipes and scripts.
 
-_CLIP = "epsilon epsilon_high delta"
+_OF_SURROGATES = tuple(dict.fromkeys(" ".join(READ_BY.values()).split()))
 _NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
+
+
+def surrogate_of(s: Settings) -> str:
+    """Return the surrogate that ``surrogate``, or TRL's ``loss_type``, names; "module:function" for any of a user."""
+    name, _ = surrogate_and_reduction(s["surrogate"], s["loss_type"])
+    return "module:function" if is_user_function(name) else name
+
+
+def _not_read(surrogate: str, read: str) -> Rule:
+    """Return the rule for the settings of other surrogates."""
+    others = " ".join(name for name in _OF_SURROGATES if name not in read.split())
+    return unused(others, lambda s: surrogate_of(s) == surrogate, f"the surrogate {surrogate} does not read it")
+
 
 # TRL checks some of these in the constructor of its trainer, after the weights are loaded, and only warns of others.
 UPDATE = [
@@ -130,37 +142,23 @@ UPDATE = [
         "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
     ),
-    unused(_CLIP, _is("surrogate", "reinforce"), "surrogate='reinforce' holds the ratio at 1"),
+    *(_not_read(surrogate, read) for surrogate, read in {**READ_BY, "module:function": ""}.items()),
+    unused(
+        "epsilon",
+        lambda s: surrogate_of(s) == "cispo" and s["epsilon_high"] is not None,
+        "the surrogate cispo has one bound, and epsilon_high={epsilon_high} is set",
+    ),
     # With vLLM, the log-probs of the sampler count.
     unused(
         "off_policy_mask_threshold",
         lambda s: s["surrogate"] == "reinforce" and not s["use_vllm"],
         "surrogate='reinforce' holds the ratio at 1",
     ),
-    unused(_CLIP, _is("surrogate", "dppo"), "surrogate='dppo' has dppo_high and dppo_low"),
-    unused("dppo_high dppo_low", lambda s: s["surrogate"] != "dppo", "surrogate={surrogate!r} is not dppo"),
-    unused(_CLIP, lambda s: is_user_function(s["surrogate"]), "surrogate={surrogate!r} replaces the clipped ratio"),
     Rule(
         "importance_sampling_level",
-        lambda s: s["surrogate"] != "clip" and s["importance_sampling_level"] == "sequence",
-        "weighs the ratio, which surrogate={surrogate!r} does not use",
-    ),
-    Rule(
-        "importance_sampling_level",
-        lambda s: s["loss_type"] == "vespo" and s["importance_sampling_level"] == "sequence",
-        "does not work with loss_type='vespo', which weighs the sequence itself",
-    ),
-    unused("delta", lambda s: s["loss_type"] not in CLIPPED, "loss_type={loss_type!r} does not clip"),
-    unused("epsilon epsilon_high", _is("loss_type", "sapo", "vespo"), "loss_type={loss_type!r} does not clip"),
-    unused(
-        "sapo_temperature_pos sapo_temperature_neg",
-        lambda s: s["loss_type"] != "sapo",
-        "loss_type={loss_type!r} is not sapo",
-    ),
-    unused(
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
-        lambda s: s["loss_type"] != "vespo",
-        "loss_type={loss_type!r} is not vespo",
+        lambda s: s["importance_sampling_level"] == "sequence" and surrogate_of(s) not in ("clip", "cispo", "sapo"),
+        "makes the ratio that of a sequence, and surrogate={surrogate!r} with loss_type={loss_type!r} does not use it",
+        "leave it out, or use the surrogate clip, cispo or sapo",
     ),
     unused(
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
@@ -181,20 +179,21 @@ UPDATE = [
     ),
     Rule(
         "loss_type",
-        lambda s: s["surrogate"] != "clip" and s["loss_type"] not in CLIPPED,
-        "is a weight of the ratio, which surrogate={surrogate!r} does not use",
-        "use dapo or grpo, which reduce tokens in the same ways",
+        lambda s: s["surrogate"] not in ("clip", TRL_LOSSES.get(s["loss_type"], (s["surrogate"],))[0]),
+        "is TRL's name of a surrogate, and surrogate={surrogate!r} is another",
+        "use dapo, grpo or another loss_type that only reduces",
     ),
     Rule(
         "loss_type",
-        lambda s: (s["surrogate"], s["loss_type"], s["importance_sampling_level"]) == ("clip", "luspo", "token"),
-        "is defined for the ratio of a sequence, not for importance_sampling_level='token'",
-        "set importance_sampling_level to sequence",
+        lambda s: (surrogate_of(s), s["loss_type"], s["importance_sampling_level"]) == ("clip", "luspo", "token"),
+        "was made for the ratio of a sequence, and importance_sampling_level is token",
+        "set importance_sampling_level: sequence, or use dr_grpo, which also does not divide by a length",
+        "warning",
     ),
     Rule(
-        "loss_type",
-        lambda s: (s["loss_type"], s["epsilon_high"], s["surrogate"]) == ("cispo", None, "clip"),
-        "without epsilon_high clamps the ratio at {epsilon}",
+        "epsilon_high",
+        lambda s: surrogate_of(s) == "cispo" and s["epsilon_high"] is None,
+        "is missing, so that the surrogate cispo clamps the ratio at {epsilon}",
         "set epsilon_high: 5.0",
         "warning",
     ),
@@ -206,15 +205,15 @@ UPDATE = [
         "warning",
     ),
     Rule(
-        "loss_type",
+        "vllm_importance_sampling_mode",
         lambda s: (
-            s["loss_type"] == "vespo"
+            surrogate_of(s) == "vespo"
             and s["use_vllm"]
             and s["vllm_importance_sampling_correction"]
             and not s["vllm_importance_sampling_mode"].startswith("token_")
         ),
-        "needs the ratio of each token between vLLM and the model",
-        "set vllm_importance_sampling_mode (now {vllm_importance_sampling_mode}) to token_truncate or token_mask",
+        "does not work with the surrogate vespo, which needs the ratio of each token between vLLM and the model",
+        "use token_truncate or token_mask",
     ),
     Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
@@ -233,7 +232,13 @@ UPDATE = [
 ]
 
 REFERENCE = [
-    unused("kl_estimator use_bias_correction_kl", _is("beta", 0), "beta=0 leaves the KL term out"),
+    # k2 without the ratio is what REINFORCE++ takes for a beta of yours.
+    unused(
+        "kl_estimator use_bias_correction_kl",
+        lambda s: s["beta"] == 0 and (s["kl_estimator"], s["use_bias_correction_kl"]) != ("k2", False),
+        "beta=0 leaves the KL term out",
+    ),
+    unused("use_bias_correction_kl", _is("kl_estimator", "advantage"), "kl_estimator=advantage has no KL term"),
     unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
     Rule(
         "sync_ref_model",
@@ -576,6 +581,12 @@ PROGRAM = [
         ),
         "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
         f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
+    ),
+    unused(
+        "multi_objective_aggregation",
+        lambda s: len(s["rewards"]) == 1,
+        "one reward is normalized alone",
+        "name several rewards, or leave it out",
     ),
     Rule(
         "reward_weights",

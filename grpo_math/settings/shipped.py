@@ -59,6 +59,15 @@ def recipe_file(name: str | Path) -> Path:
     return recipes[path.name][0]
 
 
+def is_file(word: str) -> bool:
+    """Return True for the name of a file or of a shipped recipe.
+
+    >>> is_file("mine.yaml"), is_file("demo_cpu"), is_file("accuracy")
+    (True, True, False)
+    """
+    return word.endswith((".yaml", ".yml")) or word in listed("launch/configs") or Path(word).is_file()
+
+
 def target_options(target: str | None, option: str, names: Iterable[str], is_value: bool) -> list[str]:
     """Return the option for a command's first word: a recipe or, if ``is_value``, a value of ``option``.
 

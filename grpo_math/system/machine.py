@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -63,8 +64,38 @@ def refuse_trl() -> None:
         raise UserError(f'{reason}: pip install "trl{required.specifier}"')
 
 
+def physical_cores(of_machine: Path = Path("/sys")) -> int:
+    """Return the cores that this process may use: its CPUs, two threads of a core as one, within its container's share.
+
+    ``of_machine`` has the files of Linux. Elsewhere every CPU counts.
+    """
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        siblings = of_machine / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+    share = float(len(cores))
+    # docker run --cpus 2, or a pod's limit. The text is "max 100000" without a limit.
+    with suppress(OSError, ValueError):
+        quota, period = map(int, (of_machine / "fs/cgroup/cpu.max").read_text().split())
+        share = min(share, quota / period)
+    return max(1, round(share))
+
+
+def use_physical_cores() -> None:
+    """Set torch's threads for training on a CPU, unless OMP_NUM_THREADS is set.
+
+    torch takes one thread for each CPU that the system shows. Two on one core wait for each other, and in a container
+    they may be many more than its share.
+    """
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, physical_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+
+
 def hardware() -> dict[str, Any]:
-    """Return the CPUs and GB of main memory of this machine, and the name, number and GB of its GPUs."""
+    """Return the CPUs and GB of main memory of this machine, and its GPUs, or the threads of torch without one."""
     machine: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
     import torch
 
@@ -75,6 +106,8 @@ def hardware() -> dict[str, Any]:
             "gpus": torch.cuda.device_count(),
             "gpu_memory_gb": round(of_gpu.total_memory / GB, 1),
         }
+    else:
+        machine["threads"] = torch.get_num_threads()
     return machine
 
 

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the demo. A finished demo in the same folder is kept under a number."""
     words = ["--config", RECIPE, "--output_dir", args.output_dir, *args.fields]
-    read_and_set_env(words).sound()  # before the earlier run is renamed
+    is_dry = read_and_set_env(words).sound().values["dry_run"]  # before the earlier run is renamed
     run_dir = Path(args.output_dir)
-    if (run_dir / FINISHED).exists():
+    if (run_dir / FINISHED).exists() and not is_dry:
         # The earlier run may still be writing its report.
         lock.refuse_used(run_dir)
         names = (f"{run_dir.name}.{number}" for number in itertools.count(1))
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.fields:
         print(TAKES, file=sys.stderr)
     code = launcher.train(words)
-    if code == 0:
+    if code == 0 and not is_dry:
         print("next     ask the trained model something of your own:")
         print(f'         grpo-math ask {args.output_dir} "What is 21 + 23?"')
     return code

@@ -28,7 +28,7 @@ from grpo_math.settings.fields import most_used
 from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.vllm import sends_adapter, starts_server
 from grpo_math.system.gpus import Gpu
-from grpo_math.system.machine import free_port
+from grpo_math.system.machine import free_port, physical_cores
 from grpo_math.system.signals import (
     EX_TEMPFAIL,
     INTERRUPTED,
@@ -109,9 +109,10 @@ def _launch(
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        training = SupervisedCommand(
-            _training(fields, config, layout.policy), environment=environment(used[layout.server :])
-        )
+        variables = environment(used[layout.server :])
+        if not used:  # torch's launcher would give each process one thread
+            variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
+        training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=sends_adapter(recipe))
         # A killed process prints nothing. For several processes ranks.py reports the end.

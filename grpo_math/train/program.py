@@ -13,8 +13,10 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import PrinterCallback, ProgressCallback
 
@@ -101,6 +103,8 @@ def _build_settings(read: recipe.Recipe) -> Settings:
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
+    for line in read.replaced:
+        _say(line)
     settings = build(read)
     _check_world()
     limit_waiting(settings.config.ddp_timeout)
@@ -137,9 +141,11 @@ def train(settings: Settings, stop: Stop) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(settings.arguments.watchdog_minutes) as watchdog:
+        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, TemporaryDirectory() as elsewhere:
+            if settings.arguments.dry_run:  # the trainer's constructor makes folders
+                settings.config.output_dir = elsewhere
             run = TrainingRun(settings, run_dir)
-            if run.prepare():
+            if run.prepare() and not settings.arguments.dry_run:
                 run.attach(watchdog, stop)
                 run.evaluate("before")
                 run.train(stop)
@@ -186,7 +192,10 @@ class TrainingRun:
             self.config.hub_token = None
 
     def prepare(self) -> bool:
-        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
+        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already.
+
+        A dry run checks only that no other run has the folder.
+        """
         config, setup, model = self.config, self.setup, self.settings.model
         # From cheap to expensive: an impossible recipe is refused before a problem is read, and a bad data set, reward
         # or folder before weights are downloaded and loaded.
@@ -202,19 +211,28 @@ class TrainingRun:
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
-        broadcast_from_main(lambda: lock.hold(self.run_dir))
+        use = lock.refuse_used if arguments.dry_run else lock.hold
+        broadcast_from_main(lambda: use(self.run_dir))
         checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
         config.resume_from_checkpoint = checkpoint
         if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
-            if config.process_index == 0:
+            if config.process_index == 0 and not arguments.dry_run:
                 conclude(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = whole_path(path)
         self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
+        if self.is_main:
+            batch, kind = batch_from(vars(config), config.world_size), config.device.type
+            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
+            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
+            if about := setup.problems.evaluation.about:
+                print(about, flush=True)
+            if arguments.dry_run:
+                print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
@@ -237,10 +255,6 @@ class TrainingRun:
         for callback in (history, self.progress, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
-            batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-            if line := self.setup.problems.about_eval:
-                print(line, flush=True)
             # First: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)
@@ -254,7 +268,7 @@ class TrainingRun:
             )
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
-        trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.during else None
+        trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
         trainer.grpo_math.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.arguments.stop_at))
@@ -264,13 +278,14 @@ class TrainingRun:
     def evaluate(self, name: str) -> None:
         """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
         file = self.run_dir / f"{name}.json"
-        if not self.setup.problems.heldout:
+        whole = self.setup.problems.evaluation.before_and_after
+        if whole is None:
             return
         # The weights of a checkpoint are no longer those before training.
         if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        self.last_results = results = self.score_whole()
+        self.last_results = results = self.score_whole(whole)
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
@@ -279,7 +294,7 @@ class TrainingRun:
     def train(self, stop: Stop) -> None:
         """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
-        if self.setup.problems.heldout:
+        if self.setup.problems.evaluation.before_and_after:
             _say("2 of 3: training")
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
@@ -310,28 +325,25 @@ class TrainingRun:
 
     def compare_best(self) -> None:
         """Print if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
-        state, problems = self.trainer.state, self.setup.problems
+        state, plan = self.trainer.state, self.setup.problems.evaluation
         best = state.best_global_step if self.arguments.keep_best else None
         # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
         if best is None or best == state.global_step or self.config.load_best_model_at_end:
             return
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
         line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
-        chose = {row["problem"] for one in problems.during for row in one.rows}
-        if problems.heldout and not chose & {row["problem"] for row in problems.heldout}:
+        chose, whole = {row["problem"] for one in plan.during for row in one.rows}, plan.before_and_after
+        if whole and not chose & {row["problem"] for row in whole.rows}:
             self.trainer._load_best_model()
-            line = heldout.best_and_last(self.score_whole(), self.last_results, best)
+            line = heldout.best_and_last(self.score_whole(whole), self.last_results, best)
         if self.is_main:
             print(line)
 
     # Methods that the steps above share
 
-    def score_whole(self) -> dict[str, Any]:
+    def score_whole(self, whole: HeldOutSet) -> dict[str, Any]:
         """Return the results of the model as it is now on the problems of before.json and after.json."""
-        problems = self.setup.problems
-        split = self.arguments.eval_split
-        whole = HeldOutSet(problems.eval_dataset, split, problems.heldout, samples=1, temperature=0.0)
-        return self.score(whole, Output(contamination=problems.overlap))
+        return self.score(whole, Output(contamination=self.setup.problems.overlap))
 
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
@@ -350,7 +362,7 @@ class TrainingRun:
     def evaluate_heldout(self) -> dict[str, float]:
         """Return the metrics of the sets that are evaluated during training."""
         values: dict[str, float] = {}
-        for one in self.setup.problems.during:
+        for one in self.setup.problems.evaluation.during:
             results = self.score(one, Output(progress=False))
             values |= heldout.heldout_metrics(folder_name(one.data), results)
             values |= {} if self.arguments.heldout else heldout.default_set_metrics(results)

@@ -56,7 +56,8 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if held is not None and step:
         _refuse_processes(held, config, step)
     # After all refusals: a run that is refused changes nothing.
-    archive_later_checkpoints(run_dir, step)
+    if not setup.settings["dry_run"]:
+        archive_later_checkpoints(run_dir, step)
     if checkpoint:
         why = f" (the run has started from {asked} already)" if not named and Path(str(asked)).is_dir() else ""
         print(f"Resuming from {checkpoint}{why}.", file=sys.stderr)

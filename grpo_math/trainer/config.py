@@ -2,10 +2,10 @@
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", surrogate="tanh")
+>>> MathGRPOConfig("runs/x", kl_estimator="k4")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='tanh' is not known: use one of clip, reinforce, dppo, module:function
+grpo_math.errors.ConfigError: kl_estimator='k4' is not known: did you mean 'k3'? (k3, k1, k2)
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
@@ -42,12 +42,18 @@ class MathGRPOConfig(GRPOConfig):
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function. dppo: the ratio to the sampler, without "
-        "tokens whose probability has moved too far. Or module:function, the loss of each token.",
-        choices=("clip", "reinforce", "dppo", "module:function"),
+        "What a token contributes; loss_type is how tokens are reduced. clip: PPO's clipped ratio. reinforce: the "
+        "score function. gmpo: the geometric mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, "
+        "vespo: as TRL's loss_type. dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has "
+        "moved too far. Or module:function, the loss of each token.",
+        choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
     )
-    dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise.", gt=0, le=1)
-    dppo_low: float = setting(0.2, "How far dppo lets the probability of a token with A < 0 fall.", gt=0, le=1)
+    dppo_high: float = setting(
+        0.2, "How far dppo lets the probability of a token with A > 0 rise; for dppo_kl in nats.", gt=0, le=1
+    )
+    dppo_low: float = setting(
+        0.2, "How far dppo lets the probability of a token with A < 0 fall; for dppo_kl in nats.", gt=0, le=1
+    )
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
     )
@@ -56,8 +62,9 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2.",
-        choices=("k3", "k1", "k2"),
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
+        "from each token's advantage instead.",
+        choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
         None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."

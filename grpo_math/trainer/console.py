@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from textwrap import wrap
 from typing import Any
 
 from accelerate import PartialState
@@ -28,38 +27,44 @@ COLUMNS = 80
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
 PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has all of it
 
+# A line each. What does not fit into the line is left out, so the most important metrics come first.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "progress": (metrics.STEP,),
-    "rewards": (
-        *(metrics.REWARD, metrics.REWARD_STD, metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, metrics.FORMAT_KEPT),
-        metrics.DEGENERATE,
+    # The means of the reward functions follow the first two.
+    "step": (
+        *(metrics.REWARD, metrics.ACCURACY, metrics.REWARD_STD, metrics.DEGENERATE, metrics.FORMAT_KEPT),
+        metrics.ACCURACY_IN_FORMAT,
     ),
-    "completions": (metrics.LENGTH_MEAN, metrics.TRUNCATED),
+    "completions": (metrics.LENGTH_MEAN, metrics.TRUNCATED, metrics.ENTROPY, metrics.SKIPPED),
     "update": (
-        *(metrics.LOSS, metrics.GRAD_NORM, metrics.LEARNING_RATE, metrics.KL, metrics.ENTROPY, metrics.RATIO),
-        *(metrics.CLIP_REGION, metrics.SKIPPED),
+        *(metrics.LOSS, metrics.GRAD_NORM, metrics.KL, metrics.CLIP_REGION, metrics.LEARNING_RATE),
+        metrics.RATIO,
     ),
-    "seconds": (*(metrics.SECONDS_STEP, metrics.SECONDS_GENERATE, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND),),
+    "seconds": (metrics.SECONDS_STEP, metrics.SECONDS_GENERATE, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND),
 }
 
 
 def figures(logs: Mapping[str, Any]) -> list[str]:
-    """Return lines with 20 metrics of a log entry, in groups, and the mean of each reward function.
+    """Return at most four lines with the main metrics of a log entry.
 
     >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
     >>> for line in figures(log): print(line)
-    progress     step 3
-    rewards      reward 0.5, short 0.25
+    step 3       reward 0.5, short 0.25
     update       loss 0.01235
     """
+    means = {one[1]: value for key, value in logs.items() if (one := REWARD_MEAN.fullmatch(key))}
     lines = []
     for group, names in GROUPS.items():
+        functions = means if group == "step" else {}
         # transformers adds the prefix to the metrics of an evaluation.
-        given = {name: logs.get(name, logs.get(f"eval_{name}")) for name in names}
-        if group == "rewards":
-            given |= {one[1]: value for key, value in logs.items() if (one := REWARD_MEAN.fullmatch(key))}
-        text = ", ".join(f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None)
-        lines += wrap(text, COLUMNS, initial_indent=f"{group:13}", subsequent_indent=" " * 13)
+        first, last = (
+            {name: logs.get(name, logs.get(f"eval_{name}")) for name in part} for part in (names[:2], names[2:])
+        )
+        given = {**first, **functions, **last}
+        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None]
+        label = f"step {logs[metrics.STEP]}" if group == "step" else group
+        while len(line := f"{label:12} {', '.join(texts)}") > COLUMNS:
+            texts.pop()
+        lines += [line.rstrip()] if texts or group == "step" else []
     return lines
 
 

@@ -50,6 +50,7 @@ from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.machine import use_physical_cores
 from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
@@ -127,6 +128,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
+        if self.accelerator.device.type == "cpu":
+            use_physical_cores()
         if self._has_async_funcs:
             # The tools, the rewards, and the checks of rewards before the run may share a client.
             self.async_loop = event_loop()
@@ -164,6 +167,8 @@ class MathGRPOTrainer(GRPOTrainer):
             with warnings.catch_warnings():
                 # In each step transformers warns about names that TRL uses.
                 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+                # transformers' default, which torch ignores on a CPU.
+                warnings.filterwarnings("ignore", ".*pin_memory.* no accelerator", UserWarning)
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:

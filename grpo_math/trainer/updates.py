@@ -211,7 +211,7 @@ class Updates:
         packs = self.scorer is not None and self.scorer.agree_on_width(width)
         self.planner = UpdatePlanner(
             trainer.accelerator,
-            trainer.loss_type,
+            loss_settings(trainer, self.settings).loss_type,
             keep_trl_batches=self._keeps_trl_batches or not packs,
             skip_zero_advantage=trainer.beta == 0.0 and not is_user_function(self.settings.surrogate),
             deepspeed=trainer.is_deepspeed_enabled,

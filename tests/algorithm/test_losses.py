@@ -84,6 +84,24 @@ def test_the_mean_gradient_is_that_of_the_table_and_off_policy_the_ratio_alone_k
     assert torch.allclose(off_policy, targets(theta, reference)[target], atol=1e-12) == corrected
 
 
+def test_the_reference_as_an_advantage_has_the_gradient_of_the_reverse_kl_and_none_at_the_reference():
+    theta, reference, old = logits(0, V).requires_grad_(), logits(1, V).log_softmax(-1), logits(2, V).log_softmax(-1)
+    settings = {"loss_type": "prompt_mean", "kl_estimator": "advantage", "epsilon_low": 1.0, "epsilon_high": 1e3}
+
+    def gradient(reference):
+        policy, zeros = theta.log_softmax(-1)[:, None], torch.zeros(V, 1)
+        # The mean over all tokens that the older policy can draw.
+        options = {"ref_logps": reference[:, None], "row_weights": old.exp()[:, None]}
+        loss = compute_loss(
+            LossInputs(policy, old[:, None], zeros, zeros + 1, zeros, **options), LossSettings(beta=1.0, **settings)
+        )
+        assert torch.equal(loss.metrics["kl"].values, policy.detach() - reference[:, None])
+        return torch.autograd.grad(loss.loss, theta)[0]
+
+    assert torch.allclose(gradient(reference), targets(theta, reference)["reverse"], atol=1e-12)
+    assert not gradient(theta.detach().log_softmax(-1)).any()
+
+
 # Each setting of TRL's loss, and the rows that it depends on: the first value is the default.
 SETTINGS = {
     "loss_type": ["dapo", "grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
@@ -326,6 +344,7 @@ AGGREGATED = {
         ("group_mean", "none", "clip", "dr_grpo", "k3", 2),
         ("leave_one_out", "group", "clip", "dapo", "k1", 2),
         ("group_mean", "mean", "dppo", "prompt_mean", "k3", 2),
+        ("group_mean", "group", "clip", "dapo", "advantage", 2),
     ],
 )
 def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
@@ -373,7 +392,8 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
                 now = logps_of(model, *pair)
                 ratio = (now - (now.detach() if surrogate == "reinforce" else before)).exp()
                 d = now - ref
-                kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d, None: 0.0 * d}[estimator]
+                kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}.get(estimator, 0.0 * d)
+                advantage = advantage - 0.3 * d.detach() if estimator == "advantage" else advantage
                 clipped = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
                 moved = (now.exp() - before.exp()).detach() * advantage.sign()
                 clipped = clipped if surrogate != "dppo" else ratio * advantage * (moved <= 0.2)

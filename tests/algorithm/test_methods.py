@@ -12,8 +12,11 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from grpo_math.algorithm.advantages import advantages
+from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.correction import sampler_ratio
 from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, micro_batch_weight, prompt_weights
+from grpo_math.rewards import REWARDS as REWARD_FUNCTIONS
+from grpo_math.rewards.inputs import MAX_LENGTH
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.recipe import METHODS, read
 
@@ -51,7 +54,7 @@ def pass_at_4(r):
 
 
 ADVANTAGES = {
-    "dr_grpo": lambda r: r - mean(r),
+    **dict.fromkeys(("dr_grpo", "dppo", "dppo_kl"), lambda r: r - mean(r)),
     "rloo": lambda r: r - (r.sum(dim=1, keepdim=True) - r) / (G - 1),
     "no_baseline": lambda r: r,
     "maxrl": lambda r: (r - mean(r)) / mean(r),
@@ -87,8 +90,35 @@ def vespo(c, a):
 
 
 def dppo(c, a):
-    moved = (c["now"].exp() - c["old"].exp()).detach() * a.sign()
-    return -(c["now"] - c["old"]).exp() * a * (moved <= 0.2)
+    """The ratio to the sampler, and the distance of the binary total variation; 0.15 as in the authors' script."""
+    moved = (c["now"].exp() - c["sampler"].exp()).detach() * a.sign()
+    return -(c["now"] - c["sampler"]).exp() * a * (moved <= 0.15)
+
+
+def dppo_kl(c, a):
+    """0.05 as in the authors' script."""
+    p, q = c["sampler"].exp(), c["now"].detach().exp()
+    distance = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    leaves = ((q - p) * a > 0) & (distance > 0.05)
+    return -(c["now"] - c["sampler"]).exp() * a * ~leaves
+
+
+def gmpo(c, a):
+    """Eq. 4: the geometric mean of min(rho A, clip(rho, e^-0.4, e^0.4) A), with the sign of A."""
+    ratio = (c["now"] - c["old"]).exp()
+    pessimistic = torch.min(ratio * a, ratio.clamp(math.exp(-0.4), math.exp(0.4)) * a)
+    return -(pessimistic.abs().log().mean().exp() * a.sign()).expand_as(ratio)
+
+
+def icepop(c, a):
+    """M(k) = k for k = pi_old / sampler in [0.5, 5], else 0."""
+    k = (c["old"] - c["sampler"]).exp()
+    return clipped((c["now"] - c["old"]).exp(), a) * k * ((k >= 0.5) & (k <= 5.0))
+
+
+def reinforce_pp(c, a):
+    """PPO's clip, and 0.3 times k2, whose gradient is that of the KL."""
+    return clipped((c["now"] - c["old"]).exp(), a) + 0.3 * (c["now"] - c["ref"]).square() / 2
 
 
 def two_sided(c, a):
@@ -101,7 +131,12 @@ def off_policy_mask(c, a):
 
 
 def distillation(c, a):
-    return (c["now"] - c["old"]).exp() * (c["now"] - c["ref"])
+    """tinker and prime-rl: the advantage of a token is its log-ratio, without a gradient, and nothing is clipped."""
+    return -(c["now"] - c["old"]).exp() * (c["ref"] - c["now"]).detach()
+
+
+def distillation_and_reward(c, a):
+    return clipped((c["now"] - c["old"]).exp(), a + (c["ref"] - c["now"]).detach())
 
 
 def higher(c, a):
@@ -118,10 +153,15 @@ LOSSES = {
     "vespo": vespo,
     "luspo": lambda c, a: by_sequence(c, a, 2e-3, 2.5e-3),
     "dppo": dppo,
+    "dppo_kl": dppo_kl,
+    "gmpo": gmpo,
+    "icepop": icepop,
+    "reinforce_pp_baseline": reinforce_pp,
     "high_entropy": lambda c, a: higher(c, a) * c["is_high"],
     "two_sided_clip": two_sided,
     "off_policy_mask": off_policy_mask,
     "on_policy_distillation": distillation,
+    "distill_and_reward": distillation_and_reward,
 }
 
 
@@ -129,29 +169,52 @@ def token_mean(losses):
     return torch.cat(losses).mean()
 
 
+def completion_mean(losses):
+    return torch.stack([loss.mean() for loss in losses]).mean()
+
+
+def over_length(losses):
+    return torch.cat(losses).sum() / (len(losses) * LIMIT)
+
+
+def sequence_sum(losses):
+    """RLOO and LUSPO: a completion's log-prob is the sum of its tokens'."""
+    return torch.stack([loss.sum() for loss in losses]).mean()
+
+
+def prompt_mean(losses):
+    """MiniMax's eq. 4 and ScaleRL: the tokens of a prompt's completions, then the prompts."""
+    return torch.stack([torch.cat(losses[i : i + G]).mean() for i in range(0, P * G, G)]).mean()
+
+
 # From the losses of the completions, group after group. The others have a mean over all tokens.
 REDUCED = {
-    **dict.fromkeys(("grpo", "gspo", "sapo"), lambda losses: torch.stack([loss.mean() for loss in losses]).mean()),
-    "dr_grpo": lambda losses: torch.cat(losses).sum() / (len(losses) * LIMIT),
-    "luspo": lambda losses: torch.stack([loss.sum() for loss in losses]).mean(),
-    "prompt_mean": lambda losses: torch.stack([torch.cat(losses[i : i + G]).mean() for i in range(0, P * G, G)]).mean(),
+    **dict.fromkeys(("grpo", "gspo", "sapo", "gmpo", "icepop", "off_policy_mask"), completion_mean),
+    **dict.fromkeys(("no_baseline", "reinforce_with_baseline"), completion_mean),
+    **dict.fromkeys(("dr_grpo", "dppo", "dppo_kl"), over_length),
+    **dict.fromkeys(("rloo", "luspo"), sequence_sum),
+    **dict.fromkeys(("prompt_mean", "cispo", "scalerl"), prompt_mean),
 }
+# Methods of which the sampler's log-probs are a part, and the weight of a KL term that a row leaves to you.
+SAMPLED = ("dppo", "dppo_kl", "icepop")
+BETA = {"reinforce_pp_baseline": 0.3}
 
 
-def random_rows():
-    generator = torch.Generator().manual_seed(3)
-    old, ref, noise, entropies = (torch.rand(P * G, T, generator=generator, dtype=torch.float64) for _ in range(4))
-    old, ref = (0.05 + 0.9 * old).log(), (0.05 + 0.9 * ref).log()
+def random_rows(seed):
+    generator = torch.Generator().manual_seed(seed)
+    columns = (torch.rand(P * G, T, generator=generator, dtype=torch.float64) for _ in range(5))
+    old, ref, noise, entropies, sampler = columns
+    old, ref, sampler = ((0.05 + 0.9 * values).log() for values in (old, ref, sampler))
     now = (0.05 + 0.9 * (old.exp() + 0.6 * (noise - 0.5)).clamp(0, 1)).log()
     mask = (torch.arange(T) < LENGTHS[:, None]).long()
     # What stands in the padding must not count.
-    return now.masked_fill(mask == 0, -50.0).requires_grad_(), old, ref, entropies, mask
+    return now.masked_fill(mask == 0, -50.0).requires_grad_(), old, ref, sampler, entropies, mask
 
 
-def of_paper(name):
-    now, old, ref, entropies, _ = random_rows()
+def of_paper(name, seed):
+    now, old, ref, sampler, entropies, _ = random_rows(seed)
     level = torch.cat([row[:n] for row, n in zip(entropies, LENGTHS, strict=True)]).quantile(0.8)
-    columns = {"now": now, "old": old, "ref": ref, "is_high": entropies >= level}
+    columns = {"now": now, "old": old, "ref": ref, "sampler": sampler, "is_high": entropies >= level}
     values = ADVANTAGES.get(name, z_score)(REWARDS).flatten()
     loss_of = LOSSES.get(name, lambda c, a: clipped((c["now"] - c["old"]).exp(), a))
     completions = [{key: column[i, :n] for key, column in columns.items()} for i, n in enumerate(LENGTHS.tolist())]
@@ -159,13 +222,16 @@ def of_paper(name):
     return values, torch.autograd.grad(loss, now)[0]
 
 
-def of_method(name, ranks, cuts):
+def of_method(name, ranks, cuts, seed):
     """The gradient of the fragment's loss, of rows that ``ranks`` share and that each cuts into micro-batches."""
     recipe = read(["--method", name]).values
-    now, old, ref, entropies, mask = random_rows()
+    now, old, ref, sampler, entropies, mask = random_rows(seed)
     names = {field.name for field in fields(LossSettings)}
     chosen = {RENAMED.get(key, key): value for key, value in METHODS[name]["fields"].items()}
-    settings = LossSettings(**{key: chosen[key] for key in chosen if key in names}, max_completion_length=LIMIT)
+    chosen = {key: chosen[key] for key in chosen if key in names} | ({"beta": BETA[name]} if name in BETA else {})
+    settings = LossSettings(**chosen, max_completion_length=LIMIT)
+    low, high_bound = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
+    sampler_weights = sampler_ratio((old - sampler) * mask, settings.vllm_importance_sampling_mode, low, high_bound)
     options = (recipe["baseline"], recipe["scale_rewards"], 1e-12, recipe["k"])
     rewards = REWARDS if recipe["rewards"] else torch.zeros_like(REWARDS)
     values = advantages(rewards, *options).flatten()
@@ -189,6 +255,8 @@ def of_method(name, ranks, cuts):
                 mask=mask[index],
                 entropies=entropies[index],
                 ref_logps=ref[index],
+                sampling_logps=sampler[index] if name in SAMPLED else None,
+                sampler_ratio=sampler_weights[index] if name in SAMPLED else None,
                 entropy_mask=None if high is None else high[index],
                 micro_batch_tokens=tokens,
                 tokens_per_step=mask.sum() / ranks,
@@ -203,13 +271,24 @@ def of_method(name, ranks, cuts):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "gdpo"])
 @pytest.mark.parametrize(("ranks", "cuts"), [(1, 1), (1, 3), (2, 2)])
 def test_a_method_is_what_its_paper_says(name, ranks, cuts):
-    values, gradient = of_method(name, ranks, cuts)
-    expected, expected_gradient = of_paper(name)
+    values, gradient = of_method(name, ranks, cuts, seed=ranks * cuts + 11)
+    expected, expected_gradient = of_paper(name, seed=ranks * cuts + 11)
     torch.testing.assert_close(values, expected, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-5)
     assert 0 < gradient.norm() < math.inf
 
 
+def test_dapo_pays_length_half_of_what_it_pays_the_answer():
+    """DAPO's answers get +1 or -1, and up to -1 for length: a right answer at the limit beats a short wrong one."""
+    recipe = read(["--method", "dapo"]).values
+    ids, right = [[0] * n for n in (10, 100, 10, 100)], [1.0, 1.0, 0.0, 0.0]
+    paid = REWARD_FUNCTIONS[recipe["rewards"][1]]([""] * 4, [""] * 4, completion_ids=ids, **{MAX_LENGTH: 100})
+    columns = torch.tensor([right, paid], dtype=torch.float64).T
+    values = weighted(columns, torch.tensor(recipe["reward_weights"], dtype=torch.float64))
+    of_paper = torch.tensor([[1.0, 0.0, -1.0, -2.0]], dtype=torch.float64)
+    torch.testing.assert_close(advantages(values.view(1, 4), eps=1e-12), z_score(of_paper))
+
+
 def test_the_defaults_that_the_formulas_assume_are_those_of_a_recipe():
-    assumed = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": None, "scale_rewards": "group", "dppo_high": 0.2}
+    assumed = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": None, "scale_rewards": "group", "beta": 0.0}
     assert {name: defaults()[name] for name in assumed} == assumed

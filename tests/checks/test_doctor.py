@@ -162,6 +162,7 @@ info: attacked: an answer that knows nothing gets \d+% .* \(attack\)
 info: prompt tokens of 20 problems: median 51, 95% 51, longest 51 \(prompt_lengths\)
 .*: memory: .* \(memory\)
 ok: no error, \d warnings?
+train --dry_run also loads the model and makes the trainer, then stops
 """
 
 
@@ -180,7 +181,9 @@ def test_the_answer_is_the_same_in_json_and_in_words(words, code, output, here, 
     assert main(["doctor", path, *words, "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] == (code == 0)
-    assert [Finding(**finding).line() for finding in answer["findings"]] == text.splitlines()[:-1]
+    assert [Finding(**finding).line() for finding in answer["findings"]] == text.splitlines()[
+        : -2 if answer["ok"] else -1
+    ]
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ GPU = ["--use_cpu", "false"]
 ADAPTER = ["--use_peft", "--dtype", "float32"]
 ROWS = ["--dataset", "mine.jsonl", "--eval_n", "0"]
 SERVER = ["--use_vllm", "--vllm_mode", "server"]
+ON_POLICY = "info: each rollout serves one update: the ratio is 1, and all surrogates have one gradient"
 VERSION = {"/version": '{"version": "0.31.0+cpu"}', "/health": ""}
 # Rendered, a prompt of n words has n + 3 tokens, which are words: two roles and the end of a turn.
 CHAT = """\
@@ -429,6 +430,28 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["--num_generations", "4"],
             {"processes": 2},
             ["info: 4 prompts x 4 completions = 16 = 2 processes x 8 rows x 1 step"],
+        ),
+        *(
+            (
+                ["--prompts_per_step", "2", "--num_generations", "4", *words],
+                {},
+                ["info: 2 prompts x 4 completions = 8 = 1 process x 8 rows x 1 step", *lines],
+            )
+            for words, lines in (
+                (["--method", "gspo"], [ON_POLICY]),
+                (["--delta", "4"], [ON_POLICY]),
+                (["--method", "gspo", "--num_iterations", "2"], []),
+                (["--surrogate", "dppo"], [ON_POLICY]),
+                (["--surrogate", "dppo", "--use_vllm"], []),  # measures from the sampler
+            )
+        ),
+        (
+            ["--prompts_per_step", "2", "--num_generations", "4", "--method", "gmpo", "--generation_batch_size", "16"],
+            {},
+            [
+                "info: 2 prompts x 4 completions = 8 = 1 process x 8 rows x 1 step; "
+                "16 completions are generated at a time"
+            ],
         ),
     ],
     "golds": [

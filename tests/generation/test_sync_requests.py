@@ -19,10 +19,11 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync
+from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync, one_line_for_lost_servers
 from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import metrics
 from grpo_math.system.http import ServerError
+from grpo_math.system.machine import free_port
 from grpo_math.trainer.rollout_queue import RolloutQueue
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
@@ -196,8 +197,23 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
         generation.generate(PROMPTS[:1], None, 1)
     assert len(requests) == 3
     server.stop()
-    with pytest.raises(ServerUnavailable, match=r"no vLLM server answers at .* after 0 seconds"):
+    line = r"no vLLM server answers at .* after 0 seconds.* Start it: grpo-math serve .*--lora_r 4 --port \d+ .*"
+    with pytest.raises(ServerUnavailable, match=line + "--enable-lora --max-lora-rank 8"):
         generation.generate(PROMPTS, None, 1)
+
+
+def test_a_script_whose_server_never_answers_ends_with_the_line_that_starts_one(policy, monkeypatch, capsys):
+    """With whole weights, which TRL's client sends: it raises its own error after its own wait."""
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Mock(side_effect=ConnectionError("of TRL")))
+    args = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": f"http://{address}"}
+    with adapter_sync("merged", SimpleNamespace(**args, vllm_server_timeout=2)):  # noqa: SIM117
+        with pytest.raises(ServerUnavailable, match=f"answers at http://{address} after 2 seconds.*serve") as lost:
+            grpo_trainer.VLLMGeneration(model=policy)
+    monkeypatch.setattr(sys, "excepthook", Mock())
+    one_line_for_lost_servers.__wrapped__()
+    sys.excepthook(lost.type, lost.value, lost.tb)
+    assert capsys.readouterr().err == f"error: {lost.value}\n"
 
 
 def output_of(choice):
@@ -301,7 +317,7 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, ad
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda model: "TRL's")
     monkeypatch.setattr("grpo_math.generation.sync.AdapterGeneration", lambda args, shared, model: "ours")
     trls = grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient
-    args = SimpleNamespace(use_vllm=vllm_sync is not None, staleness=staleness)
+    args = SimpleNamespace(use_vllm=vllm_sync is not None, vllm_mode="colocate", staleness=staleness)
     model = policy if adapter else policy.get_base_model()
     with adapter_sync(vllm_sync, args):
         assert (vllm_generation.VLLMClient is KeyedClient) == args.use_vllm

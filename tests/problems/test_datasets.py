@@ -460,7 +460,7 @@ def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
     train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
     settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
     with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* give --eval_columns answer=gold_text;"):
-        RecipeProblems(settings).heldout  # noqa: B018
+        RecipeProblems(settings).evaluation  # noqa: B018
 
 
 def test_instruction_and_input_are_one_problem(tmp_path):

@@ -39,11 +39,12 @@ def names(rows):
 )
 def test_by_default_64_other_problems_than_before_and_after(words, before_and_after, during):
     asked = problems(*words)
-    assert len(asked.heldout) == before_and_after
-    assert [len(one.rows) for one in asked.during] == [during] * (during is not None)
-    for one in asked.during:
+    whole, sets, _ = asked.evaluation
+    assert len(whole.rows if whole else []) == before_and_after
+    assert [len(one.rows) for one in sets] == [during] * (during is not None)
+    for one in sets:
         assert (one.data, one.split, one.samples, one.temperature) == (words[1], "test", 1, 0.0)
-        assert during == 41 or not names(one.rows) & names(asked.heldout)
+        assert during == 41 or whole is None or not names(one.rows) & names(whole.rows)
     assert asked.sample(100) == asked.rows[:: len(asked.rows) // 100 + 1]
 
 
@@ -62,7 +63,8 @@ def test_by_default_64_other_problems_than_before_and_after(words, before_and_af
 )
 def test_a_file_holds_a_tenth_out_of_training_for_the_evaluations(tmp_path, n, words, sizes):
     asked = problems("--dataset", write(tmp_path / "own.ndjson", n), *words)
-    train, held_out, during = names(asked.rows), names(asked.heldout), [names(one.rows) for one in asked.during]
+    whole, sets, _ = asked.evaluation
+    train, held_out, during = names(asked.rows), names(whole.rows if whole else []), [names(one.rows) for one in sets]
     assert (len(train), len(held_out), [*map(len, during)]) == sizes
     assert sum(sizes[:2]) + sum(sizes[2]) != n or len(train.union(held_out, *during)) == n
 
@@ -73,15 +75,17 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
         f"10 of the 101 problems of {file} are held out of training by a hash, to evaluate on "
         "(dataset_split and eval_split choose others)"
     )
-    assert problems("--dataset", file, "--eval_n", "4").about_eval == divided
-    assert problems("--dataset", file).about_eval == (
+    assert problems("--dataset", file, "--eval_n", "4").evaluation.about == divided
+    assert problems("--dataset", file).evaluation.about == (
         f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 additional completions "
         "(eval_n: 0 turns it off)"
     )
-    assert problems("--eval_n", "0").about_eval is None
+    assert problems("--eval_n", "0").evaluation.about is None
     none = problems("--eval_dataset", str(tmp_path / "nowhere.csv"))
-    assert none.about_eval.startswith(f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file")
-    assert (none.overlap, none.heldout) == (None, [])
+    assert none.evaluation.about.startswith(
+        f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file"
+    )
+    assert (none.overlap, none.evaluation.before_and_after) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
 def test_problems_that_cannot_be_read_are_refused_under_the_name_of_their_setting(words, message):
     asked = problems(*words)
     with pytest.raises(UserError, match=message):
-        _ = asked.heldout, asked.during
+        _ = asked.evaluation
 
 
 def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
@@ -121,19 +125,19 @@ def test_a_set_of_heldout_has_columns_of_its_own(tmp_path):
     entry = {"data": str(tmp_path / "odd.jsonl")}
     words = ("--eval_n", "0", *EVERY, "--heldout")
     with pytest.raises(UserError, match="in heldout columns: problem=frage;"):
-        _ = problems(*words, json.dumps(entry)).during
-    (one,) = problems(*words, json.dumps({**entry, "columns": {"problem": "frage"}})).during
+        _ = problems(*words, json.dumps(entry)).evaluation
+    (one,) = problems(*words, json.dumps({**entry, "columns": {"problem": "frage"}})).evaluation.during
     assert names(one.rows) == {"What is 3 + 4?"}
 
 
 def test_a_recipe_names_its_sets():
     sets = ['{"data": "generated:sums", "n": 3}', '{"data": "generated:products", "samples": 4, "temperature": 1}']
     asked = problems("--dataset", "generated:sums", "--eval_n", "8", "--heldout", *sets, *EVERY)
-    first, second = asked.during
+    whole, (first, second), _ = asked.evaluation
     assert (len(first.rows), first.samples, len(second.rows), second.samples, second.temperature) == (3, None, 41, 4, 1)
-    assert not names(first.rows) & names(asked.heldout)
+    assert not names(first.rows) & names(whole.rows)
     assert asked.overlap["n"] == 8
-    assert problems("--heldout", *sets).during == []
+    assert problems("--heldout", *sets).evaluation.during == []
 
 
 BEST = {"metric_for_best_model": "eval_generated_accuracy"}

@@ -70,3 +70,37 @@ def test_what_cannot_be_merged_is_one_line(
     monkeypatch.setattr("transformers.PreTrainedModel.is_quantized", quantised, raising=False)
     assert main(["export", "run", "--merge", target]) == 2
     assert message in capsys.readouterr().err
+
+
+CONVERTER = """
+import sys
+from pathlib import Path
+model, _, target, *kind = sys.argv[1:]
+assert kind == ["--outtype", "bf16"]
+print("a line for people")
+Path(target).write_bytes(Path(model, "model.safetensors").read_bytes())
+"""
+
+
+@pytest.mark.parametrize("weights", ["adapter", "model"])
+def test_a_gguf_file_is_what_the_converter_makes_of_the_merged_model(weights, run, tmp_path, capsys, monkeypatch):
+    """With a stand-in for llama.cpp's converter, which no package brings: it copies the weights that it is given."""
+    byte_tokenizer().save_pretrained(run / "adapter")
+    assert main(["export", str(run), "--merge", str(tmp_path / "whole")]) == 0
+    whole = (tmp_path / "whole/model.safetensors").read_bytes()
+    if weights == "model":  # a run that trained all weights
+        (run / "adapter").rename(run / "other")
+        (tmp_path / "whole").rename(run / "model")
+    monkeypatch.setenv("GGUF_CONVERTER", str(tmp_path / "convert.py"))
+    target = tmp_path / "new/demo.gguf"
+    words = ["export", str(run), "--gguf", str(target), "--json"]
+    assert main(words) == 2
+    assert f"gguf='{target}' needs convert_hf_to_gguf.py of llama.cpp" in capsys.readouterr().err
+    (tmp_path / "convert.py").write_text("raise ValueError('no such family')")
+    assert main(words) == 2
+    assert "convert.py failed: ValueError: no such family" in capsys.readouterr().err
+    (tmp_path / "convert.py").write_text(CONVERTER)
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out) == {"gguf": str(target)}
+    assert target.read_bytes() == whole
+    assert [*target.parent.iterdir()] == [target]  # the merged model is removed

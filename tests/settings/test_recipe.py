@@ -21,22 +21,56 @@ from grpo_math.settings.rules import violations
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_change(name):
-    teacher = ["--reference_model", "a"] if name == "on_policy_distillation" else []
+    needed = {
+        "on_policy_distillation": ["--reference_model", "a"],
+        "gdpo": ["--rewards", "accuracy", "overlong"],
+        "icepop": ["--use_vllm"],
+    }
+    teacher = needed.get(name, [])
     recipe = read(["--method", name, "--output_dir", "run", *teacher])
     fields = METHODS[name]["fields"]
     assert recipe.problems == []
     assert {field: recipe.values[field] for field in fields} == fields
-    assert recipe.given - {"reference_model"} == {*fields, "output_dir"}
+    assert recipe.given - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
     assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
     other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run", *teacher])
     assert other.values["loss_type"] == "bnpo"
 
 
-def test_a_recipe_wins_over_a_method_and_an_unknown_method_is_one_line(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("epsilon_high: 0.5")
-    recipe = read(["--config", str(tmp_path / "recipe.yaml"), "--method", "dapo"])
-    assert (recipe.values["epsilon_high"], recipe.values["resample_groups"]) == (0.5, 3)
-    assert recipe.notes == ["epsilon_high=0.5 stays, and --method dapo has 0.28: state the one you want"]
+def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "epsilon_high: 0.5\nloss_type: dapo\nbeta: 0.0\nrewards: [gsm8k, overlong]\nreward_weights: [1, 2]"
+    )
+    words = ["--config", str(recipe), "--method"]
+    dapo = read([*words, "dapo"])
+    assert (dapo.values["epsilon_high"], dapo.values["reward_weights"]) == (0.28, [1.0, 0.5])
+    assert dapo.notes == []
+    assert dapo.replaced == [
+        "reward_weights [1, 2] is dropped with its rewards, by --method dapo",
+        "epsilon_high 0.5 -> 0.28, by --method dapo",
+        "rewards ['gsm8k', 'overlong'] -> ['accuracy', 'overlong'], by --method dapo",
+    ]
+    typed = read([*words, "dapo", "--epsilon_high", "0.3", "--resample_groups", "3", "--rewards", "accuracy"])
+    assert (typed.values["epsilon_high"], typed.values["rewards"], typed.values["reward_weights"]) == (
+        0.3,
+        ["accuracy"],
+        None,
+    )
+    # Equal values need no line, though the command line has texts.
+    assert typed.notes == [
+        "epsilon_high='0.3' stays, and --method dapo has 0.28: state the one you want",
+        "rewards=['accuracy'] stays, and --method dapo has ['accuracy', 'overlong']: state the one you want",
+    ]
+    assert typed.replaced == [
+        "reward_weights [1, 2] is dropped with its rewards, by --method dapo",
+        "reward_weights [1.0, 0.5] is dropped with its rewards, by the command line",
+    ]
+    teacher = read([*words, "on_policy_distillation", "--beta", "1.0"])
+    assert (teacher.values["rewards"], teacher.values["reward_weights"], teacher.notes) == ([], None, [])
+
+
+def test_an_unknown_method_is_one_line():
     with pytest.raises(UserError, match=r"method='dapoo' is not known: did you mean 'dapo'\?"):
         read(["--method", "dapoo"])
 

@@ -16,7 +16,7 @@ DEFAULTS = defaults() | {"output_dir": "run"}
 VALUES = {
     "accelerator_config": [{"split_batches": True}],
     "baseline": ["a:b", "leave_one_out", "pass_at_k"],
-    "surrogate": ["reinforce", "a:b", "dppo"],
+    "surrogate": ["reinforce", "a:b", "dppo", "dppo_kl", "gmpo", "cispo", "sapo", "vespo"],
     "dataset": ["rows.jsonl"],
     "delta": [2.0, 0.5],
     "epsilon": [0.1],
@@ -158,6 +158,18 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"surrogate": "dppo", "dppo_high": 0.1}, True),
         ({"dppo_high": 0.1}, False),
         ({"surrogate": "reinforce", "loss_type": "prompt_mean"}, True),
+        ({"surrogate": "cispo", "loss_type": "prompt_mean", "epsilon_high": 5.0}, True),
+        ({"surrogate": "cispo", "loss_type": "cispo", "epsilon_high": 5.0}, True),
+        ({"surrogate": "cispo", "epsilon_high": 5.0, "epsilon": 0.1}, False),
+        ({"surrogate": "cispo"}, False),
+        ({"surrogate": "sapo", "loss_type": "cispo"}, False),
+        ({"surrogate": "sapo", "sapo_temperature_pos": 2.0, "importance_sampling_level": "sequence"}, True),
+        ({"surrogate": "gmpo", "loss_type": "luspo", "epsilon": 0.4}, True),
+        ({"surrogate": "gmpo", "delta": 2.0}, False),
+        ({"surrogate": "gmpo", "importance_sampling_level": "sequence"}, False),
+        ({"surrogate": "dppo_kl", "dppo_low": 0.05}, True),
+        ({"surrogate": "vespo", "loss_type": "grpo", "vespo_k_pos": 3.0}, True),
+        (ON_SERVER | {"surrogate": "vespo"}, False),
         ({"reference_model": "a", "beta": 1.0}, True),
         ({"reference_model": "a", "beta": 1.0, "rewards": []}, True),
         ({"reference_model": "a", "beta": 1.0, "rewards": [], "resample_groups": 1}, False),
@@ -167,6 +179,10 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"reference_model": "a"}, False),
         ({"rewards": []}, False),
         ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, False),  # one reward
+        ({"multi_objective_aggregation": "normalize_then_sum", "rewards": ["accuracy", "overlong"]}, True),
+        ({"kl_estimator": "k2", "use_bias_correction_kl": False}, True),  # for a beta of yours
+        ({"kl_estimator": "k2"}, False),
         ({"sync_ref_model": True, "beta": 0.1}, True),
         ({"use_adaptive_entropy": True, "entropy_target": 5.0}, True),
         ({"optim": "galore_adamw_layerwise"}, False),
@@ -250,7 +266,7 @@ def test_a_config_of_a_script_raises_errors_logs_warnings_and_checks_each_field(
     assert not caplog.messages
     MathGRPOConfig(**given, surrogate="reinforce", epsilon=0.1, epsilon_high=0.3)
     assert caplog.messages == [
-        "epsilon=0.1 (and epsilon_high) has no effect: surrogate='reinforce' holds the ratio at 1: leave it out"
+        "epsilon=0.1 (and epsilon_high) has no effect: the surrogate reinforce does not read it: leave it out"
     ]
     caplog.clear()
     MathGRPOConfig(**given, learning_rate=3.0, save_total_limit=0, log_level="WARNING")

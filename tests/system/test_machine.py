@@ -34,10 +34,39 @@ def _hidden(): ...
 """
 
 
+@pytest.mark.parametrize(
+    ("siblings", "quota", "cores"),
+    [
+        ("ABCD", None, 4),
+        ("AABB", "max 100000", 2),  # two threads on each core
+        ("ABCD", "150000 100000", 2),
+        ("ABCD", "10000 100000", 1),
+        ("", None, 4),  # a machine without the files
+    ],
+)
+def test_the_threads_of_training_are_the_cores_that_this_process_may_use(siblings, quota, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    for cpu, name in enumerate(siblings):
+        file = tmp_path / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        file.parent.mkdir(parents=True)
+        file.write_text(name)
+    if quota:
+        (tmp_path / "fs/cgroup").mkdir(parents=True)
+        (tmp_path / "fs/cgroup/cpu.max").write_text(quota)
+    assert machine.physical_cores(tmp_path) == cores
+    asked = Mock()
+    monkeypatch.setattr(torch, "set_num_threads", asked)
+    monkeypatch.setattr(machine, "physical_cores", lambda: cores)
+    for threads in ("3", None):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads) if threads else monkeypatch.delenv("OMP_NUM_THREADS", False)
+        machine.use_physical_cores()
+    asked.assert_called_once_with(cores)
+
+
 def test_the_gpus_of_a_machine_are_written_down():
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cpu = {"cpus": os.cpu_count(), "memory_gb": round(memory, 1)}
-    assert machine.hardware() == cpu
+    assert machine.hardware() == {**cpu, "threads": torch.get_num_threads()}
     card = SimpleNamespace(name="A100", total_memory=39.56 * 2**30)
     cuda = {"is_available": lambda: True, "device_count": lambda: 2, "get_device_properties": [card].__getitem__}
     with patch.multiple(torch.cuda, **cuda):

@@ -18,7 +18,8 @@ from transformers import TrainerControl
 from grpo_math.evaluation import results
 from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
-from grpo_math.run import metrics
+from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
+from grpo_math.run import checkpoints, metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
 from grpo_math.train.heldout import StopAt
@@ -43,6 +44,22 @@ def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, mon
     assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
 
 
+def test_a_dry_run_does_what_comes_before_the_first_step_and_changes_no_file(train, tmp_path):
+    run_dir = tmp_path / "run"
+    line = f"dry run  ready for the first step; nothing was written to {run_dir}"
+    code, lines = train(*LORA, "--dry_run")
+    assert (code, lines[-1], run_dir.exists()) == (0, line, False)
+    assert any(line.startswith("2 prompts x 2 completions = 4") for line in lines)
+    train(*LORA, "--save_steps=1", "--save_strategy=steps")
+    (run_dir / checkpoints.FINISHED).unlink()
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    code, lines = train(*LORA, "--save_steps=1", "--save_strategy=steps", "--dry_run")
+    assert (code, lines[-1]) == (0, line)
+    assert any(line.startswith("Resuming from ") for line in lines)
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+    assert train(*LORA, "--beta=0.5", "--dry_run")[0] == 2  # another run's settings
+
+
 def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(
     train, small, tmp_path, monkeypatch, caplog
 ):
@@ -59,7 +76,8 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
     assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
     assert os.environ["HF_TOKEN"] == "hf_secret"
-    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in lines
+    threads = f"{torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)"
+    assert f"2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step; {threads}" in lines
     assert (
         "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not "
         "choose it: they differ"
@@ -133,8 +151,8 @@ def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypa
 
 @pytest.mark.parametrize("eval_n", [0, 1])
 def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
-    rows = [{"problem": "1 + 1?"}]
-    problems = SimpleNamespace(during=[SimpleNamespace(rows=rows)], eval_n=eval_n, heldout=rows[:eval_n])
+    one = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
+    problems = SimpleNamespace(evaluation=EvaluationPlan(one if eval_n else None, [one], None))
     state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
     TrainingRun.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
     assert capsys.readouterr().out == (

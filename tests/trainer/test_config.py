@@ -112,7 +112,7 @@ def test_a_reference_is_refreshed_between_two_rollouts(tmp_path):
         ({"surrogate": "own_math:too_few"}, r"returned a Tensor: return a tensor of shape \(2, 3\)"),
         ({"surrogate": "own_math:constant"}, "returned a loss without a gradient"),
         ({"surrogate": "own_math:over_the_batch"}, "gives a completion a different loss in a batch than alone"),
-        ({"surrogate": "small_trainers:clip", "loss_type": "cispo"}, "loss_type='cispo' is a weight of the ratio"),
+        ({"surrogate": "small_trainers:clip", "loss_type": "cispo"}, "loss_type='cispo' is TRL's name of a surrogate"),
     ],
 )
 def test_what_cannot_work_is_refused_before_weights_load(settings, message, tmp_path):

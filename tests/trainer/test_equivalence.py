@@ -3,6 +3,8 @@
 The reference is TRL's own method on the same trainer, or TRL's own trainer on the same seed; float32, dropout off.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from peft import LoraConfig, PolyConfig, PromptTuningConfig
@@ -11,6 +13,7 @@ from small_generation import counted
 from small_trainers import SMALL, STEPS, letters, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_math.algorithm.losses import REDUCTIONS, SURROGATES
 from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -174,6 +177,42 @@ def test_a_mean_over_prompts_is_the_same_however_a_rollout_is_cut(surrogate, our
         ends.append(weights(trainer.model))
     assert relative(ends[0], ends[2]) < 1e-6
     assert relative(ends[1], ends[2]) < 1e-6
+
+
+def gradient_of_update(trainer, batches, packs):
+    """The gradient of an optimizer step on TRL's micro-batches, as they are or packed."""
+    updates, scorer = trainer.grpo_math.updates, trainer.grpo_math.updates.scorer
+    updates.reset()
+    trainer.model.zero_grad()
+    updates.scorer = scorer if packs else None
+    for step in updates._gather_window(batches):
+        updates.compute_loss(None, trainer.model, step).backward()
+    updates.scorer = scorer
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+
+def test_each_surrogate_with_each_reduction_has_one_gradient_packed_and_unpacked(ours):
+    bounds = {"dppo_high": 0.02, "dppo_low": 0.02, "max_tokens_per_micro_batch": 40}
+    trainer = ours(letters, **SMALL, **bounds, loss_type="prompt_mean", num_iterations=2)
+    trainer.model.train()
+    trainer.grpo_math.updates.agree_to_pack()
+    trainer.current_gradient_accumulation_steps = 4
+    trainer._prepare_inputs([{"prompt": prompt} for prompt in ("3 + 4?", "Hello") for _ in range(4)])
+    noise = torch.Generator().manual_seed(0)
+    batches = [dict(rows) for rows in trainer._buffered_inputs]
+    for rows in batches:
+        # Far from the policy, so that each surrogate clips or drops some tokens.
+        old = rows["old_per_token_logps"]
+        rows["old_per_token_logps"] = old + 0.5 * torch.randn(old.shape, generator=noise)
+    seen = []
+    for surrogate, loss_type in product([*SURROGATES, "small_trainers:clip"], REDUCTIONS):
+        trainer.args.surrogate, trainer.loss_type = surrogate, loss_type
+        packed, unpacked = (gradient_of_update(trainer, batches, packs) for packs in (True, False))
+        assert relative(packed, unpacked) < 1e-5, (surrogate, loss_type)
+        seen.append(packed)
+    # The user's clip is the clip: the last pairs are known.
+    different = [a for i, a in enumerate(seen) if all(relative(a, b) > 1e-4 for b in seen[:i])]
+    assert len(different) == len(SURROGATES) * len(REDUCTIONS)
 
 
 def test_an_evaluation_is_the_mean_over_its_prompts(ours):
