@@ -40,7 +40,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.cache", "generation.four_bit", "generation.shared"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
-    *("train.heldout", "train.program", "train.resuming"),
+    *("train.heldout", "train.program", "train.resuming", "train.two_steps"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
     *(
         "trainer.loading",
@@ -56,7 +56,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.canary", "report.finish"),
-    *("train.program", "train.resuming"),
+    *("train.program", "train.resuming", "train.two_steps"),
     *(
         "trainer.rollout_queue",
         "trainer.updates",

@@ -16,11 +16,8 @@ from grpo_math.system.machine import versions
 
 FORMAT = 1  # of the file: other numbers are ignored
 SPREAD = 1.18  # a measured time may be so much longer or shorter: the ends of the range differ by 1.39
-# A calibration with other values says little about the seconds and the memory of a recipe.
-SAME = (
-    *("model_name_or_path", "dtype", "use_peft", "load_in_4bit", "gradient_checkpointing", "activation_offloading"),
-    *("max_completion_length", "max_tokens_per_micro_batch", "per_device_train_batch_size", "use_vllm", "optim"),
-)
+# A calibration of a recipe with other values says little about this recipe.
+SAME = ("model_name_or_path", "dtype", "use_peft", "load_in_4bit", "gradient_checkpointing", "activation_offloading")
 
 
 class Calibration(NamedTuple):
@@ -28,9 +25,8 @@ class Calibration(NamedTuple):
 
     ``tflops``, ``float32``: TFLOP/s of large matrix products in 16 and in 32 bit; ``bandwidth``: GB/s of copies;
     ``launch_us``: microseconds to launch a kernel; ``context``: bytes outside torch's allocator. The others are None if
-    the recipe could not be run: ``recipe``, its fields in `SAME`; ``compute`` and ``decoding``, the shares of the rates
-    that an update and generation reach; ``fragmentation``, the allocator's overhead as a share of the live bytes;
-    ``rows``, the plan and the measurement of each phase.
+    the recipe could not be run: ``recipe``, its fields in `SAME`; ``shares`` of the rates, by phase; ``fragmentation``,
+    the allocator's overhead as a share of the live bytes; ``rows``, plan and measurement of each phase.
     """
 
     date: str
@@ -41,14 +37,14 @@ class Calibration(NamedTuple):
     launch_us: float
     context: int
     recipe: dict[str, Any] | None = None
-    compute: float | None = None
-    decoding: float | None = None
     fragmentation: float | None = None
-    rows: list[list[Any]] | None = None
+    shares: dict[str, float] | None = None
+    rows: list[list[str]] | None = None
 
-    def covers(self, settings: Mapping[str, Any]) -> bool:
-        """Return True if the steps of this recipe were measured."""
-        return self.recipe == {name: settings[name] for name in SAME}
+    def of(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        """Return the ``shares``, if they are those of this recipe."""
+        same = self.recipe == {name: settings[name] for name in SAME}
+        return (self.shares or {}) if same else {}
 
     def card(self, gb: float) -> Card:
         return Card(gb, self.tflops, self.bandwidth, self.float32)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.calibrate:
         if elsewhere:
             raise ConfigError("calibrate", True, "measures this machine's GPU", "leave out --card and --gpu_memory")
-        calibrate.calibrate(["--config", args.config, *args.fields], recipe, args.prompt_tokens)
+        calibrate.calibrate(["--config", args.config, *args.fields], recipe)
     known = None if elsewhere else calibration.stored()
     answer = planner.plan(
         recipe,

@@ -237,7 +237,7 @@ def phases(
             continue
         allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
         known = machine.calibration
-        measured = known.fragmentation if known and known.covers(settings) else None
+        measured = known.fragmentation if known and known.of(settings) and generates != "colocate" else None
         terms["fragmentation"] = int((FRAGMENTATION[generates] if measured is None else measured) * allocated)
         terms["CUDA_context"] = known.context if known else CONTEXT
         terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (

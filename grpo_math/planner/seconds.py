@@ -114,12 +114,11 @@ def _shares(machine: Machine, settings: Settings, layout: Layout) -> tuple[Range
     compute, decoding, known = COMPUTE, DECODING[layout.generation], machine.calibration
     if not known:
         return compute, decoding, "never measured"
-    if not known.covers(settings) or known.compute is None:
+    if not (shares := known.of(settings)):
         return compute, decoding, f"rates {known.line()}, the shares never"
-    compute = around(known.compute)
-    if layout.generation != "transformers" or known.decoding is None:
-        return compute, decoding, f"update {known.line()}, generation never measured"
-    return compute, around(known.decoding), known.line()
+    if layout.generation != "transformers":
+        return around(shares["training"]), decoding, f"update {known.line()}, generation never measured"
+    return around(shares["training"]), around(shares["generation"]), known.line()
 
 
 def rate(card: Card, precise: Precision) -> float:
