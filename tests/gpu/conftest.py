@@ -55,12 +55,18 @@ def model(rehearsal, request) -> str:
 
 @pytest.fixture
 def figure(device, request, capfd) -> Any:
-    """``figure(a=1)``: print the line of this test, and append the line to the file of figures."""
+    """``figure(says="9 ms", a=1)``: print the line of this test, and append the line to the file of figures.
+
+    ``says`` is what the table of docs/scaling.md shows.
+    """
+    command = f"./launch/test.sh --gpu {request.path.stem.removeprefix('test_')}"
     file = Path(os.environ.get("GRPO_MATH_FIGURES", "runs/figures.jsonl"))
 
-    def say(**values: Any) -> None:
+    def say(says: str, **values: Any) -> None:
         versions = {package: version(package) for package in ("torch", "transformers", "trl")}
-        line = json.dumps({"figure": request.node.name, **values, "device": device, **versions})
+        line = json.dumps(
+            {"figure": request.node.name, "says": says, **values, "command": command, "device": device, **versions}
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as figures:
             figures.write(line + "\n")
