@@ -86,6 +86,8 @@ def peak() -> tuple[int, int]:
 
 
 def main(words: list[str]) -> None:
+    if not torch.cuda.is_available():
+        raise UserError("nvidia-smi lists a GPU that torch does not see: install torch for CUDA")
     # This process has no memory on the GPU yet.
     before, answers = int(of_first_gpu("memory.used")) * 2**20, sys.stdout
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as output, redirect_stderr(output):

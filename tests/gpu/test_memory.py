@@ -15,7 +15,7 @@ from small_runs import history
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.cli import main
-from grpo_math.planner import calibration, plan
+from grpo_math.planner import calibrate, calibration, plan
 from grpo_math.planner.model import read_config
 from grpo_math.system.machine import GB
 from grpo_math.train.program import main as train
@@ -78,7 +78,7 @@ def test_the_peak_of_a_run_is_within_its_plan(kind, recipe, rehearsal, tmp_path,
 
 
 def test_a_calibration_measures_the_plan_of_each_phase_and_later_plans_use_it(
-    recipe, rehearsal, tmp_path, monkeypatch, capsys, figure
+    recipe, rehearsal, tmp_path, monkeypatch, capfd, figure
 ):
     if rehearsal:  # the process that measures has the pretended GPU, too, and only nvidia-smi lists a GPU
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "gpu_like/site"))
@@ -89,19 +89,20 @@ def test_a_calibration_measures_the_plan_of_each_phase_and_later_plans_use_it(
         )
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         recipe |= {"per_device_train_batch_size": 2, "num_generations": 2, "gradient_accumulation_steps": 1}
+        monkeypatch.setattr(calibrate, "SECONDS", 600)  # on a CPU
     monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command = ["plan", "--config", str(tmp_path / "recipe.yaml"), "--gpus", "1", "--json"]
     main([*command, "--calibrate"])
-    calibrated = json.loads(capsys.readouterr().out)
+    calibrated = json.loads(capfd.readouterr().out)
     main(command)
-    assert json.loads(capsys.readouterr().out) == calibrated
+    assert json.loads(capfd.readouterr().out) == calibrated
     assert calibrated["seconds"]["assumed"].startswith("measured on this card on ")
     for low, high in calibrated["seconds"]["ranges"].values():
         assert 0 < low < high <= 1.5 * low
     rows = {name: (planned, measured) for name, planned, measured in calibrated["calibration"]["rows"]}
     says = "; ".join(f"{name} {measured} (plan {planned})" for name, (planned, measured) in rows.items())
-    figure(says=says, **calibrated["calibration"])
+    figure(says=says, **{**calibrated["calibration"], "recipe": RECIPE.stem})
     in_gb = {name: pair for name, pair in rows.items() if " GB " in name}
     assert len(in_gb) == 4
     for planned, measured in in_gb.values():

@@ -1,5 +1,7 @@
 """On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run resumes from a checkpoint."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from benchmarks.update_phase import SHAPES, Shape, bench_update, contestants, rollout
@@ -24,7 +26,7 @@ def test_the_gradient_is_that_of_trl(dtype, lora_r, shape, model, rehearsal, fig
     measured = REHEARSED if rehearsal else SHAPES[shape]
     result = bench_update(model, measured, runs=1 if rehearsal else 5, dtype=dtype, lora_r=lora_r)
     says = "{ratio:.2f}x as fast as TRL, {shape}, {dtype}, LoRA rank {lora_r}".format(**{**result, "shape": shape})
-    figure(says=f"{says}, gradients differ by {result['difference']:.0e}", **result)
+    figure(says=f"{says}, gradients differ by {result['difference']:.0e}", **{**result, "model": Path(model).name})
     assert result["same"]
     if not rehearsal:
         assert result["waits_ours"] <= result["waits_trl"]
