@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from grpo_math import __version__
@@ -126,16 +127,21 @@ COMMANDS = {
     ),
 }
 
-# Words of an option's value are names of files.
+# The words after an option are its known values, else names of files.
 COMPLETION = """\
 type compdef > /dev/null 2>&1 || [ -z "$ZSH_VERSION" ] || {{ autoload -Uz compinit && compinit; }}
 [ -z "$ZSH_VERSION" ] || {{ autoload -Uz bashcompinit && bashcompinit; }}
 _grpo_math() {{
-  local words
+  local words word option
   case "${{COMP_WORDS[1]}}" in
 {cases}
   esac
   if [ "$COMP_CWORD" = 1 ]; then words="{commands}"; fi
+  for word in "${{COMP_WORDS[@]:1:$COMP_CWORD-1}}"; do case "$word" in --*) option="${{word//-/_}}" ;; esac; done
+  case "$option ${{COMP_WORDS[$COMP_CWORD]}}" in
+    *" -"*) ;;
+{values}
+  esac
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
 complete -o default -F _grpo_math grpo-math"""
@@ -264,15 +270,23 @@ def _list() -> argparse.ArgumentParser:
 
 
 def completion() -> str:
-    """Return a shell script that contains every command and option, so that the Tab key starts no Python."""
+    """Return a shell script with every command, option and known value, so that the Tab key starts no Python."""
+    from grpo_math.rewards import REWARDS
     from grpo_math.settings.fields import fields
+    from grpo_math.settings.recipe import METHODS
+    from grpo_math.settings.shipped import listed
 
+    recipes = [*listed("launch/configs")]
     cases = []
     for name, command in COMMANDS.items():
         options = [*_options(command_parser(name)), *(fields() if command.fields else ())]
-        words = " ".join(f"--{option}" for option in dict.fromkeys(options))
+        words = " ".join([*(f"--{option}" for option in dict.fromkeys(options)), *(recipes if command.fields else ())])
         cases.append(f'    {name}) words="{words}" ;;')
-    return COMPLETION.format(commands=" ".join([*COMMANDS, "help"]), cases="\n".join(cases))
+    known: dict[str, Sequence[str]] = {name: field.choices for name, field in fields().items() if field.choices}
+    known |= {"config": recipes, "method": [*METHODS], "rewards": [*REWARDS]}
+    values = [f'    __{name}" "*) words="{" ".join(choices)}" ;;' for name, choices in known.items()]
+    names = " ".join([*COMMANDS, "help"])
+    return COMPLETION.format(commands=names, cases="\n".join(cases), values="\n".join(values))
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:

@@ -10,6 +10,8 @@ import copyreg
 import re
 from typing import Any
 
+from grpo_math.redact import HIDDEN, is_secret, without_secrets
+
 SHOWN = 200  # characters of a value
 LONGEST = 2000  # of a line
 
@@ -21,7 +23,8 @@ def cut(value: object) -> str:
     ('-1', 200, 'a value of thousands of digits or brackets', "'http://***@host'")
     """
     try:
-        text = repr(value)[:LONGEST]
+        # A tuple is shown as itself.
+        text = repr(without_secrets(value) if isinstance(value, dict | list) else value)[:LONGEST]
     except (ValueError, RecursionError):
         return "a value of thousands of digits or brackets"
     text = re.sub("://.*@", "://***@", text)  # a user and a password before the host
@@ -46,14 +49,19 @@ class ConfigError(UserError, ValueError):
 
     >>> print(ConfigError("baseline", "mean", "is not a baseline", "use group_mean, leave_one_out or none"))
     baseline='mean' is not a baseline: use group_mean, leave_one_out or none
+
+    Its value is hidden if the field is a secret:
+
+    >>> ConfigError("hub_token", "hf_x", "is wrong", "log in").value, cut({"token": "hf_x", "dtype": "auto"})
+    ('***', "{'dtype': 'auto'}")
     """
 
     def __init__(self, field: str, value: object, reason: str, remedy: str) -> None:
         self.field = field
-        self.value = value
+        self.value = HIDDEN if is_secret(field) else value
         self.reason = reason
         self.remedy = remedy
-        super().__init__(f"{field}={cut(value)} {reason}: {remedy}")
+        super().__init__(f"{field}={cut(self.value)} {reason}: {remedy}")
 
 
 class DataError(UserError, ValueError):

@@ -17,9 +17,11 @@ import json
 import lzma
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BytesIO, StringIO
+from io import BufferedReader, BytesIO, StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,14 @@ UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 LISTS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples", "problems", "questions", "items")
 SPACE = re.compile(r"\s*")
+PARQUET_ROWS = 1000  # rows of a Parquet file in memory
 EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 
 
 def _open_zst(path: str | Path, mode: str) -> Any:
     from pyarrow import input_stream
 
-    return input_stream(str(path))
+    return BufferedReader(input_stream(str(path)))
 
 
 # The ending of a compressed file -> the function that opens it.
@@ -107,39 +110,81 @@ def uncompressed(path: str | Path) -> str:
     return stem if ending in OPENERS else str(path)
 
 
-def read_table(path: str | Path, split: str = "") -> Iterable[tuple[int, Any]]:
-    """Return the rows of a file and their numbers: a line of JSON as bytes, any other row as its library reads it.
+def read_table(path: str | Path, split: str = "") -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file and their numbers: a line of JSON as bytes, any other row as its library reads it.
 
     ``split`` selects a list of ``{"train": [...], "test": [...]}``. Raises `Unreadable`. Every cell of a CSV file is
-    text, so that ``007`` and ``1.50`` stay as they are.
+    text, so that ``007`` and ``1.50`` stay as they are. Lines of JSON, CSV and Parquet are read as they are needed.
     """
-    name = uncompressed(path)
+    name, ending = uncompressed(path), os.path.splitext(path)[1]
     # Everything is read inside the block, so that a damaged file is reported with its name.
-    with reading(path), OPENERS.get(os.path.splitext(path)[1], open)(path, "rb") as file:
-        content = file.read()
+    with reading(path), OPENERS.get(ending, open)(path, "rb") as file:
         if name.endswith(".parquet"):
-            from pyarrow import parquet
-
-            return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
-        if content.startswith(b"PK\x03\x04"):
+            # Parquet begins to be read at its end, which a compressed file does not have.
+            yield from enumerate(_parquet_rows(BytesIO(file.read()) if ending in OPENERS else file), 1)
+            return
+        head = _through_text(file)
+        if head.startswith(b"PK\x03\x04"):
             remedy = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice; unpack an archive"
             raise UserError(f"{path} is a workbook or an archive: {remedy}")
-        if content.startswith(b"<"):
+        if head.startswith(b"<"):
             raise UserError(f"{path} is a web page: download the file itself")
-        if content.startswith(UTF_16):  # as Excel and PowerShell write text
-            content = content.decode("utf-16").encode()
-        content = content.removeprefix(codecs.BOM_UTF8)
+        if head.startswith(UTF_16):  # as Excel and PowerShell write text
+            file = BytesIO((head + file.read()).decode("utf-16").encode())
+            head = _through_text(file)
+        head = head.removeprefix(codecs.BOM_UTF8)
         if name.endswith((".csv", ".tsv")):
-            return _cells(content.decode())
-        if content.lstrip().startswith(b"["):
-            return enumerate(json.loads(content), 1)
-        # One object, which may hold the rows, or objects over several lines. A bad line is named by its number.
-        with suppress(ValueError, RecursionError):
-            text = content.decode().strip()
-            first, end = json.JSONDecoder().raw_decode(text)
-            if end == len(text) or "\n" in text[:end]:
-                return enumerate(_listed(path, first, split) or _objects(text), 1)
-        return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
+            yield from _cells(chain(BytesIO(head), file), head.decode().partition("\n")[0])
+            return
+        second = _through_text(file)
+        # Only lines of JSON have a value in the first line, and more text below.
+        if second.strip() and _is_value(head):
+            yield from _lines(chain(BytesIO(head + second), file))
+        else:
+            yield from _json_rows(path, head + second + file.read(), split)
+
+
+def _through_text(file: Any) -> bytes:
+    """Return the bytes up to the end of the first line that is not blank."""
+    head = b""
+    while not head.strip() and (line := file.readline()):
+        head += line
+    return head
+
+
+def _is_value(line: bytes) -> bool:
+    """Return True if a line begins with a whole JSON value, except for a list.
+
+    >>> [_is_value(line) for line in (b' {"a": 1}', b"{", b"[1]", b"")]
+    [True, False, False, False]
+    """
+    with suppress(ValueError, RecursionError):
+        return not isinstance(json.JSONDecoder().raw_decode(line.decode().strip())[0], list)
+    return False
+
+
+def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
+    from pyarrow import dataset
+
+    for batch in dataset.ParquetFileFormat().make_fragment(file).to_batches(batch_size=PARQUET_ROWS):
+        yield from batch.to_pylist()
+
+
+def _lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _json_rows(path: str | Path, content: bytes, split: str) -> Iterable[tuple[int, Any]]:
+    """Return the rows of a JSON text: a list, an object that may hold the rows, or objects over several lines."""
+    if content.lstrip().startswith(b"["):
+        return enumerate(json.loads(content), 1)
+    with suppress(ValueError, RecursionError):
+        text = content.decode().strip()
+        first, end = json.JSONDecoder().raw_decode(text)
+        if end == len(text) or "\n" in text[:end]:
+            return enumerate(_listed(path, first, split) or _objects(text), 1)
+    # A bad line is named by its number.
+    return _lines(BytesIO(content))
 
 
 def _listed(path: str | Path, value: Any, split: str) -> list[Any]:
@@ -165,17 +210,27 @@ def _objects(text: str) -> list[Any]:
     return values
 
 
-def _cells(text: str) -> list[tuple[int, dict[str, str | None]]]:
-    """Return the rows of a CSV file with the number of their last line. An empty cell is None."""
-    header = text.partition("\n")[0]
+def _cells(lines: Iterable[bytes], header: str) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield the rows of a CSV file with the number of their last line. An empty cell is None."""
     # csv refuses a cell of more than 131,072 characters. A reasoning trace may be longer.
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    csv.field_size_limit(sys.maxsize)
     # newline="" keeps a line break in a quoted cell. strict refuses a quote without an end, which would
     # otherwise take the rest of the file into one cell.
-    rows = csv.DictReader(
-        StringIO(text, newline=""), restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True
-    )
-    return [(rows.line_num, {name: cell or None for name, cell in row.items()}) for row in rows]
+    texts = (text for line in _decoded(lines) for text in StringIO(line, newline=""))
+    rows = csv.DictReader(texts, restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True)
+    return ((rows.line_num, {name: cell or None for name, cell in row.items()}) for row in rows)
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    """Decode lines. An error counts the bytes from the start of the file."""
+    start = 0
+    for line in lines:
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            content, first, end = bytes(start) + line, start + error.start, start + error.end
+            raise UnicodeDecodeError(error.encoding, content, first, end, error.reason) from None
+        start += len(line)
 
 
 def home(path: str | Path) -> Path:

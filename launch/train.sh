@@ -5,8 +5,7 @@
 #   ./launch/train.sh launch/configs/gsm8k_8gb.yaml accelerate_configs/zero2_offload.yaml --num_processes 2 -- --seed 1
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,5s/^# //p' launch/train.sh >&2; exit 2; }
-recipe=$1 config=$2
+. launch/arguments.sh
 shift 2
 
 options=()

@@ -6,6 +6,7 @@ It reads an adapter once, when it is loaded, as vLLM does.
 
 import json
 import threading
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from accelerate.state import AcceleratorState
 from peft import LoraConfig, PeftModel, get_peft_model
 from small_http import AnsweringHTTP
 from small_trainers import make
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.sync import AdapterGeneration
@@ -49,7 +50,12 @@ class SmallVLLM(AnsweringHTTP):
             "/health": {},
             "/version": {"version": self.version},
             "/server_info": {"vllm_config": self.settings},
-            "/v1/models": {"data": [{"id": name} for name in [self.name, *self.adapters]]},
+            "/v1/models": {
+                "data": [
+                    {"id": name, "max_model_len": self.settings["model_config"]["max_model_len"]}
+                    for name in [self.name, *self.adapters]
+                ]
+            },
         }
         if path in fixed:
             return 200, json.dumps(fixed[path])
@@ -58,12 +64,34 @@ class SmallVLLM(AnsweringHTTP):
                 base = AutoModelForCausalLM.from_pretrained(self.model)
                 self.adapters[request["lora_name"]] = PeftModel.from_pretrained(base, request["lora_path"]).eval()
             return 200, "Success"
+        if request.get("model") == self.name:
+            return 200, json.dumps(self.of_base(path, request))
         if request.get("model", request.get("lora_name")) not in self.adapters:
             return 404, json.dumps({"error": {"message": "not found"}})
         if path == "/v1/unload_lora_adapter":
             del self.adapters[request["lora_name"]]
             return 200, "Success"
         return 200, json.dumps({"choices": self.complete(request)})
+
+    @torch.no_grad()
+    def of_base(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """The base's tokens, and its log-probs of the tokens of a prompt, as vLLM gives them to a teacher's client."""
+        if path == "/tokenize":
+            return {"tokens": self.tokenizer(request["prompt"], add_special_tokens=False)["input_ids"]}
+        if path == "/detokenize":
+            return {"prompt": self.tokenizer.decode(request["tokens"])}
+        (prompt,) = request["prompt"]
+        logps = self.base(input_ids=torch.tensor([prompt])).logits[0].log_softmax(-1)
+        rows = zip(logps, prompt[1:], strict=False)
+        return {"choices": [{"prompt_logprobs": [None, *({str(t): {"logprob": row[t].item()}} for row, t in rows)]}]}
+
+    @cached_property
+    def base(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.model).eval()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self.model)
 
     @torch.no_grad()
     def complete(self, request: dict[str, Any]) -> list[dict[str, Any]]:

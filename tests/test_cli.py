@@ -69,7 +69,16 @@ def test_a_command_on_a_full_disk_ends_with_one_line(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("repo", {"report"}), ("train --learning_r", {"--learning_rate"}), ("evaluate --comp", {"--compare"})],
+    [
+        ("repo", {"report"}),
+        ("train --learning_r", {"--learning_rate"}),
+        ("evaluate --comp", {"--compare"}),
+        ("train --method r", {"reinforce_with_baseline", "reinforce_pp_baseline", "rloo"}),
+        ("plan --config demo", {"demo_cpu"}),
+        ("train demo_cpu --rewards accuracy form", {"format_soft", "format_strict"}),
+        ("train --surrogate = gm", {"gmpo"}),  # bash's words of --surrogate=gm
+        ("train --surrogate gmpo --meth", {"--method"}),
+    ],
 )
 def test_a_shell_completes_commands_options_and_fields(typed, completed, completion):
     words = ["grpo-math", *typed.split()]

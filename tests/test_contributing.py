@@ -12,8 +12,7 @@ CHANGES = {
     "reward": [
         ("rewards/functions.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
          "    return [1.0 / (1 + len(completion_text(completion))) for completion in completions]\n\n\n"),
-        ("rewards/__init__.py", "    r1_zero,\n    xml_count,", "    short,\n"),
-        ("rewards/__init__.py", "            r1_zero,\n            gsm8k,", "            short,\n"),
+        ("rewards/functions.py", "        Shipped(r1_zero)", "        Shipped(short, needs_gold=False),\n"),
     ],
     "advantage": [
         ("algorithm/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"

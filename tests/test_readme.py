@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pytest
 from launching import SHEBANG, write_program
 
-from grpo_math.cli import COMMANDS, command_parser
+from grpo_math.cli import COMMANDS, command_parser, recipe_first
 from grpo_math.errors import UserError
 from grpo_math.settings import recipe
 
@@ -190,8 +190,8 @@ def check(text: str) -> None:
 def check_own(command: str, *words: str) -> None:
     given = list(words[: words.index("--")] if "--" in words else words)
     if COMMANDS[command].fields:
-        named = ["--config"] if given and not given[0].startswith("-") else []
-        parsed, given = command_parser(command).parse_known_args(named + given)
+        parser = command_parser(command)
+        parsed, given = parser.parse_known_args(recipe_first(parser, given))
         check_recipe(given + (["--config", parsed.config] if getattr(parsed, "config", None) else []))
     else:
         command_parser(command).parse_args(given)

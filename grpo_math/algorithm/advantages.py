@@ -104,21 +104,6 @@ def pass_at_k(rewards: Tensor, k: int) -> Tensor:
     return values.where((all_wrong > 0) & (all_wrong < 1), torch.nan)
 
 
-def relative_brevity(lengths: Tensor, right: Tensor) -> Tensor:
-    r"""Return the rewards :math:`-p \, n_i / \bar n` (P, G) for lengths (P, G), in any unit (ALP, arXiv 2506.05256).
-
-    p is the share of the group's graded completions that are right, :math:`\bar n` the mean length of the right ones,
-    the normalizer that the paper leaves open. A group without a right completion has the reward 0: a problem that is
-    too hard costs no length. ``right`` is 1, 0, or NaN for an ungraded completion, which has the reward NaN.
-
-    >>> relative_brevity(torch.tensor([[10.0, 30.0, 40.0, 9.0]]), torch.tensor([[1.0, 1.0, 0.0, torch.nan]]))
-    tensor([[-0.3333, -1.0000, -1.3333,     nan]])
-    """
-    pass_rate = right.nanmean(dim=1, keepdim=True)
-    typical = lengths.where(right == 1, torch.nan).nanmean(dim=1, keepdim=True)
-    return (-pass_rate * lengths / typical).where(pass_rate > 0, 0.0).masked_fill(right.isnan(), torch.nan)
-
-
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum (B,) of rewards (B, F), with weights (F,); NaN if no function returned a number.
 

@@ -3,7 +3,8 @@
 vLLM and the trainer give a token slightly different log-probs. TRL corrects for it: it multiplies a token's loss by
 exp(trainer's log-prob - vLLM's), or a whole completion's by exp of the sum, and truncates or drops a weight above 3.
 Under noise of `sigma` nats per token a sum over T tokens has a spread of sigma * sqrt(T), so a long completion can lose
-most of its gradient in the sequence modes while a short one keeps all of it.
+most of its gradient in the sequence modes while a short one keeps all of it. The mean over the tokens has a spread of
+sigma / sqrt(T): our mode `GEOMETRIC` drops a completion by its mean, at any length.
 """
 
 import math
@@ -12,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_math.algorithm.losses import LossSettings
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.run import metrics
+
+GEOMETRIC = "geometric_mask"
 
 
 def log_ratios(logps: Tensor, sampling_logps: Tensor, mask: Tensor) -> Tensor:
@@ -43,6 +47,29 @@ def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float
     if action == "truncate":
         return ratio.clamp(*bounds)
     return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
+
+
+def sampler_weights(logps: Tensor, sampling_logps: Tensor, mask: Tensor, settings: LossSettings) -> Tensor:
+    """Return the weights of ``vllm_importance_sampling_mode``, as `sampler_ratio`.
+
+    In the mode geometric_mask a completion is kept if the geometric mean of its tokens' ratios is within the bounds.
+
+    >>> logps, zeros, mask = torch.tensor([[0.008, -0.004], [0.03, 0.0]]), torch.zeros(2, 2), torch.ones(2, 2)
+    >>> sampler_weights(logps, zeros, mask, LossSettings(vllm_importance_sampling_mode="geometric_mask"))
+    tensor([[1.],
+            [0.]])
+    """
+    differences = log_ratios(logps, sampling_logps, mask)
+    bounds = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
+    if settings.vllm_importance_sampling_mode != GEOMETRIC:
+        return sampler_ratio(differences, settings.vllm_importance_sampling_mode, *bounds)
+    mean = (differences.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).exp()
+    kept = ((mean >= settings.geometric_mask_low) & (mean <= settings.geometric_mask_high)).to(differences.dtype)
+    return (
+        kept
+        if settings.geometric_mask_weight == "one"
+        else kept * sampler_ratio(differences, "token_truncate", *bounds)
+    )
 
 
 def gather_metrics(rows: Rows, accelerator: Any) -> dict[str, float]:

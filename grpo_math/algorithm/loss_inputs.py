@@ -72,12 +72,7 @@ def loss_inputs(
         # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
         # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
         old_logps = logps.detach()
-        sampler_ratio = correction.sampler_ratio(
-            correction.log_ratios(old_logps, sampling_logps, mask),
-            settings.vllm_importance_sampling_mode,
-            settings.vllm_importance_sampling_clip_min,
-            settings.vllm_importance_sampling_clip_max,
-        )
+        sampler_ratio = correction.sampler_weights(old_logps, sampling_logps, mask, settings)
     return LossInputs(
         logps=logps,
         old_logps=old_logps,

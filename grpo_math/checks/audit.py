@@ -1,32 +1,47 @@
 r"""`grpo-math audit`: the rows of a data set that teach nothing or something wrong, each with its line and the reason.
 
-Gold answers that cannot be graded or that a guess hits, problems that contradict or repeat each other or are in a test
-set, prompts that are too long. ``--write_clean`` writes the other rows as they are, and a second file with the rows
-that are left out.
+row_kinds.py has the faults of a single row. Here are those of rows that are compared: gold answers that contradict or
+do not equal themselves, problems that repeat each other or are in a test set, prompts that are too long.
+``--write_clean`` writes the rows that can teach, as they are, and a second file with the others.
 
 Does not ask a model, and does not know whether a gold answer is right.
 """
 
 import argparse
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.checks import Finding
-from grpo_math.checks.check_rewards import DAMAGED, contradictions, is_damaged, not_correct
+from grpo_math.checks import Finding, row_kinds
+from grpo_math.checks.check_rewards import contradictions, not_correct
+from grpo_math.checks.check_services import cache_only
+from grpo_math.checks.golds import decimal_commas, in_words, plain, readings
+from grpo_math.checks.row_kinds import (
+    CONTRADICTORY,
+    IN_A_TEST,
+    IN_PROSE,
+    LONG,
+    NO_ANSWER,
+    NOT_CORRECT,
+    OWN_TEXT,
+    REPEATED,
+    UNUSABLE,
+    Kind,
+    habits,
+)
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.errors import ConfigError, DataError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
-from grpo_math.grading.equal.units import measure
-from grpo_math.problems import columns as which
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import load_problems, open_rows, parse_rows
+from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.prompts import AS_IS
-from grpo_math.problems.sources import OWN, SOURCES, hub_id, source_name
+from grpo_math.problems.sources import SOURCES, hub_id, source_name
+from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
 from grpo_math.settings import recipe
@@ -39,46 +54,19 @@ CHARACTERS = 4  # of a token, about; no tokenizer is loaded
 THIRD = 1 / 3
 ALIKE = 0.75  # of the words of two problems with the same numbers and the same gold answer
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
-PROSE = 5  # words
-SHOWN = 80  # characters of an example
-
-WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
-PROOF = re.compile(
-    r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown|(?:is|have) shown)\b"
-    r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
-    re.IGNORECASE,
-)
-NOT_FOUND = re.compile(
-    r"[\s\-.?_]*(?:not? ?(?:found|available|provided|given)|no answer|no solution given|n[./]?a|none|null|nan"
-    r"|un(?:known|answered|solved)|tbd|todo|error|omitted|missing|\[\]|answers? (?:may|will|can) vary|略|see .*)?"
-    r"[\s\-.?_]*",
-    re.IGNORECASE,
-)
-SEVERAL = re.compile(
-    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
-)
-EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
-LETTER = re.compile(
-    r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
-)
-# What Python or JavaScript prints for an object that is not text.
-CODE = re.compile(
-    r"<[^<>]+ (?:at 0x[0-9a-f]+|object)>|<(?:class|function|built-in) .*>|\[object Object\]|[{\[]\s*'\w+'\s*:.*"
-    r"|b'.*'|(?:\w+\.)*(?:Fraction|Decimal|Integer|Rational|Float|float\d*|int\d*|array|tensor|Series|Poly)\(.*\)"
-    r"|(?:lambda\b|def |print\().*",
-    re.DOTALL,
-)
-DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+SHOWN, EXAMPLES = 80, 3  # characters of an example, and examples of a kind
+GRADED = 10_000  # gold answers that are graded at once
+SAMPLE = 20_000  # problems that `doctor` reads, and that show the habits of a file
+COLUMN = "bare_answer"  # of --bare_numbers
 
 
 Row = Mapping[str, Any]  # problem, answer, and line
 
 
 class Fault(NamedTuple):
-    """A fault of a row. ``kind`` is counted; ``example`` shows the row."""
+    """A fault of a row. Its kind is counted; ``example`` shows the row."""
 
-    kind: str
+    kind: Kind
     line: int
     example: str
 
@@ -86,7 +74,8 @@ class Fault(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", metavar="RECIPE", help="a recipe, or the name or file of a data set")
-    add("--write_clean", metavar="FILE", help="write the rows without a fault, and FILE.left_out.jsonl")
+    add("--write_clean", metavar="FILE", help="write the rows that can teach, and FILE.left_out.jsonl")
+    add("--bare_numbers", action="store_true", help=f"write each gold answer's number in the column {COLUMN}")
     add("--tests", default=TESTS, help=f"sets that must not overlap (default: {TESTS})")
     add("--prompt_tokens", type=int, default=PROMPT_TOKENS, metavar="N", help="the longest problem (default: 512)")
 
@@ -101,48 +90,79 @@ def run(args: argparse.Namespace) -> Answer:
     clean = args.write_clean
     if clean and Path(clean).exists():
         raise ConfigError("write_clean", clean, "exists", "name a new file")
+    if args.bare_numbers and not clean:
+        raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    raws, rows, faults = read(settings)
-    notes: list[str] = []
+    names = [settings["dataset"], *args.tests.split(",")]
+    notes = [note for note in [cache_only()] if note] if any(map(hub_id, names)) else []
+    data, n, rows, faults = read(settings)
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
     faults.sort(key=lambda fault: fault.line)
-    kinds = Counter(fault.kind for fault in faults).most_common()
-    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind, _ in kinds}
-    fault_kinds = [
-        {"kind": kind, "count": len(same), "line": same[0].line, "example": same[0].example}
-        | {"lines": [fault.line for fault in same]}
-        for kind, same in by_kind.items()
+    golds = [row["answer"] for row in rows]
+    commas = decimal_commas(golds)
+    bare = {row["line"]: plain(row["answer"], commas) for row in rows} if args.bare_numbers else {}
+    # A number in a column of its own replaces the words.
+    mended = {row["line"] for row in rows if bare.get(row["line"], row["answer"]) != row["answer"]}
+    left_out = [
+        fault
+        for fault in faults
+        if fault.kind.left_out and not (fault.line in mended and fault.kind in (IN_PROSE, NOT_CORRECT))
     ]
     result: dict[str, Any] = {
-        "ok": not fault_kinds and not common,
-        "rows": len(raws),
-        "faults": fault_kinds,
-        "left_out": len({fault.line for fault in faults}),
+        "ok": not faults and not common,
+        "rows": n,
+        "read_as": {name: len(some) for name, some in readings(golds).items()},
+        "faults": [*by_kind(faults)],
+        "left_out": len({fault.line for fault in left_out}),
         "most_common": common,
         "notes": notes,
-        "files": write_clean(clean, raws, faults) if clean else [],
+        "files": write_clean(clean, data, left_out, bare) if clean else [],
     }
-    text = [
-        *(f"{one['count']:7,}  {one['kind']}: line {one['line']}, {one['example']}" for one in fault_kinds),
-        *([f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"] if common else []),
-        *(f"note: {note}" for note in notes),
-        *(f"written  {name}" for name in result["files"]),
-        f"{'ok' if result['ok'] else 'not ok'}: {result['left_out']:,} of {len(raws):,} rows have a fault",
-    ]
-    return Answer(result, "\n".join(text), result["ok"] or bool(clean))
+    return Answer(result, "\n".join(lines(result, golds)), result["ok"] or bool(clean))
+
+
+def by_kind(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
+    """Yield each kind of fault with its rows, the most frequent kind first."""
+    for name, count in Counter(fault.kind.name for fault in faults).most_common():
+        same = [fault for fault in faults if fault.kind.name == name]
+        yield {
+            "kind": name,
+            "count": count,
+            "remedy": same[0].kind.remedy,
+            "left_out": same[0].kind.left_out,
+            "examples": [f"line {fault.line}, {fault.example}" for fault in same[:EXAMPLES]],
+            "lines": [fault.line for fault in same],
+        }
+
+
+def lines(result: Mapping[str, Any], golds: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the text output."""
+    yield f"gold answers as the grader reads them: {in_words(golds)}"
+    for one in result["faults"]:
+        written = "left out" if one["left_out"] else "kept"
+        yield f"{one['count']:7,}  {one['kind']} ({written} by --write_clean): {one['remedy']}"
+        yield from (f"         {example}" for example in one["examples"])
+    if common := result["most_common"]:
+        yield f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"
+    yield from (f"note: {note}" for note in result["notes"])
+    yield from (f"written  {name}" for name in result["files"])
+    faulty = len({line for one in result["faults"] for line in one["lines"]})
+    yield f"{'ok' if result['ok'] else 'not ok'}: {faulty:,} of {result['rows']:,} rows have a fault"
 
 
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`, without what other checks report: self-grading, contradictions and test sets."""
-    rows = [{**row, "line": line} for line, row in enumerate(setup.problems.rows, 1)]
-    faults = [fault for row in rows for fault in gold_faults(row)] + [*repeated(rows)]
-    words = [f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common()]
+    n, sample = len(setup.problems.rows), setup.problems.sample(SAMPLE)
+    rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
+    faults = [*single_faults(rows), *repeated(rows)]
+    words = [f"{count} {kind}" for kind, count in Counter(fault.kind.name for fault in faults).most_common()]
     if common := most_common(rows):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
-    if words:
-        yield Finding("info", f"data: {', '.join(words)}; grpo-math audit shows them")
+    of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
+    if words or of_all:
+        yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit shows them")
 
 
 def shown(text: object) -> str:
@@ -153,91 +173,81 @@ def raw_text(raw: Any) -> str:
     return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
 
 
-def read(settings: Any) -> tuple[dict[int, Any], Sequence[Row], list[Fault]]:
-    """Return the rows by line as in the data set, those that can be read, and a fault for each other row."""
+def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
+    """Return the data set, the number of its rows, the rows that can be read, and a fault for each other row."""
     dataset, split = settings["dataset"], settings["dataset_split"]
-    source = SOURCES.get(source_name(dataset) or "", OWN)
-    accepted = which.chosen(settings["columns"], source.columns)
-    if dataset.partition(":")[0] == "generated":
-        raws: dict[int, Any] = dict(enumerate(map(dict, load_problems(dataset, split)), 1))
-    else:
-        with naming({"split": "dataset_split"}):
-            raws = dict(open_rows(dataset, split, accepted)[2])
-    if not raws:
-        raise ConfigError("dataset", dataset, "has no rows", "check the file")
-    as_is = settings["prompt_template"] == AS_IS
-    rows, errors = parse_rows("line", dataset, raws.items(), accepted, source, as_is)
-    if not rows:
-        raise errors[0]
     faults: list[Fault] = []
-    for error in errors:
-        of_answer = error.field in ("answer", *accepted["answer"])
-        kind = "no gold answer" if of_answer else "rows that cannot be used"
-        example = f"{error.field} {error.reason}: {shown(raw_text(raws[error.line]))}"
-        faults.append(Fault(kind, error.line, example))
-    return raws, rows, faults
+    first: list[DataError] = []
+
+    def bad(raw: Any, error: DataError) -> None:
+        of_answer = error.field in ("answer", *data.accepted["answer"])
+        kind = NO_ANSWER if of_answer else UNUSABLE
+        faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
+        first[:] = first or [error]
+
+    with naming({"split": "dataset_split"}):
+        if dataset.partition(":")[0] == "generated":
+            made = load_problems(dataset, split)
+            data = Data("line", dataset, lambda: enumerate(map(dict, made), 1))
+        else:
+            data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
+        rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
+    if not rows:
+        raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")
+    return data, len(rows) + len(faults), rows, faults
 
 
-def row_faults(rows: Sequence[Row], prompt_tokens: int) -> Iterator[Fault]:
-    """Yield the faults of rows, alone and compared with each other."""
-    for row in rows:
-        yield from gold_faults(row)
-        if len(row["problem"]) > CHARACTERS * prompt_tokens:
-            text = f"about {len(row['problem']) // CHARACTERS:,} tokens"
-            yield Fault(f"problems longer than {prompt_tokens} tokens", row["line"], text)
-    for row, verdict in not_correct(rows, repaired, "boxed"):
-        yield Fault("gold answers that are not correct against themselves", row["line"], verdict)
+def single_faults(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
+    """Yield the faults that a row shows alone."""
+    usual = habits([*islice(rows, 0, None, -(-len(rows) // SAMPLE))])
+    for row in bar(rows, "reading each problem", len(rows)):
+        for kind, text in row_kinds.faults(row, usual):
+            yield Fault(kind, row["line"], shown(text))
+
+
+def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
+    """Yield the faults of rows, alone, graded, and compared with each other."""
+    yield from single_faults(rows)
+    as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
+    # In batches, because the completions and grades of all rows take much memory.
+    for batch in batches(bar(rows, "grading gold answers", len(rows)), GRADED):
+        for row in batch:
+            if len(row["problem"]) > CHARACTERS * prompt_tokens:
+                kind = LONG._replace(name=LONG.name.format(prompt_tokens))
+                yield Fault(kind, row["line"], f"about {len(row['problem']) // CHARACTERS:,} tokens")
+        for row, verdict in not_correct(batch, repaired, "boxed"):
+            yield Fault(NOT_CORRECT, row["line"], verdict)
+        changed = [row for row in batch if as_plain(row["answer"]) != row["answer"]]
+        for row, verdict in not_correct(changed, as_plain, "boxed"):
+            yield Fault(OWN_TEXT, row["line"], f"{shown(row['answer'])}: {verdict}")
     pairs = contradictions(rows)
     for row, other in [*pairs, *((other, one) for one, other in pairs)]:
         text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
-        yield Fault("contradictory gold answers", row["line"], text)
+        yield Fault(CONTRADICTORY, row["line"], text)
     yield from repeated(rows)
 
 
-def gold_faults(row: Row) -> Iterator[Fault]:
-    """Yield at most one fault of a gold answer.
-
-    >>> golds = ({"answer": text, "line": 1} for text in ("7", "the second", "cm", "5 or 7"))
-    >>> [fault.kind for gold in golds for fault in gold_faults(gold)]
-    ['gold answers that are a unit only', 'gold answers with several answers']
-    """
-    gold = row["answer"]
-    plain = WRAPPED.sub(r"\1", gold).strip()
-    # A LaTeX command is not a word of prose.
-    words = WORD.findall(re.sub(r"\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
-    # One letter may be a variable.
-    unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
-    is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
-    kinds = {
-        "gold answers that are code objects": CODE.fullmatch(gold),
-        "gold answers that are proofs": PROOF.search(gold),
-        "no gold answer": NOT_FOUND.fullmatch(plain),
-        "multiple-choice letters": LETTER.fullmatch(plain),
-        "gold answers that are a unit only": (unit and not is_phrase) or DEGREES.fullmatch(plain),
-        "gold answers with several answers": SEVERAL.search(gold) or EQUATIONS.search(plain),
-        f"gold answers that are {DAMAGED}": is_damaged(gold),
-        "gold answers in prose, which nobody can match": len(words) >= PROSE,
-    }
-    for kind in [kind for kind, matched in kinds.items() if matched][:1]:
-        yield Fault(kind, row["line"], shown(gold))
-
-
-def repeated(rows: Sequence[Row]) -> Iterator[Fault]:
+def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
+    # Hashes first, because the words of all problems take much memory, and few have the same numbers and answer.
+    keys = [hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows))]
+    counts = Counter(keys)
     earlier: dict[Any, list[tuple[set[str], int]]] = {}
-    for row in rows:
-        words = contamination.words(row["problem"])
-        numbers = tuple(word for word in words if not word.isalpha())
-        neighbours = earlier.setdefault((numbers, row["answer"]), [])
-        distinct = {*words}
+    for row in compress(rows, (counts[key] > 1 for key in keys)):
+        neighbours = earlier.setdefault(_numbers_and_gold(row), [])
+        distinct = {*contamination.words(row["problem"])}
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
         if near:
-            yield Fault("near-duplicate problems", row["line"], f"as line {near[0]}: {shown(row['problem'])}")
+            yield Fault(REPEATED, row["line"], f"as line {near[0]}: {shown(row['problem'])}")
         elif len(neighbours) < NEIGHBOURS:
             neighbours.append((distinct, row["line"]))
 
 
-def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
+def _numbers_and_gold(row: Row) -> tuple[tuple[str, ...], str]:
+    return tuple(word for word in contamination.words(row["problem"]) if not word.isalpha()), row["answer"]
+
+
+def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
     sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
@@ -249,29 +259,34 @@ def overlap_faults(rows: Sequence[Row], names: str, settings: Any, notes: list[s
             notes.append(f"not compared with {name}: {error}")
     for row, equal, similar in contamination.matches(sets, rows):
         for name in sorted({name for name, _ in equal | similar}):
-            yield Fault(f"problems of {name}, a test set", row["line"], shown(row["problem"]))
+            yield Fault(IN_A_TEST._replace(name=IN_A_TEST.name.format(name)), row["line"], shown(row["problem"]))
 
 
-def most_common(rows: Sequence[Row]) -> dict[str, Any] | None:
+def most_common(rows: Stored | Sequence[Row]) -> dict[str, Any] | None:
     """Return the most common gold answer if a third of the rows have it."""
     counted = Counter(row["answer"] for row in rows).most_common(1)
     return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(rows))), None)
 
 
-def write_clean(name: str, raws: Mapping[int, Any], faults: Sequence[Fault]) -> list[str]:
-    """Write the rows without a fault, and next to them the others with their lines and reasons. Return the names."""
+def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:
+    """Write the rows without a fault of ``left_out``, and the others with lines and reasons. Return the files' names.
+
+    ``bare`` has a plain number for the gold answers of some lines, which is written in a column of its own.
+    """
     reasons: dict[int, list[str]] = {}
-    for fault in faults:
-        reasons.setdefault(fault.line, []).append(f"{fault.kind}: {fault.example}")
+    for fault in left_out:
+        reasons.setdefault(fault.line, []).append(f"{fault.kind.name}: {fault.example}")
 
     others = (
-        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raws[line])}, ensure_ascii=False)
-        for line in sorted(reasons)
+        json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raw)}, ensure_ascii=False)
+        for line, raw in data.rows()
+        if line in reasons
     )
-    files = {
-        name: (raw_text(raw) for line, raw in raws.items() if line not in reasons),
-        f"{name}.left_out.jsonl": others,
-    }
+    kept = ((line, raw_text(raw)) for line, raw in data.rows() if line not in reasons)
+    texts = (
+        json.dumps(json.loads(text) | {COLUMN: bare[line]}, ensure_ascii=False) if bare else text for line, text in kept
+    )
+    files = {name: texts, f"{name}.left_out.jsonl": others}
     for path, lines in files.items():
-        replace_text(Path(path), "".join(f"{line}\n" for line in lines))
+        replace_text(Path(path), (f"{line}\n" for line in lines))
     return list(files)

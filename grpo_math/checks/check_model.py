@@ -20,8 +20,10 @@ from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_json, read_object
 from grpo_math.settings.recipe import read
+from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.streams import Answer
 
+SECONDS = 30.0  # time limit of a request to a teacher
 PROMPTS = 256  # prompts that are tokenized
 ANSWER = "ANSWER"  # the text of the assistant in the rendered turn
 QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
@@ -83,7 +85,7 @@ def chat_template(setup: Setup) -> None:
         _conversation(setup)
     if _is_chat(setup):
         try:
-            rendered(setup, setup.problems.rows[:1])
+            rendered(setup, setup.problems.first(1))
             turn_end(setup.tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has no chat template that takes this prompt ({first_line(error)})"
@@ -91,10 +93,22 @@ def chat_template(setup: Setup) -> None:
             raise ConfigError("model_name_or_path", setup.settings["model_name_or_path"], reason, remedy) from None
 
 
-def reference(setup: Setup) -> None:
-    """The reference model has the tokenizer of the trained model."""
-    if setup.settings["reference_model"]:
-        check_reference(setup.settings["reference_model"], setup.tokenizer)
+def reference(setup: Setup) -> Iterator[Finding]:
+    """The reference model has the tokenizer of the trained model. A teacher on a server answers."""
+    s = setup.settings
+    if not teacher_url(s):
+        if s["reference_model"]:
+            check_reference(s["reference_model"], setup.tokenizer)
+        return
+    # Imports torch.
+    from grpo_math.generation.served_teacher import COMMAND, ServedTeacher
+
+    teacher = ServedTeacher(s["reference_model"], seconds=0.0, timeout=SECONDS)
+    # Training waits for it.
+    if teacher.server.healthy():
+        teacher.connect(setup.tokenizer, s["max_completion_length"] or 0)
+    else:
+        yield Finding("warning", f"no teacher answers at {teacher.server.url}", f"start it before the run: {COMMAND}")
 
 
 def end_of_turn(setup: Setup) -> Iterator[Finding]:
@@ -183,7 +197,7 @@ def _conversation(setup: Setup) -> Any:
 
 
 def _is_chat(setup: Setup) -> bool:
-    return not isinstance(setup.problems.rows[0]["prompt"], str)
+    return not isinstance(setup.problems.first(1)[0]["prompt"], str)
 
 
 def show(argv: Sequence[str], n: int) -> Answer:
@@ -191,7 +205,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
     setup = Setup(read(argv).sound())
-    rows = setup.problems.rows[:n]
+    rows = setup.problems.first(n)
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render
     shown, lines = [], []

@@ -5,26 +5,29 @@ The checks use made-up completions in the template's format.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress, islice
 from types import SimpleNamespace
 from typing import Any
 
 from grpo_math.checks import Finding
+from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
-from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
+from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH
+from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
 from grpo_math.user_functions import start
@@ -33,16 +36,9 @@ GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
-# Control characters left by a lost backslash, and a label that belongs to the solution.
-DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
-DAMAGED = "damaged (a lost backslash, or a label)"
 CORRECT = "correct these answers, or leave the rows out"
-MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
-LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
-# One number or text in brackets or quotes, or a number with a word.
-WRAPPED = re.compile(
-    r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*|(?:[A-Za-z]{2,}\s)?\s*(-?\d+(?:\.\d+)?)(?:\s[A-Za-z]{2,})?"""
-)
+OWN_TEXT = "correct only in their own text"
+BARE = "grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
 
 
 def problems(setup: Setup) -> Iterator[Finding]:
@@ -56,32 +52,49 @@ def problems(setup: Setup) -> Iterator[Finding]:
         with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
             Sampling(*evaluation_protocol(held.data, None, held.samples, held.temperature)[1:])
     # One of the two gold answers rewards a wrong answer.
-    if apart := contradictions(rows, GOLDS):
-        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
-        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
+    n, example = remembered(rows, "contradictions", lambda: _contradictory(rows))
+    if n:
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    templated = [row["id"] for row in rows if CHAT_TOKENS.search(row["problem"])]
-    if templated and setup.problems.template.name != AS_IS:
-        message = f"problems that contain a chat template already: {len(templated)}; the first is {templated[0]}"
+    n, first = remembered(rows, "templated", lambda: _templated(rows))
+    if n and setup.problems.template.name != AS_IS:
+        message = f"problems that contain a chat template already: {n}; the first is {first}"
         yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")
     # The problems of before and after, which the default set has, are compared already.
     compared = {row["problem"] for row in whole.rows} if whole else set()
     others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
     sets = {f"{held.data}, {held.split}: ": held.rows for held in others}
-    for name, overlap in {"": setup.problems.overlap, **contamination.overlaps(sets, rows)}.items():
+    for name, overlap in {"": setup.problems.overlap, **setup.problems.overlaps(sets)}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"
             remedy = "give an eval_split, eval_dataset or heldout of other problems"
             yield Finding(level, name + contamination.overlap_line(overlap), remedy)
 
 
-def contradictions(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
+def _contradictory(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Return the number of problems with different gold answers, and an example in words."""
+    pairs = contradictions(rows, GOLDS)
+    examples = [
+        f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}" for one, other in pairs
+    ]
+    return len({one["problem"] for one, _ in pairs}), "".join(examples[:1])
+
+
+def _templated(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
+    """Return the number of problems that contain a chat template, and the id of the first."""
+    ids = [row["id"] for row in rows_with(rows, "id", "problem") if CHAT_TOKENS.search(row["problem"])]
+    return len(ids), "".join(ids[:1])
+
+
+def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
     """Return pairs of rows with the same problem and gold answers that are not equal. ``most`` pairs are graded."""
-    keys = [contamination.whole(row["problem"]) for row in rows]
-    # Reversed, so that the first row of each problem stays.
-    first = dict(zip(reversed(keys), reversed(rows), strict=True))
-    pairs = [(first[key], row) for key, row in zip(keys, rows, strict=True) if row["answer"] != first[key]["answer"]]
-    pairs = pairs[:most]
+    # Hashes, because a million problems take much memory, and few of them are repeated.
+    keys = [hash(contamination.whole(row["problem"])) for row in rows_with(rows, "problem")]
+    counts = Counter(keys)
+    repeats = len(counts) < len(keys)
+    same = compress(rows_with(rows, "id", "problem", "answer"), (counts[key] > 1 for key in keys)) if repeats else ()
+    first: dict[str, Any] = {}
+    repeated = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
+    pairs = list(islice((pair for pair in repeated if pair[0]["answer"] != pair[1]["answer"]), most))
     verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
     return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
 
@@ -106,43 +119,30 @@ def golds(setup: Setup) -> Iterator[Finding]:
     """Check that each gold answer, as a completion in the template's format, is graded correct."""
     rows, answer_format = setup.problems.sample(GOLDS), setup.problems.template.answer_format
     damaged = [(row, f"read as {repaired(row['answer'])[:60]!r}") for row in rows if is_damaged(row["answer"])]
+    as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
     wrong = not_correct(rows, repaired, answer_format)
-    not_plain = [row for row in rows if _plain(row["answer"]) != row["answer"]]
+    not_plain = [row for row in rows if as_plain(row["answer"]) != row["answer"]]
     found = {
         DAMAGED: damaged,
         "not correct when graded against themselves": wrong,
-        "correct only in their own text": not_correct(not_plain, _plain, answer_format),
+        OWN_TEXT: not_correct(not_plain, as_plain, answer_format),
     }
     for kind, bad in found.items():
         for row, example in bad[:1]:
             few = bad is wrong and len(bad) <= BAD_SHARE * len(rows)
             level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
             message = f"{len(bad)} of {len(rows)} gold answers are {kind}"
-            yield Finding(level, f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}", CORRECT)
-
-
-def is_damaged(gold: str) -> bool:
-    return repaired(gold) != gold or DAMAGE.search(gold) is not None
+            yield Finding(
+                level,
+                f"{message}; the first is {row['id']}, {row['answer'][:60]!r}: {example}",
+                BARE if kind is OWN_TEXT else CORRECT,
+            )
 
 
 def examples(setup: Setup) -> Iterator[Finding]:
-    """Show three gold answers as the grader reads them, so that a wrong column is seen before the run."""
-    golds = [repaired(row["answer"]) for row in setup.problems.sample(3)]
-    read = [repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {str(number)[:60]}") for gold in golds]
-    yield Finding("info", f"gold answers as the grader reads them: {', '.join(read)}")
-
-
-def _plain(gold: str) -> str:
-    """Return the plain number, letter or text that a model would write for a gold answer.
-
-    >>> _plain("1(1/2)"), _plain('["7"]'), _plain("(B) 12 cm"), _plain("x^2"), _plain("7 apples")
-    ('3/2', '7', 'B', 'x^2', '7')
-    """
-    if match := MIXED.fullmatch(gold):
-        whole, numerator, denominator = map(int, match.groups())
-        return f"{whole * denominator + numerator}/{denominator}"
-    match = LETTER.fullmatch(gold) or WRAPPED.fullmatch(gold)
-    return match[match.lastindex or 0] if match else gold
+    """Count what the grader reads gold answers as, and show some, so that a wrong column is seen before the run."""
+    sample = [row["answer"] for row in setup.problems.sample(GOLDS)]
+    yield Finding("info", f"gold answers as the grader reads them: {in_words(sample)}")
 
 
 def not_correct(
@@ -172,7 +172,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     reward_functions(setup)
     rows = gradable(setup, PAIRS)
     if not rows:
-        return  # golds() has reported it
+        return  # gold_answers() has reported it
     # First all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
     texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
@@ -252,6 +252,13 @@ def _pay(
         "log_metric": lambda *_: None,
     }
     added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
+    # As in training, a reward may compare the completions of a problem. One that is sometimes solved has a right one,
+    # here as long as the first.
+    sizes = [(len(text.encode()), is_right(grade)) for text, grade in zip(texts, grades, strict=True)]
+    added[GROUPS] = [
+        group if any(right for _, right in group) else [*group, (group[0][0], 1.0)]
+        for group in grouped([row["id"] for row in rows], sizes)
+    ]
     try:
         called = checked(function, added)(**columns)
         return start(called).result() if inspect.iscoroutine(called) else called

@@ -23,6 +23,20 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 
+def cache_only() -> str:
+    """Let the Hub's client read only its cache in this process if the Hub does not answer. Return a note, or "".
+
+    The client would try each name six times, for half a minute.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or reachable(constants.ENDPOINT, SECONDS):
+        return ""
+    # Not in the environment, where it would be the user's own choice.
+    constants.HF_HUB_OFFLINE = True
+    return f"{constants.ENDPOINT} does not answer in {SECONDS:g} seconds: only files in the Hub's cache are read"
+
+
 def hub(setup: Setup) -> Iterator[Finding]:
     """A run that is to be pushed has a name that the Hub takes, a Hub that it can reach, and a token that may write.
 

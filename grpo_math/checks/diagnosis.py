@@ -135,7 +135,7 @@ CHECKS: dict[str, Check] = {
     "long_completions_fade": Check(
         "long completions lose their gradient",
         "vLLM's log-probs differ from the trainer's, and TRL weights a completion by the product over its tokens",
-        "weight each token by its own ratio",
+        "drop a completion by the mean of its tokens' ratios (geometric_mask), or weight each token by its own",
         lines=WINDOW,
     ),
     "heldout_worse": Check(

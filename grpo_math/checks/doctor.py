@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
 from grpo_math.checks.check_model import show
+from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
+from grpo_math.problems.sources import hub_id
+from grpo_math.reading import is_folder
 from grpo_math.settings import accelerate, recipe
+from grpo_math.system.gpus import first_gpus
 from grpo_math.system.streams import Answer
 
 
@@ -24,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show", type=int, metavar="N", help="show only the prompts of the first N problems, as tokens"
     )
+    parser.add_argument("--gpus", type=int, metavar="N", help="check a run on the first N GPUs of this machine")
     parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
 
 
@@ -33,6 +38,10 @@ def run(args: argparse.Namespace) -> Answer:
     recipe.read_and_set_env(argv)
     if args.show is not None:
         return show(argv, args.show)
+    if args.gpus is not None:
+        # Every check and torch then see only these.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.number) for gpu in first_gpus(args.gpus))
     findings = []
     for finding in doctor(argv, args.accelerate_config):
         findings.append(finding)
@@ -59,6 +68,15 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
         yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
+    s = read.values
+    data = [
+        s["dataset"],
+        s["eval_dataset"],
+        *(entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)),
+    ]
+    is_model_here = s["model_name_or_path"] == "embedded" or is_folder(str(s["model_name_or_path"]))
+    if (any(map(hub_id, filter(None, data))) or not is_model_here) and (note := cache_only()):
+        yield Finding("info", note, check="hub")
     failed = bool(read.problems)
     for finding in preflight(setup, (*CHECKS, *DOCTOR_CHECKS), failed):
         failed |= finding.level == "error"

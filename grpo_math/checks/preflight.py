@@ -25,7 +25,7 @@ from grpo_math.system.collectives import broadcast_from_main
 
 
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
-    """Return the lines of the warnings, on every process. Raise `UserError` on every process for the first error.
+    """Return the lines of the warnings. Raise `UserError` for the first error. All ranks call this, and get the same.
 
     >>> from grpo_math.settings.recipe import read
     >>> settings = read(["--dataset", "generated:sums", "--per_device_train_batch_size", "8"])

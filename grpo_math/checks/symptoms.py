@@ -10,6 +10,7 @@ from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from grpo_math.checks.series import RISE, SATURATED, SURE, TREND, WINDOW, Change, RunSeries, Series
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
@@ -36,8 +37,6 @@ WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors; a run that changed nothing exceeds them with a probability of 1 in 200
 GRADIENT_GREW = 5.0  # times its median in the first lines; a healthy gradient norm at most doubles
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
-
-FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
 
 class Symptom(NamedTuple):
@@ -136,7 +135,7 @@ def format_without_accuracy(run: RunSeries) -> Symptom | None:
         return None
     # A user's reward counts as one of the format by its name. Without any, fewer completions lack an answer.
     rewards = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
-    names = {*FORMAT_REWARDS, *(name for name in rewards if "format" in name)}
+    names = {*(name for name, one in SHIPPED.items() if one.is_format), *(name for name in rewards if "format" in name)}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         if (change := run.change(key, LONG_TREND)) is None:
             continue

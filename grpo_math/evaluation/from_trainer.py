@@ -108,7 +108,7 @@ def over_ranks(
     tools: Toolbox | None = None,
     grade_timeout: float | None = None,
 ) -> Results:
-    """Return the results over all ranks, on every rank, by the program that samples in training."""
+    """Return the results of the rows of all ranks, by the program that samples in training. All ranks call this."""
     results.refuse_shared_ids(rows)  # a rank sees only its own
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
     with open_engine(trainer, tools) as model:
@@ -173,7 +173,7 @@ class Engine(Model):
             try:
                 return [broadcast_from_main(lambda: call(rows, 0))]
             except ServerError as error:
-                from grpo_math.generation.sync import ServerUnavailable
+                from grpo_math.generation.lost_server import ServerUnavailable
 
                 # As in a rollout: the trainer saves the step, and the run ends.
                 raise ServerUnavailable(str(error)) from None
@@ -216,10 +216,10 @@ class Engine(Model):
 
 @contextmanager
 def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
-    """Open the program that samples in the training of ``trainer``, with the weights as they are now, on every rank.
+    """Open the program that samples in the training of ``trainer``, with the weights as they are now.
 
-    transformers samples for a trainer without vLLM. It also plays the turns of ``tools`` if vLLM is split over several
-    processes, because the turns of these processes may differ.
+    All ranks call this. transformers samples for a trainer without vLLM. It also plays turns of ``tools`` if vLLM is
+    split over several processes, because the turns of these processes may differ.
     """
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None
     if vllm is None or (tools and vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):

@@ -77,7 +77,7 @@ class Canary:
         self.tolerance = 0.4 if quantised else 0.02 if float32 else 0.2
 
     def check(self, prompts: list[list[int]], sync: int) -> None:
-        """Raise `UserError` if vLLM's log-probs are not the trainer's."""
+        """Raise `UserError` if vLLM's log-probs are not the trainer's. All ranks call this."""
         self.due = False
         self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
@@ -120,7 +120,10 @@ class Canary:
         return (filler + row)[:length]
 
     def _visible_scale(self) -> float | None:
-        """Return a power of 2 that makes the adapter's effect on the log-probs at least 5 tolerances, or None."""
+        """Return a power of 2 that makes the adapter's effect on the log-probs at least 5 tolerances, or None.
+
+        All ranks call this.
+        """
         # The prompt is its own continuation here, so vLLM is not asked. A power of 2 is exact both in lora_alpha, which
         # vLLM reads, and in peft's scaling.
         prompt, continuation = self.prompt[:1], self.prompt[1:]
@@ -153,7 +156,10 @@ class Canary:
         return self.suspicious > 0 and self.suspicious % 2 == 0
 
     def compare(self, scale: float, sync: int) -> float:
-        """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them."""
+        """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them.
+
+        All ranks call this.
+        """
         moved = math.inf
         for completion in self.ask(self.prompt):
             ours = self._broadcast_logps(scale, self.prompt, completion.tokens)

@@ -21,13 +21,12 @@ which does not support a key, by a client that sends VLLM_API_KEY. TRL sends ful
 """
 
 import shutil
-import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial, partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,11 +40,18 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from grpo_math.errors import ConfigError, UserError, printed
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
+from grpo_math.generation.lost_server import (
+    ServerUnavailable,
+    one_line_for_lost_servers,
+    outliving_restarts,
+    wait,
+    waiting,
+)
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.shared import SharedBase, cannot_share
@@ -58,12 +64,6 @@ from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
-
-RESTARTS = 3  # of a server during one request
-
-
-class ServerUnavailable(UserError):
-    """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
 @contextmanager
@@ -122,24 +122,6 @@ def start_line(model: Any, args: Any, url: str, rank: int = 0) -> str:
     words += [f"--port {port}"] if (port := urlsplit(url).port) else []
     lora = f" (vllm serve with --enable-lora --max-lora-rank {served_rank(rank)})" if rank else ""
     return f"Start it: {' '.join(words)}{lora}"
-
-
-def waiting(server: Server, seconds: float, more: str) -> str:
-    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
-
-
-@cache
-def one_line_for_lost_servers() -> None:
-    """Let Python end a script with one line, and no traceback, for a server that does not answer."""
-    before = sys.excepthook
-
-    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, ServerUnavailable):
-            print(f"error: {printed(error)}", file=sys.stderr)
-        else:
-            before(kind, error, trace)
-
-    sys.excepthook = show
 
 
 def release_cache(llm: Any, sleep: Callable[..., None], level: int) -> None:
@@ -398,34 +380,21 @@ class AdapterGeneration(VLLMGeneration):
     def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
-        # Limited, because a request may itself be what ends the server each time.
-        for _ in range(RESTARTS):
-            try:
-                return call()
-            except ServerError as error:
-                # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
-                if error.status is not None and error.status < 500 and error.status != 404:
-                    raise
-                self.losses += 1
-                # Once for each sync: all requests to a server that is lost fail alike.
-                logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
-            try:
-                self._wait()
-                self._load(folder)
-            except ServerError as error:
-                raise ServerUnavailable(str(error)) from None
-        raise ServerUnavailable(f"{self.server.url} was lost {RESTARTS} times over one request: its own log says why")
+
+        def lost(error: ServerError) -> None:
+            self.losses += 1
+            # Once for each sync: all requests to a server that is lost fail alike.
+            logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
+
+        def restore() -> None:
+            self._wait()
+            self._load(folder)
+
+        return outliving_restarts(self.server.url, call, lost, restore)
 
     def _wait(self) -> None:
         start = start_line(self.model, self.args, self.server.url, self.rank)
-        if not self.server.healthy():
-            # Once for each sync: all requests to a server that is lost fail alike.
-            logger.warning_once(waiting(self.server, self.server_timeout, f"({self.sent} syncs so far) {start}"))
-        try:
-            self.server.wait(self.server_timeout)
-        except ServerError as error:
-            raise ServerUnavailable(f"{error}. {start}") from None
-        self.server.check_version()
+        wait(self.server, self.server_timeout, start, f"({self.sent} syncs so far) ")
 
     def _load(self, folder: Path) -> None:
         # With staleness, two threads may find a restarted server without the adapter, and vLLM refuses a second load.
@@ -436,7 +405,10 @@ class AdapterGeneration(VLLMGeneration):
     # Adapters
 
     def _send(self, scale: float = 1.0) -> None:
-        """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed."""
+        """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed.
+
+        All ranks call this.
+        """
         # Outside of `broadcast_from_main`: every process takes part in gathering sharded tensors.
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1

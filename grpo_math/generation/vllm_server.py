@@ -138,7 +138,7 @@ def key() -> str:
 
 
 class Server:
-    """A client of one server. ``timeout`` and ``retries`` are `run.http.Client`'s; ``api_key``: default VLLM_API_KEY.
+    """A client of one server. ``timeout`` and ``retries`` are `http.Client`'s; ``api_key``: default VLLM_API_KEY.
 
     Every method raises `ServerError` in one line. Proxies of the environment are not used.
 
@@ -278,6 +278,28 @@ http://127.0.0.1:8000, without a user or password
         if len(choices) != body["n"]:
             raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
+
+    def score(self, tokens: Sequence[int], n: int, *, model: str) -> list[float]:
+        """Return the log-probs of the last ``n`` of these tokens, each given the tokens before it, at temperature 1."""
+        body = {
+            **SAMPLING,
+            "model": model,
+            "prompt": [list(tokens)],
+            "max_tokens": 1,
+            # 0: of the given token, and of no other.
+            "prompt_logprobs": 0,
+            # No other request has this salt, so none of the prefix cache is reused: vLLM may return stale values for
+            # the tokens of a cached prefix (vllm-project/vllm#42019).
+            "cache_salt": secrets.token_hex(16),
+        }
+        answer = without_aborts(self.url, partial(self.http.ask, "/v1/completions", body))
+        (choice,) = answer["choices"] if isinstance(answer, dict) else [{}]
+        # From the id of a token to its log-prob; None for the first token.
+        entries = [entry or {} for entry in choice.get("prompt_logprobs") or ()][-n:]
+        logps = [entry.get(str(token), {}).get("logprob") for entry, token in zip(entries, tokens[-n:], strict=False)]
+        if len(logps) < n or not all(isinstance(logp, float) and not math.isnan(logp) for logp in logps):
+            raise ServerError(f"{self.url} gave no log-prob of a token: see the log of the server", 200)
+        return logps
 
 
 def without_aborts(url: str, ask: Callable[[], Any]) -> Any:

@@ -25,7 +25,7 @@ from grpo_math.packing.row_plan import plan_micro_batches
 from grpo_math.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
-from grpo_math.system.collectives import agree_on_all, agree_on_first
+from grpo_math.system.collectives import agree_on_all, agree_on_first, agree_on_largest
 
 # Several rows that pack to more of the padded tokens than this are scored as TRL does.
 WORTH_PACKING = 0.97
@@ -333,5 +333,5 @@ class PackedScorer:
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
         batches = plan_micro_batches(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         # Under ZeRO-3 and FSDP a forward pass is a collective: every rank needs the same number of them.
-        passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
+        passes = agree_on_largest(len(batches))
         return batches + batches[-1:] * (passes - len(batches))

@@ -12,6 +12,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import calibrate, calibration
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
+from grpo_math.settings.vllm import starts_server
+from grpo_math.system.gpus import count_and_gb
+from grpo_math.system.machine import main_memory
 from grpo_math.system.streams import Answer
 
 
@@ -19,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
     add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
+    add("--nodes", type=int, metavar="N", help="nodes of a SLURM job, with --gpus each: print its sbatch line, too")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
     add(
         "--card",
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Plan the memory and the layout of one recipe."""
-    for name in ("gpus", "gpu_memory", "cpu_memory", "prompt_tokens"):
+    for name in ("gpus", "nodes", "gpu_memory", "cpu_memory", "prompt_tokens"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
             remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
@@ -49,50 +53,87 @@ def run(args: argparse.Namespace) -> Answer:
     for line in asked.replaced:
         print(line, file=sys.stderr)
     recipe = asked.sound().explicit_values()
-    name, elsewhere = args.accelerate_config, bool(card or args.gpu_memory)
+    name, described = args.accelerate_config, bool(args.card or args.gpu_memory or args.nodes)
     if args.calibrate:
-        if elsewhere:
-            raise ConfigError("calibrate", True, "measures this machine's GPU", "leave out --card and --gpu_memory")
+        if described:
+            remedy = "leave out --card, --gpu_memory and --nodes"
+            raise ConfigError("calibrate", True, "measures this machine's GPU", remedy)
         calibrate.calibrate(["--config", args.config, *args.fields], recipe)
-    known = None if elsewhere else calibration.stored()
+    known = None if described else calibration.stored()
+    # A named card need not be in this machine, so the GPUs of this machine do not count.
+    gpus = args.gpus or (1 if args.card or args.nodes else None)
+    gpu_gb = args.gpu_memory or (card.gb if card else None)
+    # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
+    apart = (args.nodes or 1) > 1 and starts_server(recipe)
+    policy_nodes = (args.nodes or 1) - apart
     answer = planner.plan(
-        recipe,
+        {**recipe, "vllm_server_host": "the last node"} if apart else recipe,
         # Training tries the same configs in the same order (train/layout.py).
         {"": accelerate_config(name)} if name else shipped_configs(recipe),
         card,
-        # A named card need not be in this machine, so the GPUs of this machine do not count.
-        gpus=args.gpus or (1 if card else None),
-        gpu_gb=args.gpu_memory or (card.gb if card else None),
-        cpu_gb=args.cpu_memory,
+        gpus=gpus and gpus * policy_nodes,
+        gpu_gb=gpu_gb,
+        cpu_gb=(args.cpu_memory or main_memory()) * policy_nodes,
         capability=card.capability if card else None,
         prompt_tokens=args.prompt_tokens,
         calibration=known,
     )
     answer |= {"calibration": known._asdict()} if known else {}
-    answer["command"] = _command(args, answer) if answer["best"] else None
-    answer["extras"] = _extras(recipe, answer) if answer["best"] else []
+    chosen = answer["best"] or answer
+    if apart:
+        layout = planner.serve_layout(recipe, gpus=args.gpus or 1, gpu_gb=gpu_gb or count_and_gb()[1])
+        for plan in filter(None, (answer, answer["best"])):
+            first = sum(len(role["gpus"]) for role in plan["layout"])
+            plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
+    pasted = answer["best"] or (args.nodes and answer["fits"])
+    words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
+    answer["command"] = (
+        shlex.join([*words, *args.fields, *_changes(answer), *_options(args, chosen)]) if pasted else None
+    )
+    answer["extras"] = _extras(recipe, answer, chosen) if pasted else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
 
-def _extras(recipe: Mapping[str, Any], answer: dict[str, Any]) -> list[str]:
+def _extras(recipe: Mapping[str, Any], answer: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
     """Return the extras of this package that the line to paste needs."""
     s = {**recipe, **{name: value for one in answer["suggestions"] for name, value in one["change"].items()}}
     needs = {
         "quant": s.get("load_in_4bit") or "8bit" in s.get("optim", ""),
         "vllm": s.get("use_vllm") and s.get("vllm_mode") == "colocate",
-        "deepspeed": "zero" in (answer["best"]["accelerate_config"] or ""),
+        "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]
 
 
-def _command(args: argparse.Namespace, answer: dict[str, Any]) -> str:
-    """Return the line that trains the recipe with the suggested changes."""
+def _changes(answer: Mapping[str, Any]) -> list[str]:
+    """Return the suggested changes as options."""
     fields = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
-    config = args.accelerate_config or answer["best"]["accelerate_config"]
-    options = [*(["--gpus", str(args.gpus)] if args.gpus else []), *(["--accelerate_config", config] if config else [])]
-    words = [
-        word
-        for name, value in fields.items()
-        for word in (f"--{name}", value if isinstance(value, str) else json.dumps(value))
-    ]
-    return shlex.join(["grpo-math", "train", "--config", args.config, *args.fields, *words, *options])
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    return [word for name, value in values.items() for word in (f"--{name}", value)]
+
+
+def _options(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:
+    """Return the options of `grpo-math train` that are not fields. A job has them in its own words."""
+    options = {"--gpus": args.gpus, "--accelerate_config": chosen["accelerate_config"] or args.accelerate_config}
+    return [str(word) for pair in options.items() for word in pair if pair[1] and not args.nodes]
+
+
+def _sbatch(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:
+    """Return the words that submit a job, up to the settings of the recipe."""
+    several = args.nodes > 1
+    config = args.accelerate_config or chosen["accelerate_config"] or ("multi_node" if several else "multi_gpu")
+    file = config if "/" in config or config.endswith(".yaml") else f"accelerate_configs/{config}.yaml"
+    if several:
+        nodes = [
+            "sbatch",
+            f"--nodes={args.nodes}",
+            f"--gpus-per-node={args.gpus or 1}",
+            "launch/slurm/multi_node.sbatch",
+        ]
+        return [*nodes, args.config, file]
+    served, trained = (
+        sum(len(role["gpus"]) for role in chosen["layout"] if role["role"].startswith(start))
+        for start in ("vLLM server", "policy")
+    )
+    server = [f"VLLM_GPUS={served}"] if served else []
+    return [*server, "sbatch", f"--gpus-per-node={served + trained}", "launch/slurm/one_node.sbatch", args.config, file]

@@ -61,8 +61,8 @@ def assign_gpus(
     >>> seven = assign_gpus(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
     >>> seven[:4], seven.idle, seven.why.partition(";")[0]
     (('server', 4, 2, 2), 1, "2 GPUs together hold the server's weights and a sequence")
-    >>> assign_gpus({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:4]
-    ('server', 5, 4, 4)
+    >>> assign_gpus({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:5]
+    ('server', 5, 4, 4, 'TRL sends all weights to one engine, which uses every GPU of the server')
     >>> assign_gpus(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
     ('server', 1, 2, 2)
     >>> assign_gpus(adapter, 2, lambda: (2, [2]), lambda n: True)
@@ -93,11 +93,12 @@ idle=0)
         raise ConfigError("vllm_mode", "server", reason, remedy)
     splits = [(policy, *server_ranks(settings, gpus - policy, need, possible)) for policy in range(gpus - need, 0, -1)]
     even = [split for split in splits if divides(split[0])]
-    # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
-    # settings/batch.py raises.
+    # Few idle GPUs, then many for the policy. If the batch divides by no number, settings/batch.py raises.
     policy, server, tp = min(even or splits[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
-    why = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why += " the server's weights and a sequence"
+    holders = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
+    why = f"{holders} the server's weights and a sequence"
+    if tp > need:
+        why = "TRL sends all weights to one engine, which uses every GPU of the server"
     if idle := gpus - policy - server:
         why += f"; {idle} stay idle, because neither the server's heads nor the batch divide by more"
     return Layout("server", policy, server, tp, why, idle)

@@ -14,7 +14,7 @@ from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Json, Settings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
 from grpo_math.settings.batch import Batch
-from grpo_math.settings.vllm import sends_adapter
+from grpo_math.settings.vllm import sends_adapter, teacher_url
 from grpo_math.system.machine import GB
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
@@ -171,8 +171,8 @@ def resident_memory(
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model. `reference_model` is another model.
-    second = total(always) if full and settings["beta"] else 0
+    # fine-tuning, the reference is a second model. `reference_model` is another model, which may be on a server.
+    second = total(always) if full and settings["beta"] and not teacher_url(settings) else 0
     if teacher:
         stream = {"float32": 4, None: precise.stream}.get(settings["reference_dtype"], 2)
         second = weights(teacher, {**settings, "load_in_4bit": settings["reference_in_4bit"]}, stream)

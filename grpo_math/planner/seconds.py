@@ -14,6 +14,7 @@ from grpo_math.planner.settings import Settings
 from grpo_math.planner.work import Machine
 from grpo_math.problems.from_recipe import EVAL_N, HELDOUT_N
 from grpo_math.settings.batch import Batch
+from grpo_math.settings.vllm import teacher_url
 
 # Shares of a card's rates that a run may reach, low and high.
 Range = tuple[float, float]
@@ -42,7 +43,7 @@ def per_step(
     >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None, calibration=None)
     >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10)
     >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0, "num_iterations": 1}
-    >>> settings |= {"max_steps": -1, "heldout_every": 0}
+    >>> settings |= {"max_steps": -1, "heldout_every": 0, "reference_model": None}
     >>> batch, layout = Batch(8, 1, 8, 4, rollout=32), Layout("transformers", 1, 0, 1, "")
     >>> half = Precision(2, 4, True)
     >>> per_step(machine, settings, batch, layout, card, half)["ranges"]
@@ -131,7 +132,8 @@ def update_flops(machine: Machine, settings: Settings, batch: Batch, completions
     """Return the FLOPs of an update on so many completions of full length."""
     # A packed update computes each prompt once for its group.
     tokens = completions * (settings["max_completion_length"] + machine.prompt / batch.generations)
-    reference = (machine.teacher or machine.shape).active if settings["beta"] > 0 else 0
+    scores_reference = settings["beta"] > 0 and not teacher_url(settings)
+    reference = (machine.teacher or machine.shape).active if scores_reference else 0
     return tokens * (machine.shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
 
 

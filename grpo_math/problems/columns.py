@@ -11,6 +11,7 @@ rows.py checks what a column contains.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -66,19 +67,31 @@ def as_text(stated: str | Mapping[str, str] | None) -> str | None:
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
     """Return the name and the value of the first column with a value, else of the first column that is empty text;
-    (field, None) without one. A column that is not there is read by its name in other capitals and with spaces.
+    (field, None) without one. ``row`` has its columns `by_name`, too.
 
     >>> first({"instruction": "Solve for x.", "input": "2x = 6"}, "problem", ACCEPTED["problem"])[1]
     'Solve for x.\\n2x = 6'
-    >>> first({"problem": "", "Question": "1 + 1?"}, "problem", ACCEPTED["problem"])
+    >>> first(by_name({"problem": "", "Question": "1 + 1?"}), "problem", ACCEPTED["problem"])
     ('question', '1 + 1?')
-    >>> first({"Gold Answer": "2"}, "answer", ACCEPTED["answer"])
+    >>> first(by_name({"Gold Answer": "2"}), "answer", ACCEPTED["answer"])
     ('gold_answer', '2')
     """
-    named = by_name(row) | dict(row)
-    values = [(name, value) for name in names if (value := _value(named, name)) is not None]
-    filled = (pair for pair in values if not isinstance(pair[1], str) or pair[1].strip())
-    return next(filled, values[0] if values else (names[0] if len(names) == 1 else field, None))
+    empty = None
+    for name in present(tuple(row), tuple(names)):
+        value = _value(row, name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or value.strip():
+            return name, value
+        empty = empty or (name, value)
+    return empty or (names[0] if len(names) == 1 else field, None)
+
+
+@lru_cache(maxsize=1000)
+def present(columns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that can have a value in a row with these columns: a data set has few of the accepted ones."""
+    parts = {name: {name, name.partition(".")[0], *name.split("+")} for name in names}
+    return tuple(name for name in names if not parts[name].isdisjoint(columns))
 
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:
@@ -87,13 +100,14 @@ def used(present: Iterable[str], columns: Columns) -> list[str]:
     return [name for name in present if name in parts or spelt(name) in parts]
 
 
+@lru_cache(maxsize=1000)
 def spelt(name: str) -> str:
     return "_".join(name.lower().replace("-", " ").split())
 
 
 def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns by their names in small letters, with underscores."""
-    return {spelt(name): value for name, value in row.items() if isinstance(name, str)}
+    """Return the columns by their names, and by those in small letters with underscores."""
+    return {spelt(name): value for name, value in row.items() if isinstance(name, str)} | dict(row)
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

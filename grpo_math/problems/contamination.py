@@ -13,10 +13,11 @@ Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.stored import rows_with
 
 NGRAM = 13
 SPLITS = ("train", "test", "heldout")
@@ -72,7 +73,7 @@ def overlaps(
 
 
 def matches(
-    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Sequence[Mapping[str, Any]], ngram: int = NGRAM
+    sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Iterable[Mapping[str, Any]], ngram: int = NGRAM
 ) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
     """Yield each training problem that is in a set, with the places (set, index) of equal problems, and of problems
     that share ``ngram`` consecutive words with it."""
@@ -83,7 +84,7 @@ def matches(
         for i, row in enumerate(problems):
             for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
                 index.setdefault(key, set()).add((name, i))
-    for row in training if sets else ():
+    for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())
         similar = {place for gram in ngrams(row["problem"], ngram) for place in index.get(gram, ())}
         if equal or similar:

@@ -28,19 +28,25 @@ Does not run code of a repository, and does not shuffle, tokenize or cut prompts
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from hashlib import file_digest, sha256
+from heapq import nsmallest
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, missing, parts
+from grpo_math.problems import generated, missing, parts, stored
 from grpo_math.problems.problem import Problem
-from grpo_math.problems.prompts import AS_IS, PROBLEM, Template, as_template
+from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, Source, parse_place, source_name
+from grpo_math.problems.stored import Read, Stored
 from grpo_math.reading import home, is_table, read_table, uncompressed
+from grpo_math.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +56,20 @@ ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 OF_A_ROW = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
-Opened = tuple[str, str, Iterable[tuple[int, Any]]]  # the start of each id, the name for messages, the numbered rows
+LARGE = 2**23  # bytes of a data set whose problems are kept in the cache
+Warn = Callable[[str], None]
+
+
+class Data(NamedTuple):
+    """A data set whose rows are not read yet. ``label`` begins each id, and ``file`` is the name for messages."""
+
+    label: str
+    file: str
+    rows: Callable[[], Iterable[tuple[int, Any]]]  # the numbered rows, from the start
+    content: Callable[[], str] = str  # a hash of the rows
+    size: int = 0  # bytes, of a file maybe compressed
+    source: Source = OWN
+    accepted: which.Columns = which.ACCEPTED
 
 
 def load_problems(
@@ -80,66 +99,103 @@ def load_problems(
     >>> [row["problem"] for row in load_problems("generated:products", limit=2, seed=1)]
     ['What is 2 * 12?', 'What is 9 * 5?']
     """
+    template = as_template(template or (PROBLEM if system_prompt else "gsm8k"), system_prompt, answer_format)
+    read, _ = _reader(dataset, split, template, columns, limit, seed, skip_bad_rows)
+    return list(read(logger.warning).problems)
+
+
+def problem_table(
+    dataset: str,
+    split: str,
+    *,
+    template: Template,
+    columns: str | None,
+    limit: int | None = None,
+    seed: int = 0,
+    skip_bad_rows: bool = False,
+) -> Any:
+    """Return the rows of `load_problems` as a list, or as a `datasets.Dataset` in the cache if the data set is large.
+
+    Prompts of the user's own function are made each time, because nothing shows that the function has changed.
+    """
+    read, data = _reader(dataset, split, template, columns, limit, seed, skip_bad_rows)
+    if data is None or data.size < LARGE or is_user_function(template.name):
+        return list(read(logger.warning).problems)
+    settings = (data.label, data.file, split, data.source, data.accepted, template, limit, seed, skip_bad_rows)
+    return stored.table(dataset, (data.content(), settings), read)
+
+
+def _reader(
+    dataset: str, split: str, template: Template, columns: Any, limit: int | None, seed: int, skip_bad_rows: bool
+) -> tuple[Callable[[Warn], Read], Data | None]:
+    """Return the function that reads the problems, and the data set; None for generated problems."""
     if limit is not None and limit < 1:
         raise ConfigError("limit", limit, "is not a number of rows", "give 1 or more, or leave it out for all rows")
-    template = as_template(template or (PROBLEM if system_prompt else "gsm8k"), system_prompt, answer_format)
-    errors: list[DataError] = []
     name, _, levels = dataset.partition(":")
     if name == "generated":
-        rows = _generated(levels, split_name(split, generated.SPLITS), limit, seed)
-    else:
-        source = SOURCES.get(source_name(dataset) or "", OWN)
-        accepted = which.chosen(columns, source.columns)
-        opened = open_rows(dataset, split, accepted)
-        rows, errors = parse_rows(*opened, accepted, source, template.name == AS_IS)
+        made = Stored(_generated(levels, split_name(split, generated.SPLITS), limit, seed))
+        return lambda warn: _with_prompts(made, template, dataset, warn), None
+    data = open_rows(dataset, split, columns)
+
+    def read(warn: Warn) -> Read:
+        first: list[DataError] = []
+        lines: list[int] = []
+
+        def bad(raw: Any, error: DataError) -> None:
+            lines.append(error.line)
+            first[:] = first or [error]
+
+        rows = good_rows(data, template.name == AS_IS, bad)
         # A benchmark keeps all rows, as its authors count them.
-        if source is not OWN and "train" in source.splits:
-            rows = _once(rows, opened[1])
-    skips = skip_bad_rows or source_name(dataset) is not None
-    if errors and (not skips or not rows):
-        raise errors[0]
-    if not rows:
-        raise ConfigError("dataset", dataset, "has no rows", "check the file")
-    if errors:
-        one, counted = errors[0], f"{len(errors):,} of {len(rows) + len(errors):,}"
-        logger.warning(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
-    # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
-    drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
-    ids = {row["id"] for row in drawn}
-    return _with_prompts([row for row in rows if row["id"] in ids], template, dataset)
+        if data.source is not OWN and "train" in data.source.splits:
+            rows = Stored(_once(rows, data.file, warn))
+        if first and (not (skip_bad_rows or data.source is not OWN) or not rows):
+            raise first[0]
+        if not rows:
+            raise ConfigError("dataset", dataset, "has no rows", "check the file")
+        for one in first:
+            counted = f"{len(lines):,} of {len(rows) + len(lines):,}"
+            warn(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
+        if limit is not None:
+            # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
+            digests = ((sha256(f"{seed} {row['id']}".encode()).digest(), row["id"]) for row in rows)
+            drawn = {row_id for _, row_id in nsmallest(limit, digests)}
+            rows = Stored(row for row in rows if row["id"] in drawn)
+        return _with_prompts(rows, template, dataset, warn)
+
+    return read, data
 
 
-def parse_rows(
-    label: str,
-    file: str,
-    numbered: Iterable[tuple[int, Any]],
-    accepted: which.Columns,
-    source: Source,
-    as_is: bool = False,
-) -> tuple[list[Row], list[DataError]]:
-    """Return all good rows of a data set in their order, and one error for each bad row.
+def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) -> Stored:
+    """Return the rows that can be used, in their order, and call ``bad`` with each other raw row and its error.
 
     ``as_is``: the model gets the row's own prompt. Raises `ConfigError` if the rows lack a part of their problems.
     """
-    rows: list[Row] = []
-    errors: list[DataError] = []
-    ids: set[str] = set()
-    for line, raw in numbered:
-        number = f"{label}/{line}"
-        try:
-            row = {**checked(raw, number, accepted, source, as_is), "line": line}
-        except BadRow as bad:
-            errors.append(DataError(file, line, *bad.args))
-            continue
-        # Results and completions are matched by id. Joined data sets often repeat ids.
-        if row["id"] in ids:
-            row["id"] = number
-        ids.add(row["id"])
-        rows.append(row)
-    parts.write_options(rows)
-    if rows and source is OWN:
-        _refuse_misread(rows[:CHECKED], file, accepted, as_is)
-    return rows, errors
+    has_options = False
+
+    def good() -> Iterator[Row]:
+        nonlocal has_options
+        ids: set[str] = set()
+        for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
+            number = f"{data.label}/{line}"
+            try:
+                row = {**checked(raw, number, data.accepted, data.source, as_is), "line": line}
+            except BadRow as error:
+                bad(raw, DataError(data.file, line, *error.args))
+                continue
+            # Results and completions are matched by id. Joined data sets often repeat ids.
+            if row["id"] in ids:
+                row["id"] = number
+            ids.add(row["id"])
+            has_options |= bool(row["options"])
+            yield row
+
+    rows = Stored(good())
+    if has_options:
+        rows = Stored(map(partial(parts.with_options, numbers=parts.numbering(rows)), rows))
+    if rows and data.source is OWN:
+        _refuse_misread([*islice(rows, CHECKED)], data.file, data.accepted, as_is)
+    return rows
 
 
 def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns, as_is: bool) -> None:
@@ -166,31 +222,38 @@ def _shows_gold(row: Row) -> bool:
 # Finding the rows
 
 
-def open_rows(dataset: str, split: str, accepted: which.Columns) -> Opened:
-    if name := source_name(dataset):
-        return _known(dataset, name, split, accepted)
+def open_rows(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> Data:
+    name = source_name(dataset)
+    source = SOURCES.get(name or "", OWN)
+    accepted = which.chosen(columns, source.columns)
+    data = _known(dataset, name, split, accepted) if name else _own(dataset, split, accepted)
+    return data._replace(source=source, accepted=accepted)
+
+
+def _own(dataset: str, split: str, accepted: which.Columns) -> Data:
+    """Open a file, a folder, or a set on the Hub that is not in sources.py."""
     address = parse_place(dataset)
     path = home(address.path)
     if is_table(address.path):
-        table = _table(path, split)
+        data = _file(path.name.partition(".")[0], dataset, path, split)
         is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
-        if is_text and table:
-            header = [*table[0][1]]
+        if table := [row for _, row in islice(data.rows() if is_text else (), missing.SEEN)]:
+            header = [*table[0]]
             if not which.used(header, accepted) and any(map(OF_A_ROW.match, header)):
                 reason = f"has no line of column names: its first line is {', '.join(header)[:120]!r}"
                 raise ConfigError("dataset", dataset, reason, "add one: problem,answer")
-            missing.refuse_missing(dataset, [row for _, row in table], accepted)
-        return path.name.partition(".")[0], dataset, table
+            missing.refuse_missing(dataset, table, accepted)
+        return data
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
         require_choice("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
-    rows = _hub_rows(address, split, accepted, dataset, remedy)
-    return address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows
+    table = _hub_table(address, split, accepted, dataset, remedy)
+    return _of_table(address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", table)
 
 
-def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Opened:
+def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Data:
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], parse_place(dataset)
     base, bracket, cut = split.partition("[")
@@ -199,25 +262,43 @@ def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Open
     folder = os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
     if folder and path.is_file() and not stated.config:
-        return label, str(path), _table(path, split)
+        return _file(label, str(path), path, split)
     copied = folder and path.is_dir() and not stated.revision
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
     address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
     remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {file_name or name}, or pass --dataset generated"
-    rows = _hub_rows(address, theirs, accepted, name if copied else dataset, remedy, known=True)
+    table = _hub_table(address, theirs, accepted, name if copied else dataset, remedy, known=True)
+    data = _of_table(label, str(path) if copied else f"{source.hub} ({theirs})", table)
     if other := source.without.get(base):
-        left_out = {
-            row["problem"] for _, row in _hub_rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
-        }
+        left_out = _hub_table(Place(SOURCES[other].hub), base, accepted, name, remedy, known=True)
+        problems = {row["problem"] for row in left_out}
         # Here and not later, so that the numbers in the ids stay those of the published data.
-        rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
-    return label, str(path) if copied else f"{source.hub} ({theirs})", rows
+        return data._replace(
+            rows=lambda: ((number, row) for number, row in data.rows() if row["problem"] not in problems),
+            content=lambda: data.content() + left_out._fingerprint,
+        )
+    return data
 
 
-def _table(path: Path, split: str) -> list[tuple[int, Any]]:
-    """Return the numbered rows of a file, or a part of them such as ``train[200:]``."""
-    rows = list(read_table(path, split.partition("[")[0]))
-    return rows[_part(split, len(rows))] if "[" in split else rows
+def _file(label: str, name: str, path: Path, split: str) -> Data:
+    """Return the rows of a file, or a part of them such as ``train[200:]``."""
+    of_list = split.partition("[")[0]
+
+    def rows() -> Iterable[tuple[int, Any]]:
+        if "[" not in split:
+            return read_table(path, of_list)
+        part = _part(split, sum(1 for _ in read_table(path, of_list)))
+        return islice(read_table(path, of_list), part.start, part.stop)
+
+    def content() -> str:
+        with open(path, "rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+
+    return Data(label, name, rows, content, path.stat().st_size if path.is_file() else 0)
+
+
+def _of_table(label: str, name: str, table: Any) -> Data:
+    return Data(label, name, lambda: enumerate(table, 1), lambda: table._fingerprint, table.data.nbytes)
 
 
 def _part(split: str, rows: int) -> slice:
@@ -232,10 +313,8 @@ def _part(split: str, rows: int) -> slice:
     return slice(part.from_, part.to)
 
 
-def _hub_rows(
-    address: Place, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Return the rows of a split of a set on the Hub, or of a local folder of the same layout, numbered from 1.
+def _hub_table(address: Place, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False) -> Any:
+    """Return a split of a set on the Hub, or of a local folder of the same layout, as a `datasets.Dataset`.
 
     ``split`` may be cut, as in ``train[:500]``. ``known``: ``split`` is the data set's own name, and is not looked up.
 
@@ -272,7 +351,7 @@ def _hub_rows(
     if known or not local:
         read = which.used(table.column_names, accepted)
         table = table.select_columns([name for name in table.column_names if name in read or parts.belongs(name)])
-    return enumerate(table, 1)
+    return table
 
 
 def _saved(saved: Any, split: str) -> Any:
@@ -317,45 +396,82 @@ def _generated(levels: str, split: str, limit: int | None, seed: int) -> list[Ro
 # Making the problems
 
 
-def _once(rows: list[Row], file: str) -> list[Row]:
-    """Return the first row of each problem."""
-    # A dict keeps the last value of a key, so the rows are reversed.
-    first = {row["problem"]: number for number, row in reversed([*enumerate(rows)])}
-    kept = [rows[number] for number in sorted(first.values())]
-    if len(kept) < len(rows):
-        logger.warning(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows of {file}: duplicate problems")
-    return kept
+def _once(rows: Iterable[Row], file: str, warn: Warn) -> Iterator[Row]:
+    """Yield the first row of each problem."""
+    seen: set[bytes] = set()
+    n = 0
+    for n, row in enumerate(rows, 1):  # noqa: B007
+        key = sha256(row["problem"].encode()).digest()
+        if key not in seen:
+            seen.add(key)
+            yield row
+    if len(seen) < n:
+        warn(f"left out {n - len(seen):,} of {n:,} rows of {file}: duplicate problems")
 
 
-def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Problem]:
-    """Make the problems, each with the same columns in the same order."""
-    # TRL's table needs the same columns in each row.
-    names = dict.fromkeys(name for row in rows for name in row["others"])
-    kept = [name for name in names if _fits_a_table(name, [row["others"].get(name) for row in rows], dataset)]
-    problems = []
-    for row in rows:
-        made = {
-            "id": row["id"],
-            "prompt": template.prompt(row["problem"], row.get("own_prompt")),
-            "problem": row["problem"],
-            "answer": row["answer"],
-            "answer_format": template.answer_format,
-            **{name: row["others"].get(name) for name in kept},
-        }
-        problems.append(cast(Problem, made))
-    return problems
+def _with_prompts(rows: Stored, template: Template, dataset: str, warn: Warn) -> Read:
+    """Make the problems, each with the same columns in the same order: TRL's table needs them."""
+    types = _column_types(rows, template, dataset, warn)
+    others = [name for name in types if name != "prompt"]
+
+    def problems() -> Iterator[Problem]:
+        for row in rows:
+            made = {
+                "id": row["id"],
+                "prompt": _prompt(row, template),
+                "problem": row["problem"],
+                "answer": row["answer"],
+                "answer_format": template.answer_format,
+                **{name: row["others"].get(name) for name in others},
+            }
+            yield cast(Problem, made)
+
+    return Read(len(rows), problems(), types)
 
 
-def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
-    """Return True if a column can be in TRL's table: it has one type, and training does not use its name."""
+def _prompt(row: Row, template: Template) -> Prompt:
+    return template.prompt(row["problem"], row.get("own_prompt"))
+
+
+def _column_types(rows: Stored, template: Template, dataset: str, warn: Warn) -> dict[str, Any]:
+    """Return the other columns that can be in TRL's table, with their types: a column has one type, and training does
+    not use its name. The rows' own prompts are among them, because they are of any type too."""
     import pyarrow
 
-    # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
-    reason = "training uses this name itself" if column in which.MADE or column.startswith("grpo_math_") else ""
-    try:
-        pyarrow.array(values)
-    except (pyarrow.ArrowException, OverflowError) as error:
-        reason = first_line(error)
-    if reason:
-        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {reason}")
-    return not reason
+    def values(some: Iterable[Row], name: str) -> list[Any]:
+        return [_prompt(row, template) if name == "prompt" else row["others"].get(name) for row in some]
+
+    # Types by batches: only a column whose batches differ is needed as a whole.
+    found: dict[str, set[Any]] = {}
+    reasons: dict[str, str] = {}
+    order: dict[str, None] = {}
+    for batch in stored.batches(rows):
+        names = dict.fromkeys(name for row in batch for name in row["others"])
+        order |= names
+        # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
+        taken = [name for name in names if name in which.MADE or name.startswith("grpo_math_")]
+        reasons |= dict.fromkeys(taken, "training uses this name itself")
+        own = ["prompt"] if template.name == AS_IS else []
+        for name in [*(name for name in names if name not in taken), *own]:
+            found.setdefault(name, set()).add(_arrow_type(values(batch, name)))
+    types = {}
+    for name, kinds in found.items():
+        kinds = kinds - {pyarrow.null()} or kinds
+        try:
+            types[name] = (
+                kinds.pop() if len(kinds) == 1 and None not in kinds else pyarrow.array(values(rows, name)).type
+            )
+        except (pyarrow.ArrowException, OverflowError) as error:
+            reasons[name] = first_line(error)
+    for name in filter(reasons.get, order):
+        warn(f"the column {name!r} of {dataset} is left out, no reward gets it: {reasons[name]}")
+    return types
+
+
+def _arrow_type(values: list[Any]) -> Any:
+    """Return Arrow's type of some values; None if they have several types."""
+    import pyarrow
+
+    with suppress(pyarrow.ArrowException, OverflowError):
+        return pyarrow.array(values).type
+    return None

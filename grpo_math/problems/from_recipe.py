@@ -1,19 +1,22 @@
 """The problems of a recipe, for training and for evaluation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, DataError, UserError
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
+from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.reading import is_table
+from grpo_math.run.resume import problem_hashes, short_hash
 
 HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points
@@ -127,30 +130,46 @@ class RecipeProblems:
         return recipe_template(self.settings)
 
     @property
-    def rows(self) -> list[Problem]:
-        """The training problems. Raises `UserError` if they cannot be read."""
+    def rows(self) -> Any:
+        """The training problems: a list, or a `datasets.Dataset` if they are many. Raises `UserError` if they cannot be
+        read."""
         return self._divided[0]
 
     @cached_property
-    def _divided(self) -> tuple[list[Problem], list[Problem]]:
+    def _divided(self) -> tuple[Any, list[Problem]]:
         """The training problems, and the problems of the same file that are held out for evaluation."""
         s = self.settings
         fields = {"split": "dataset_split", "limit": "dataset_limit"}
         split, limit = s["dataset_split"], s["dataset_limit"]
-        rows = self._load(fields, s["dataset"], split, s["columns"], limit=limit, seed=s["seed"])
+        rows = self._load(fields, s["dataset"], split, s["columns"], problem_table, limit=limit, seed=s["seed"])
         stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
         if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
             return rows, []
-        # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
-        problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
-        chosen = {*problems[: min(len(problems) // 10, MAX_HELDOUT)]}
-        held_out = [row for row in rows if row["problem"] in chosen]
-        return [row for row in rows if row["problem"] not in chosen], held_out
+        places = {*remembered(rows, "held_out", lambda: _held_out(rows))}
+        trained = [place for place in range(len(rows)) if place not in places]
+        held_out = self._some(rows, sorted(places))
+        return [rows[place] for place in trained] if isinstance(rows, list) else rows.select(trained), held_out
 
-    def _load(self, fields: Mapping[str, str], dataset: str, split: str, columns: Any, **options: Any) -> list[Problem]:
+    def _some(self, rows: Any, places: Sequence[int]) -> list[Problem]:
+        """Return the problems at these places."""
+        if isinstance(rows, list):
+            return [rows[place] for place in places]
+        problems = rows.select(places).to_list()
+        # A table fills a message with the keys of the others.
+        return [{**row, "prompt": self.template.prompt(row["problem"], row["prompt"])} for row in problems]
+
+    def _load(
+        self,
+        fields: Mapping[str, str],
+        dataset: str,
+        split: str,
+        columns: Any,
+        load: Callable[..., Any] = load_problems,
+        **options: Any,
+    ) -> Any:
         """Load problems. An error names the recipe's field: ``fields`` has those with another name."""
         with naming(fields):
-            return load_problems(
+            return load(
                 dataset,
                 split,
                 columns=columns,
@@ -161,7 +180,11 @@ class RecipeProblems:
 
     def sample(self, most: int) -> list[Problem]:
         """Return at most ``most`` training problems, spread evenly over the data."""
-        return self.rows[:: -(-len(self.rows) // most)]
+        return self._some(self.rows, range(0, len(self.rows), -(-len(self.rows) // most)))
+
+    def first(self, n: int) -> list[Problem]:
+        """Return the first ``n`` training problems."""
+        return self._some(self.rows, range(min(n, len(self.rows))))
 
     def _to_evaluate(self, limit: int) -> HeldOutSet:
         """Load problems of the set that is evaluated before and after training: one greedy completion of each."""
@@ -235,4 +258,23 @@ class RecipeProblems:
     def overlap(self) -> dict[str, Any] | None:
         """The overlap of the problems of before and after with the training problems; None without such problems."""
         whole = self.evaluation.before_and_after
-        return contamination.overlap(whole.rows, self.rows) if whole else None
+        return self.overlaps({"": whole.rows})[""] if whole else None
+
+    def overlaps(self, sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[str, Any]]:
+        """Return the overlap of each set with the training problems."""
+        compared = short_hash([[name, [row["problem"] for row in rows]] for name, rows in sets.items()])
+        return remembered(self.rows, f"overlap-{compared}", lambda: contamination.overlaps(sets, self.rows))
+
+    @cached_property
+    def hashes(self) -> str:
+        """The hash of each training problem, one a line."""
+        return remembered(self.rows, "hashes", lambda: problem_hashes(rows_with(self.rows, "problem", "answer")))
+
+
+def _held_out(rows: Any) -> list[int]:
+    """Return the places of the problems of a file that are held out."""
+    # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
+    hashes = [sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem")]
+    different = {*hashes}
+    chosen = {*nsmallest(min(len(different) // 10, MAX_HELDOUT), different)}
+    return [place for place, digest in enumerate(hashes) if digest in chosen]

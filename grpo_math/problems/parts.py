@@ -1,8 +1,8 @@
 r"""The parts of a problem that have columns of their own: a text before the question, and the options under it.
 
 >>> rows = [{"problem": "What is 3 + 4?", "answer": "1", "written": 1, "options": labelled(["6", "7"])}]
->>> write_options(rows)
->>> rows[0]["problem"], rows[0]["answer"]
+>>> row = with_options(rows[0], numbering(rows))
+>>> row["problem"], row["answer"]
 ('What is 3 + 4?\n(A) 6\n(B) 7', 'B')
 
 The layouts are those of published sets. `unread` reports a column in another layout. ``--columns problem=NAME`` keeps
@@ -13,9 +13,10 @@ import re
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import product
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.problems.columns import spelt
 
@@ -88,19 +89,26 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     >>> options({"distractor1": "6", "distractor2": "8"}, "7")
     {'A': '6', 'B': '7', 'C': '8'}
     """
-    for name in LISTS:
-        if row.get(name) is not None:
+    lists, wrongs, layouts = _option_columns(tuple(row))
+    for name in lists:
+        if row[name] is not None:
             return labelled(row[name])
-    wrong = [content for name, content in row.items() if WRONG.fullmatch(name) and content]
+    wrong = [row[name] for name in wrongs if row[name]]
     texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
     if len(texts) > 1:
         # Sorted, because the place of the right one must not tell it.
         return labelled(sorted(map(str, [gold, *texts])))
-    layouts = [names for names in COLUMNS if next(iter(names.values())) in row]
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
     found = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.
     return {} if "a" in row and "A" not in row and gold.upper() not in found else found
+
+
+@lru_cache(maxsize=1000)
+def _option_columns(columns: tuple[str, ...]) -> tuple[list[str], list[str], list[dict[str, str]]]:
+    """Return the columns with all options, with a wrong one each, and the layouts with one column per option."""
+    layouts = [names for names in COLUMNS if next(iter(names.values())) in columns]
+    return [name for name in LISTS if name in columns], [name for name in columns if WRONG.fullmatch(name)], layouts
 
 
 def labelled(content: Any) -> dict[str, Any]:
@@ -141,32 +149,46 @@ def labelled(content: Any) -> dict[str, Any]:
     return found if len(found) > 1 and any(order.startswith("".join(found)) for order in ORDERS) else {}
 
 
-def write_options(rows: Iterable[dict[str, Any]]) -> None:
-    """Write the options under each problem, and replace a gold answer that names an option by the option's letter.
+class Numbering(NamedTuple):
+    """How the gold answers of a data set that are numbers name options."""
 
-    A number is the text of an option, or an index. Indices count from 1 if the labels do, or if the last option is
-    counted so.
+    are_texts: bool  # a number is the text of an option, not an index
+    start: int  # the first index
+
+
+def numbering(rows: Iterable[Mapping[str, Any]]) -> Numbering:
+    """Return how the numbers among the gold answers name options, which only the whole set shows: a 2 alone may be an
+    option, or the second or the third.
+
+    Indices count from 1 if the labels do, or if the last option is counted so.
     """
-    rows = [row for row in rows if row["options"]]
-    numbered = [(INDICES[row["answer"]], row) for row in rows if row["answer"] in INDICES]
-    # These are decided for the whole set: a 2 alone may be an option, or the second or the third. 2 is not "2" here.
-    are_texts = all(row["written"] in row["options"].values() for _, row in numbered)
-    from_one = any(number == len(row["options"]) or "1" in [*row["options"]][:1] for number, row in numbered)
-    start = int(from_one and all(number for number, _ in numbered))
+    are_texts, from_one, has_zero = True, False, False
     for row in rows:
-        texts, gold = [*map(str, row["options"].values())], row["answer"]
-        if gold in INDICES and not are_texts:
-            places = {str(number + start): number for number in range(len(texts))}
-        else:
-            places = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
-        label = LABEL.fullmatch(gold)
-        place = places.get(gold, places.get(label[1].upper()) if label else None)
-        if place is not None:
-            row["answer"] = ascii_uppercase[place]
-        lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]
-        # A problem may contain its options already.
-        if not all(_squeezed(line) in _squeezed(row["problem"]) for line in lines):
-            row["problem"] = "\n".join([row["problem"], *lines])
+        if row["options"] and row["answer"] in INDICES:
+            number = INDICES[row["answer"]]
+            # 2 is not "2" here.
+            are_texts &= row["written"] in row["options"].values()
+            from_one |= number == len(row["options"]) or "1" in [*row["options"]][:1]
+            has_zero |= number == 0
+    return Numbering(are_texts, int(from_one and not has_zero))
+
+
+def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
+    """Return a row with the options under its problem, and the letter of an option as its gold answer."""
+    if not row["options"]:
+        return row
+    texts, gold, problem = [*map(str, row["options"].values())], row["answer"], row["problem"]
+    if gold in INDICES and not numbers.are_texts:
+        places = {str(number + numbers.start): number for number in range(len(texts))}
+    else:
+        places = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
+    label = LABEL.fullmatch(gold)
+    place = places.get(gold, places.get(label[1].upper()) if label else None)
+    lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]
+    # A problem may contain its options already.
+    if not all(_squeezed(line) in _squeezed(problem) for line in lines):
+        problem = "\n".join([problem, *lines])
+    return {**row, "problem": problem, "answer": gold if place is None else ascii_uppercase[place]}
 
 
 def _squeezed(text: str) -> str:

@@ -28,6 +28,9 @@ from grpo_math.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 
+HALF = re.compile(r"[\ud800-\udfff]")
+AS_TEXT = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=lambda _: None)
+MADE = {*columns.MADE}
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 AROUND = [source.around for source in SOURCES.values() if any(source.around)]
 LARGEST = Fraction(10**300)  # near the largest float
@@ -62,10 +65,10 @@ def checked(
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
-    texts = json.dumps(fields, ensure_ascii=False, skipkeys=True, default=lambda _: None)
-    _check(not re.search(r"[\ud800-\udfff]", texts), "row", "contains half a character")
-    named = {**columns.by_name(fields), **fields}
-    problem_key, prompt = _needed(fields, "problem", accepted)
+    if not isinstance(raw, bytes) or b"\\u" in raw or b"\xed" in raw:  # how a line would contain one
+        _check(not HALF.search(AS_TEXT.encode(fields)), "row", "contains half a character")
+    named = columns.by_name(fields)
+    problem_key, prompt = _needed(named, "problem", accepted, fields)
     problem = _question(prompt, problem_key, as_is)
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.
@@ -76,9 +79,9 @@ def checked(
     _check(bool(problem.strip()), problem_key, "is empty")
     if problem is prompt and len(accepted["problem"]) > 1:
         problem = parts.with_text_before(named, problem)
-    answer_key, written = _needed(fields, "answer", accepted)
+    answer_key, written = _needed(named, "answer", accepted, fields)
     answer = _gold(answer_key, written, problem, source)
-    _, identity = columns.first(fields, "id", accepted["id"])
+    _, identity = columns.first(named, "id", accepted["id"])
     row = {
         "id": default_id if identity is None else str(identity),
         "problem": problem.strip(),
@@ -86,18 +89,20 @@ def checked(
         "own_prompt": prompt if is_prompt else None,
     }
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
-    asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
+    asked = {part.partition(".")[0] for part in problem_key.split("+")} & MADE
     left_out = {*row, *PARTS, *asked}
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
-    row["others"] = others | _parts(fields, accepted, answer, source)
+    row["others"] = others | _parts(named, accepted, answer, source)
     options = parts.options(named, answer) if source is OWN else {}
     return {**row, "read": (problem_key, answer_key), "written": written, "options": options}
 
 
-def _needed(fields: Mapping[str, Any], field: str, accepted: columns.Columns) -> tuple[str, Any]:
+def _needed(
+    named: Mapping[str, Any], field: str, accepted: columns.Columns, fields: Mapping[str, Any]
+) -> tuple[str, Any]:
     """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
-    key, content = columns.first(fields, field, accepted[field])
+    key, content = columns.first(named, field, accepted[field])
     if content is None:
         raise BadRow(key, "is missing", f"{column_remedy([fields], field, accepted)}; {REMEDY}")
     return key, content
@@ -124,7 +129,7 @@ def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
     if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
         answer = ", ".join(gold_answer(str(one)) for one in answer)
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
-    is_gold = isinstance(answer, str | Number) and not isinstance(answer, bool)
+    is_gold = isinstance(answer, str) or (isinstance(answer, Number) and not isinstance(answer, bool))
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")
     _check(not isinstance(answer, float) or abs(answer) < math.inf, key, "contains no gold answer")
     # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
@@ -145,24 +150,24 @@ def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
     return gold
 
 
-def _parts(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> Row:
+def _parts(named: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> Row:
     """Return the level, the subject and the tolerance that the row has. A value of another type is left out."""
-    _, level = columns.first(fields, "level", accepted["level"])
-    _, subject = columns.first(fields, "subject", accepted["subject"])
+    _, level = columns.first(named, "level", accepted["level"])
+    _, subject = columns.first(named, "subject", accepted["subject"])
     if number := LEVEL.fullmatch(str(level)):
         level = int(number[1])
     parts = {
         "level": level if isinstance(level, int | str) and level != "Level ?" else None,
         "subject": subject if isinstance(subject, str) else None,
-        "tolerance": _tolerance(fields, accepted, gold, source) if source.relative or source.absolute else None,
+        "tolerance": _tolerance(named, accepted, gold, source) if source.relative or source.absolute else None,
     }
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _tolerance(fields: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
+def _tolerance(named: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
     """Return the accepted distance from the gold answer, in a data set whose authors accept such answers."""
     number = value(gold)
-    stated = value(str(columns.first(fields, "tolerance", accepted.get("tolerance", ()))[1]))
+    stated = value(str(columns.first(named, "tolerance", accepted.get("tolerance", ()))[1]))
     absolute = source.absolute if stated is None else float(min(abs(stated), LARGEST))
     return None if number is None else float(min(abs(number), LARGEST)) * source.relative + absolute
 

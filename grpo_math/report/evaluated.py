@@ -14,7 +14,7 @@ from grpo_math.evaluation import from_run, meaning, paired, suite
 from grpo_math.evaluation.figures import Results, metrics_table
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
-from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
 from grpo_math.reading import reading
 from grpo_math.report.run_dir import probe_findings
@@ -149,7 +149,8 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
                 for name, (rows, samples, temperature, overlap) in problems.items():
                     sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                     # The files of a run have the same names for each set, so that each set needs its own folder.
-                    in_run = (folder_name(name) if len(names) > 1 else "", f"{side}.json") if side else ()
+                    of_set = name if args.split in SAME else f"{name}_{args.split}"
+                    in_run = (folder_name(of_set), f"{side}.json") if side else ()
                     extra = {"data": name, "split": args.split}
                     output = Output(run.folder.joinpath(*in_run), extra, overlap, progress)
                     how: dict[str, Any] = {"tools": box, "grade_timeout": run.grade_timeout}

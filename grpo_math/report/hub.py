@@ -8,7 +8,6 @@ The only module that writes to the network. Deletes nothing on the Hub.
 
 import json
 import logging
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from huggingface_hub.utils._http import default_client_factory
 from grpo_math.checks.check_services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.reading import near, read_json
-from grpo_math.redact import is_secret, one_line
+from grpo_math.redact import known_secrets, one_line
 from grpo_math.report import report
 from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
@@ -86,7 +85,7 @@ def push(
     except Exception as error:
         # The Hub, the network and the layers of the client raise many kinds of errors. Their texts may contain a token
         # or a signed address, and so would a chained traceback.
-        reason = one_line(error, _secrets())
+        reason = one_line(error, huggingface_hub.get_token())
         raise PushError(f"{name} is not pushed ({reason}): the same command resumes the push") from None
     return {"url": f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else ""), "files": sorted(files)}
 
@@ -141,7 +140,7 @@ def _refuse_secrets(files: Mapping[str, Path | bytes]) -> None:
         if name.endswith((".safetensors", ".png")):
             continue
         text = content.read_bytes() if isinstance(content, Path) else content
-        if any(secret.encode() in text for secret in _secrets()):
+        if any(secret.encode() in text for secret in known_secrets(huggingface_hub.get_token())):
             raise UserError(f"{name} of the run contains a token or key of this environment: remove it, then push")
 
 
@@ -164,13 +163,6 @@ def _upload(
     # One commit for all files: an interrupted push never publishes weights without their card and configuration.
     additions = [huggingface_hub.CommitOperationAdd(name, content) for name, content in files.items()]
     api.create_commit(repo_id, additions, commit_message="A run of grpo_math", revision=revision)
-
-
-def _secrets() -> set[str]:
-    """Return the token, and the values of the variables with a secret's name."""
-    values = [huggingface_hub.get_token() or "", *(value for name, value in os.environ.items() if is_secret(name))]
-    # A short value, such as a word, also occurs in texts that are not secret.
-    return {value.strip() for value in values if len(value.strip()) >= 12}
 
 
 def _set_time_limit() -> None:

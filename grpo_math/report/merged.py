@@ -3,7 +3,6 @@ for Ollama, LM Studio and llama.cpp, whose converter writes it."""
 
 import argparse
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -93,5 +92,5 @@ def _convert(converter: str, model: str, target: str) -> None:
     command = [sys.executable, converter, model, "--outfile", target, "--outtype", "bf16"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not Path(target).is_file():
-        lines = done.stderr.strip().splitlines() or ["it wrote nothing"]
-        raise UserError(f"{converter} failed: {lines[-1][:300]}: {shlex.join(command[1:])} shows all of its output")
+        last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1][:300]
+        raise UserError(f"{converter} failed: {last}: correct that, or export --merge, and run the converter yourself")

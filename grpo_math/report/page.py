@@ -27,7 +27,7 @@ from grpo_math.report import viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
 from grpo_math.report.progress import duration, progress, spent
 from grpo_math.report.render import flat, page
-from grpo_math.report.run_dir import RunDir, read_run
+from grpo_math.report.run_dir import RunDir, read_run, set_rows
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
 from grpo_math.run.files import replace_text, write_json, writing
@@ -130,6 +130,7 @@ def report(run_dir: str | Path) -> ReportFiles:
         categories=metrics.CATEGORIES,
         sources=viewer.sources(run),
         tables=_tables(run),
+        sets=set_rows(run),
     )
     html = run.directory / "report.html"
     # A browser may reload the page of a run that is under way: it reads the old page or the new one, never a part.

@@ -32,10 +32,10 @@ COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
 STYLE: Any = {
     "axes.titlelocation": "left",
-    "axes.titlesize": 12,
+    "axes.titlesize": 13,
     "axes.titleweight": "bold",
     "axes.titlecolor": INK,
-    "axes.labelsize": 10,
+    "axes.labelsize": 11.5,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,
     "axes.spines.top": False,
@@ -46,16 +46,16 @@ STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
     "legend.frameon": False,
-    "legend.fontsize": 9.5,
+    "legend.fontsize": 11.5,
     "legend.labelcolor": MUTED,
     **{f"{axis}tick.color": MUTED for axis in "xy"},
-    **{f"{axis}tick.labelsize": 9.5 for axis in "xy"},
+    **{f"{axis}tick.labelsize": 11.5 for axis in "xy"},
     **{f"{axis}tick.major.size": 0 for axis in "xy"},
     **{f"{axis}tick.major.pad": 5 for axis in "xy"},
 }
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
 MOST_TITLES = 200  # points of a curve that show their step and value to the pointer
-LEGEND = 48  # letters of a legend's line
+LEGEND = 40  # letters of a legend's line
 SMOOTHED = 20  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
 HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
@@ -174,15 +174,19 @@ def _draw(axes: Any, plot: Plot, lines: Sequence[Curve]) -> None:
         for i, size in enumerate(dict.fromkeys(sizes)):
             points = [(step, value) for step, value, n in zip(line.steps, drawn, sizes, strict=True) if n == size]
             label = fill(line.label, LEGEND) if i == 0 else None
-            axes.plot(*zip(*points, strict=True), color=colour, marker="o" if few and not smooth else "", label=label)
+            # The evaluations before and after training are two marks: a line would cross those between them.
+            at_ends = bool(line.n) and [step for step, _ in points] == [line.steps[0], line.steps[-1]]
+            marker = "o" if at_ends or (few and not smooth) else ""
+            style = "" if at_ends else "-"
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle=style, label=label)
     # The legend is between title and plot, where it covers nothing. Long names get columns of their own.
     longest = max(len(line.label) for line in lines)
-    columns = max(1, min(3, 64 // (min(longest, LEGEND) + 8)))
+    columns = max(1, min(3, 52 // (min(longest, LEGEND) + 8)))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns)
     rows = sum(-(-len(line.label) // LEGEND) for line in lines) if columns == 1 else -(-len(lines) // columns)
-    axes.set_title(plot.title, pad=10 + 16 * rows)
+    axes.set_title(plot.title, pad=10 + 18 * rows)
     axes.set_ylabel(plot.unit)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     # The axis starts at zero, or a small change would look like a large one.
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if plot.unit == "share":

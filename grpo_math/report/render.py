@@ -84,5 +84,7 @@ def flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            # transformers reads 20 steps as 20.0, because a value below 1 is a share.
+            number = int(value) if isinstance(value, float) and value.is_integer() else value
+            text = value if isinstance(value, str) else json.dumps(number, default=str)
             yield f"{prefix}{key}", "(not shown)" if is_secret(str(key)) else text

@@ -23,9 +23,8 @@ from grpo_math.run.resume import run_config
 
 History = list[dict[str, float]]
 
-# The evaluations of training, and those that `grpo-math evaluate --run` made later.
-BEFORE = ("before.json", "evaluation/base.json")
-AFTER = ("after.json", "evaluation/trained.json")
+Pair = tuple[Results | None, Results | None]  # of the base and of the trained model
+
 MOST_COMPLETION_FILES = 250
 
 
@@ -40,6 +39,7 @@ class RunDir:
     after: Results | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sets: list[Pair] = field(default_factory=list)  # of each data set: before and after come first
     probe: dict[str, Any] = field(default_factory=dict)  # figures of `evaluate --run --probe`, and of other seeds
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
@@ -84,10 +84,8 @@ class RunDir:
     @cached_property
     def comparison(self) -> dict[str, Any] | None:
         """Return the comparison of before and after. Results that cannot be compared become a note."""
-        if not (self.before and self.after):
-            return None
         try:
-            return comparison(self.before, self.after, examples=None)
+            return _compared(self.before, self.after)
         except ResultsError as error:
             shares = [f"{results['accuracy']:.1%}" for results in self.sides.values()]
             self.notes.append(f"accuracy {' before and '.join(shares)} after training are not compared: {error}")
@@ -129,11 +127,9 @@ def read_run(run_dir: str | Path) -> RunDir:
             run.history = settled(read_lines(history))
     if (reasons := folder / speed_ups.FILE).exists():
         run.switched_off = read_json(reasons)["switched_off"]
-    run.before = _evaluation(folder, BEFORE)
-    run.after = _evaluation(folder, AFTER)
-    for name in (PROBE, SEEDS_FILE):
-        if (file := folder / "evaluation" / name).exists():
-            run.probe |= read_json(file)
+    _read_evaluations(run)
+    for file in [*sorted(folder.glob(f"evaluation/**/{PROBE}")), *folder.glob(f"evaluation/{SEEDS_FILE}")]:
+        run.probe |= read_json(file)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"
@@ -143,10 +139,46 @@ def read_run(run_dir: str | Path) -> RunDir:
     return run
 
 
-def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
-    """Return the first of these evaluations that exists. Training deletes or renames those of an earlier run."""
-    paths = [folder / name for name in names if (folder / name).exists()]
-    return read_results(paths[0]) if paths else None
+def _read_evaluations(run: RunDir) -> None:
+    """Read the evaluations of training, and those that `grpo-math evaluate --run` made later, of any data sets."""
+    folder = run.directory
+    folders = {path.parent for name in ("base", "trained") for path in folder.glob(f"evaluation/**/{name}.json")}
+    own, *later = [
+        (_results(before), _results(after))
+        for before, after in [
+            (folder / "before.json", folder / "after.json"),
+            *((one / "base.json", one / "trained.json") for one in sorted(folders)),
+        ]
+    ]
+    # A side that training did not write comes from a later evaluation of the same problems.
+    hashes = {side.get("problems_hash") for side in own if side}
+    same = [pair for pair in later if not hashes or hashes & {side.get("problems_hash") for side in pair if side}]
+    run.before, run.after = (side or (same[0][number] if same else None) for number, side in enumerate(own))
+    others = [pair for pair in later if any(own) or pair is not same[0]]
+    run.sets = [(run.before, run.after), *others] if others else []
+
+
+def _results(file: Path) -> Results | None:
+    return read_results(file) if file.exists() else None
+
+
+def _compared(before: Results | None, after: Results | None) -> dict[str, Any] | None:
+    """Return the comparison of two results; None if one is missing. Raises `ResultsError`."""
+    return comparison(before, after, examples=None) if before and after else None
+
+
+def set_rows(run: RunDir) -> list[dict[str, Any]]:
+    """Return a row for each data set, if the run was evaluated on several."""
+    rows = []
+    for before, after in run.sets:
+        stated: Results = after or before or {}
+        try:
+            paired = _compared(before, after)
+        except ResultsError as error:
+            run.notes.append(f"base and trained model on {stated['data']} are not compared: {error}")
+            paired = None
+        rows.append({"data": stated.get("data"), "n": stated["n"], "before": before, "after": after, "paired": paired})
+    return rows
 
 
 def completion_files(run_dir: Path) -> list[Path]:

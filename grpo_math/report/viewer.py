@@ -59,7 +59,17 @@ def sources(run: RunDir) -> list[Source]:
         if stride > 1:
             run.notes.append(f"{source.name}: one row in {stride} is shown; all rows are in the files")
         shown.append(source._replace(rows=source.rows[::stride]))
+    for source in shown:
+        _leave_out_constants([one["facts"] for row in source.rows for one in row["completions"]])
     return shown
+
+
+def _leave_out_constants(facts: Sequence[dict[str, Any]]) -> None:
+    """Remove the number of a sample and the level from all completions if every completion has the same."""
+    for name in ("sample", "level"):
+        if len({str(one.get(name)) for one in facts}) == 1:
+            for one in facts:
+                one.pop(name, None)
 
 
 def _heldout(run: RunDir) -> list[dict[str, Any]]:

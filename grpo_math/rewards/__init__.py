@@ -17,69 +17,31 @@ TRL weighs and sums the rewards (``reward_weights``).
 
 from grpo_math.errors import ConfigError, require_choice
 from grpo_math.rewards.functions import (
+    REWARDS,
     accuracy,
-    brevity,
-    format_soft,
-    format_strict,
     gated,
     gsm8k,
-    integer_only,
     make_overlong,
     make_repetition,
     make_shaped,
-    number_match,
-    proximity,
-    r1_zero,
-    xml_count,
+    make_tool_use,
 )
-from grpo_math.rewards.guard import checked, reward_name
 from grpo_math.rewards.inputs import Reward, completion_text
-from grpo_math.rewards.tools import make_tool_use
 from grpo_math.user_functions import is_user_function, load_function
 
 __all__ = [
     "REWARDS",
     "Reward",
     "accuracy",
-    "brevity",
-    "checked",
     "completion_text",
-    "format_soft",
-    "format_strict",
     "gated",
     "gsm8k",
-    "integer_only",
     "load_reward",
     "make_overlong",
     "make_repetition",
     "make_shaped",
     "make_tool_use",
-    "number_match",
-    "proximity",
-    "r1_zero",
-    "xml_count",
-]  # fmt: skip
-
-
-REWARDS: dict[str, Reward] = {
-    reward_name(reward): reward
-    for reward in (
-        *(
-            accuracy,
-            r1_zero,
-            gsm8k,
-            format_strict,
-            format_soft,
-            xml_count,
-            integer_only,
-            proximity,
-            number_match,
-            brevity,
-        ),
-        *(make_shaped(), make_overlong(), make_repetition(), make_tool_use()),
-        gated(format_soft, on=accuracy, name="gated"),  # TRL logs rewards/<__name__>/mean
-    )
-}
+]
 
 
 def load_reward(name: str) -> Reward:

@@ -6,11 +6,13 @@ guard.py catches what a function raises.
 """
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading import Grade, Verdict
+from grpo_math.grading import Verdict
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
@@ -19,26 +21,26 @@ from grpo_math.rewards.guard import columns_for, reward_name
 from grpo_math.rewards.inputs import (
     DEFAULT_LIMIT,
     GRADE,
+    GROUPS,
     MAX_LENGTH,
     Completions,
     Prompts,
     Reward,
     Rewards,
+    Sized,
     completion_grades,
     completion_lengths,
     completion_text,
     formats_kept,
+    grouped,
     in_formats,
+    is_right,
     prompt_formats,
     read_gold_answers,
 )
+from grpo_math.rewards.tools import make_tool_use
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
-
-
-def is_right(g: Grade) -> float | None:
-    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded."""
-    return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def accuracy(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
@@ -246,18 +248,28 @@ def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
 
 
 def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """Return minus the length, as a share of the limit; None if the answer could not be graded.
+    """Return ``-p * n / mean`` for a length of n in any unit (ALP, arXiv 2506.05256); None for an ungraded completion.
 
-    This uses one completion. The trainer then compares its length with the right completions of its group
-    (`algorithm.advantages.relative_brevity`).
+    p is the share of the group's graded completions that are right, the mean is that of the lengths of the right ones:
+    the normalizer that the paper leaves open. A group without a right completion has the reward 0: a problem that is
+    too hard costs no length. A group is what the trainer gives, or else the completions of one prompt.
 
-    >>> brevity([""] * 2, ["#### 7"] * 2, answer=["7", "7"], completion_ids=[[0] * 256, [0] * 512])
-    [-0.25, -0.5]
+    >>> texts, lengths = ["#### 7", "#### 7", "#### 8"], [10, 30, 40]
+    >>> brevity(["3 + 4?"] * 3, texts, answer=["7"] * 3, completion_ids=[[0] * n for n in lengths])
+    [-0.3333333333333333, -1.0, -1.3333333333333333]
     """
-    limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
     grades = completion_grades("brevity", completions, columns)
-    lengths = completion_lengths(completions, columns)
-    return [None if is_right(g) is None else -n / limit for g, n in zip(grades, lengths, strict=True)]
+    own = list(zip(completion_lengths(completions, columns), map(is_right, grades), strict=True))
+    groups = columns.get(GROUPS) or grouped(map(str, prompts), own)
+    return [_relative_brevity(*one, group) for one, group in zip(own, groups, strict=True)]
+
+
+def _relative_brevity(n: int, right: float | None, group: Sequence[Sized]) -> float | None:
+    lengths = [length for length, is_right in group if is_right]
+    graded = sum(is_right is not None for _, is_right in group)
+    if right is None or not lengths:
+        return None if right is None else 0.0
+    return -len(lengths) / graded * n / (fmean(lengths) or 1.0)
 
 
 # Chinese and Japanese have no spaces between words.
@@ -283,3 +295,38 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
         return rewards
 
     return repetition
+
+
+# ------------------------------------------------------------------------------------------------ the rewards that ship
+
+
+class Shipped(NamedTuple):
+    """A reward that ships, and what checks of settings, data and runs have to know about it."""
+
+    reward: Reward
+    needs_gold: bool = True
+    can_be_negative: bool = False
+    is_format: bool = False  # pays for the format alone
+
+
+SHIPPED = {
+    reward_name(one.reward): one
+    for one in (
+        Shipped(accuracy),
+        Shipped(r1_zero),
+        Shipped(gsm8k),
+        Shipped(format_strict, needs_gold=False, is_format=True),
+        Shipped(format_soft, needs_gold=False, is_format=True),
+        Shipped(xml_count, needs_gold=False, is_format=True),
+        Shipped(integer_only),
+        Shipped(proximity),
+        Shipped(number_match),
+        Shipped(brevity, can_be_negative=True),
+        Shipped(make_shaped()),
+        Shipped(make_overlong(), needs_gold=False, can_be_negative=True),
+        Shipped(make_repetition(), needs_gold=False, can_be_negative=True),
+        Shipped(make_tool_use()),
+        Shipped(gated(format_soft, on=accuracy, name="gated")),  # TRL logs rewards/<__name__>/mean
+    )
+}
+REWARDS: dict[str, Reward] = {name: one.reward for name, one in SHIPPED.items()}

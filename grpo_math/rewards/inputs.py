@@ -3,12 +3,12 @@
 The trainer adds the grades, the time limit and the length limit under the reserved keys below (guard.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.where import gold_answer
 
@@ -24,6 +24,9 @@ GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
 # The keys of the values that the trainer adds. No column of a user has such a name.
 RESERVED = "grpo_math_"
 GRADE, GRADE_TIMEOUT, MAX_LENGTH = (f"{RESERVED}{name}" for name in ("grade", "grade_timeout", "max_completion_length"))
+# For each completion its group: the length of each completion, and whether it is right (`Sized`).
+GROUPS = f"{RESERVED}groups"
+Sized = tuple[int, float | None]
 DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format
 DEFAULT_LIMIT = 1024  # tokens of a completion, if neither a setting nor the trainer gives a limit
 
@@ -49,6 +52,11 @@ def completion_grades(name: str, completions: Completions, columns: dict[str, An
     formats = [row_format({"answer_format": name}) for name in prompt_formats(completions, columns)]
     timeout = columns.get(GRADE_TIMEOUT, 5.0)
     return grade_batch(read_gold_answers(name, columns), texts, answer_format=formats, timeout=timeout)
+
+
+def is_right(g: Grade) -> float | None:
+    """Return 1 for a correct answer in any form, 0 for a wrong one, None if the answer could not be graded."""
+    return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def read_gold_answer(row: Mapping[str, Any]) -> str | None:
@@ -129,6 +137,19 @@ def completion_lengths(completions: Completions, columns: dict[str, Any]) -> lis
     """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
     rows = columns.get("completion_ids") or [completion_text(completion).split() for completion in completions]
     return [len(row) for row in rows]
+
+
+def grouped(keys: Iterable[Any], values: Sequence[Sized]) -> list[list[Sized]]:
+    """Return for each value the list of all values with its key.
+
+    >>> grouped("aba", [(3, 1.0), (4, 1.0), (5, 0.0)])
+    [[(3, 1.0), (5, 0.0)], [(4, 1.0)], [(3, 1.0), (5, 0.0)]]
+    """
+    groups: dict[Any, list[Sized]] = {}
+    keys = list(keys)
+    for key, value in zip(keys, values, strict=True):
+        groups.setdefault(key, []).append(value)
+    return [groups[key] for key in keys]
 
 
 def column_names(data: Any) -> list[str] | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.equal.compare import value
-from grpo_math.rewards.functions import is_right
-from grpo_math.rewards.inputs import Completion, Completions, Prompts, Reward, Rewards, completion_grades
+from grpo_math.rewards.inputs import Completion, Completions, Prompts, Reward, Rewards, completion_grades, is_right
 
 # Python reads no integer of more than 4,300 digits.
 NUMBER = re.compile(r"(?<![\w.])\d{1,1000}(?:\.\d{1,1000})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")

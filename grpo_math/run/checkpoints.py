@@ -28,7 +28,7 @@ UNFINISHED = ".{}.unfinished"
 
 @contextmanager
 def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
-    """Fill a folder, on every rank, and seal it when all of it is on the disk.
+    """Fill a folder, and seal it when all of it is on the disk. All ranks call this.
 
     If anything is raised, or the process is killed, the folder is unfinished, nothing reads it, and the next run in
     ``folder.parent`` deletes it.

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,12 @@ def write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str | Iterable[str]) -> None:
     """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
     with writing(path):
-        scratch.write_text(text, encoding="utf-8")
+        with scratch.open("w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
         # Without this a power failure after the rename may leave an empty file under the final name.
         flush(scratch)
         scratch.replace(path)

@@ -1,5 +1,5 @@
-"""Output of a run under way, as transformers callbacks: config.yaml, history.jsonl, a progress bar, the way to stop,
-the stacks of a run that hangs.
+"""Output of a run under way, as transformers callbacks: config.yaml, history.jsonl, the way to stop, the stacks
+of a run that hangs.
 
 Each line of the history is flushed when it is written: a run that is killed loses no step that it reported.
 """
@@ -7,25 +7,20 @@ Each line of the history is flushed when it is written: a run that is killed los
 import faulthandler
 import json
 import os
-import shlex
-import sys
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
-from grpo_math.redact import hidden, is_secret, without_secrets
+from grpo_math.redact import command_line, without_secrets
 from grpo_math.run import files, metrics, speed_ups
-from grpo_math.run.bar import Bar
-from grpo_math.run.history import number, numbers, read_lines
+from grpo_math.run.history import numbers, read_lines
+from grpo_math.system.collectives import agree_on_largest
 from grpo_math.system.machine import hardware, versions
 from grpo_math.system.signals import Stop
 from grpo_math.yaml_files import as_yaml
 
-# Without a rate, so that 80 columns have room for a bar.
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 MAX_LOG_LINES = 1000  # lines of a trainer's log_history
 
 
@@ -42,25 +37,6 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
     # YAML has no type for values such as accelerate's DistributedType.
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, as_yaml(plain))
-
-
-def command_line(argv: list[str]) -> str:
-    """Return the command as it can be typed again, with the values of tokens and keys hidden.
-
-    >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
-    'train.py --hub_token *** --seed=1 --api-key=***'
-    >>> command_line(["train.py", "--model_init_kwargs", '{"token": "hf_x"}'])
-    "train.py --model_init_kwargs '{}'"
-    """
-    words, hide = [], False
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            hide = is_secret(name)
-            words.append(f"{name}=***" if hide and equals else shlex.quote(f"{name}{equals}{hidden(value)}"))
-        else:
-            words.append("***" if hide else shlex.quote(hidden(word)))
-    return " ".join(words)
 
 
 class History(TrainerCallback):
@@ -98,42 +74,6 @@ class History(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
             files.write_json(self.path.with_name("training_history.json"), read_lines(self.path))
-
-
-class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left."""
-
-    def __init__(self) -> None:
-        self.bar = Bar(disable=True)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = Bar(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc="training",
-            bar_format=BAR,
-            smoothing=0,  # the time left follows the mean speed, and not that of the last steps
-            disable=not state.is_world_process_zero,
-        )
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not logs or metrics.LOSS not in logs:
-            return
-        names = [metrics.ACCURACY, metrics.REWARD]
-        # Without a terminal, as in a notebook, a line has room for more.
-        names += [] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
-        shown = {name: number(logs.get(name)) for name in names}
-        # With the accuracy as the only reward, the two are the same number.
-        if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
-            del shown[metrics.ACCURACY]
-        texts = {name.split("/")[-1]: f"{value:.2f}" for name, value in shown.items() if value is not None}
-        self.bar.set_postfix(texts, refresh=False)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar.update(state.global_step - self.bar.n)
-
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        self.bar.close()
 
 
 class Watchdog(TrainerCallback):
@@ -198,22 +138,18 @@ class StopOnSignal(TrainerCallback):
         self.stop.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._agree_to_stop(args):
+        if self._agree_to_stop():
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run now if a signal came while the checkpoint was written, without a further step."""
-        if self._agree_to_stop(args):
+        if self._agree_to_stop():
             control.should_training_stop = True
 
-    def _agree_to_stop(self, args: Any) -> bool:
-        code = self.stop.code
+    def _agree_to_stop(self) -> bool:
         # A signal may reach one rank just before this line and another rank just after. A rank that stopped alone
         # would leave the others in a collective. The largest code is Ctrl-C's.
-        if args.world_size > 1:
-            largest = torch.tensor(float(code), device=args.device)
-            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-            code = int(largest)
+        code = agree_on_largest(self.stop.code)
         if code:
             self.stop.code = code
             self.stop.heeded = True

@@ -48,6 +48,7 @@ RATIO = "ratio"
 APPROX_KL = "approx_kl"
 ENTROPY = "entropy"
 SAMPLER_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+TRL_WEIGHTS = tuple(f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max"))
 DROPPED_TOKENS = "sampling/dropped_tokens"
 DROPPED_COMPLETIONS = "sampling/dropped_completions"
 EFFECTIVE_SHARE = "sampling/effective_share"
@@ -88,6 +89,7 @@ SECONDS_SAMPLING = "seconds/sampling"
 SECONDS_OVERLAP = "seconds/overlap"
 SECONDS_GRADE = "seconds/grade"
 SECONDS_SCORE = "seconds/score"
+SECONDS_TEACHER = "seconds/teacher"
 SECONDS_UPDATE = "seconds/update"
 TOKENS_PER_SECOND = "tokens_per_second"
 MEMORY_ALLOCATED = "memory/allocated"
@@ -95,7 +97,7 @@ MEMORY_RESERVED = "memory/reserved"
 MEMORY_RESIDENT = "memory/resident"
 
 # The phases of a step, without the update, which is the remainder.
-PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
+PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE, SECONDS_TEACHER)
 # These run at the same time as the phases, so they are not a part of the step.
 SERVER_SECONDS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
 
@@ -174,6 +176,7 @@ METRICS: dict[str, Metric] = {
     SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for; in no phase", "ahead"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
+    SECONDS_TEACHER: Metric("seconds", "of which the log-probs of a teacher on a server", "teacher"),
     SECONDS_UPDATE: Metric(
         "seconds", "of which forward and backward; includes the optimizer only if DeepSpeed runs it"
     ),

@@ -4,7 +4,7 @@ Does not notice a change in the code of a reward function or in what a Hub id re
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from grpo_math.errors import ConfigError
 from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
+from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
+AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 # Settings of output, saving and services. They do not change what is computed.
 MAY_CHANGE = {
     *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
@@ -87,22 +89,31 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(defaults.get(name), default=str))
         old, new = before.get(name, default), now.get(name, default)
+        # A teacher on a server may move, as a sampler may.
+        if name == "reference_model" and is_url(str(old)) and is_url(str(new)):
+            continue
         # A field of an earlier version that was off changed nothing.
         if old != new and (old or name in defaults):
             lines.append(f"{name}: {old} -> {new}")
     return lines
 
 
-def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the hash of each problem, one a line, for `changed_problems`."""
-    replace_text(run_dir / PROBLEMS, "".join(problem_hash(row) + "\n" for row in rows))
+def problem_hashes(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the hash of each problem, one a line."""
+    return "".join(f"{problem_hash(row)}\n" for row in rows)
 
 
-def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return one line if the problems are not those that the run was started with."""
-    file, now = run_dir / PROBLEMS, [problem_hash(row) for row in rows]
-    before = file.read_text(encoding="utf-8").split() if file.exists() else now
-    return [] if before == now else [f"the dataset: {len(before)} problems -> {len(now)} problems, not all the same"]
+def write_problems(run_dir: Path, hashes: str) -> None:
+    """Write the `problem_hashes` of a run, for `changed_problems`."""
+    replace_text(run_dir / PROBLEMS, hashes)
+
+
+def changed_problems(run_dir: Path, now: str) -> list[str]:
+    """Return one line if the problems, by their `problem_hashes`, are not those that the run was started with."""
+    file = run_dir / PROBLEMS
+    before = file.read_text(encoding="utf-8") if file.exists() else now
+    counts = [len(hashes.split()) for hashes in (before, now)]
+    return [] if before == now else ["the dataset: {} problems -> {} problems, not all the same".format(*counts)]
 
 
 def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
@@ -124,4 +135,4 @@ def problem_hash(row: Mapping[str, Any]) -> str:
 
 
 def short_hash(content: Any) -> str:
-    return sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()[:12]
+    return sha256(AS_JSON(content).encode()).hexdigest()[:12]

@@ -90,10 +90,7 @@ class TrainArguments:
         ge=0,
     )
 
-    dry_run: bool = setting(
-        False,
-        "Do everything before the first step, except the evaluation, then stop. Nothing is written to output_dir.",
-    )
+    dry_run: bool = setting(False, "Do everything before the first step except the evaluation, then stop.")
     resume: str = setting(
         "auto",
         "If output_dir already contains a run: auto continues it if its settings are the same, force continues "

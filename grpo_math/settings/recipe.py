@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
 from grpo_math.reading import from_json, home, reading
-from grpo_math.redact import ENDINGS, is_secret
+from grpo_math.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
@@ -66,45 +66,85 @@ def read(argv: Sequence[str]) -> Recipe:
     Changes nothing in this process: a command calls `read_and_set_env`. Raises `UserError` for a file that is not a
     recipe. A bad setting keeps its default, and adds to ``problems``.
     """
-    problems: list[UserError] = []
-    typed = _typed(argv, problems)
-    path = typed.pop("config", None)
+    parsed = parse(argv)
+    settings, notes, replaced = merge(parsed.recipe, parsed.typed, parsed.method)
+    valid, problems = validate(settings)
+    # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
+    values = defaults() | valid
+    return Recipe(values, {*valid}, [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
+
+
+class Parsed(NamedTuple):
+    """The fields of a recipe and of a command line as they are written, under any name."""
+
+    recipe: dict[str, Any]
+    typed: dict[str, Any]
+    method: Any
+    env: dict[str, str]
+    problems: list[UserError]  # words that are no option
+
+
+def parse(argv: Sequence[str]) -> Parsed:
+    """Split the command line into options, and read the recipe that it names."""
+    typed, problems = _typed(argv)
+    path, method = typed.pop("config", None), typed.pop("method", None)
     if not isinstance(path, str | None):
         raise UserError("--config needs one value: give the path of a recipe")
-    written = read_recipe(path) if path is not None else {}
-    method = method_fields(named := typed.pop("method", None))
-    env = written.pop("env", {})
+    recipe = read_recipe(path) if path is not None else {}
+    env = recipe.pop("env", {})
     # The launcher or SLURM has given this process its GPUs: the recipe's would include those of the vLLM server.
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env.pop("CUDA_VISIBLE_DEVICES", None)
-    notes: list[str] = []
+    return Parsed(recipe, typed, method, env, problems)
+
+
+def merge(
+    recipe: Mapping[str, Any], typed: Mapping[str, Any], method: Any = None
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the fields under our names, notes about them, and a line for each value that the method has replaced.
+
+    >>> merge({"seed": 1, "baseline": "none"}, {"seed": 2}, "rloo")[0]["seed"]
+    2
+    """
     # Before the translation, which renames the fields that mark a script's recipe.
-    marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (written, typed))
+    marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (recipe, typed))
     # The command line wins, by the old name of a field or by the new one: both are translated first.
-    written, typed = translated(written, notes), translated(typed, notes)
-    replaced = _drop_weights(written, method, f"--method {named}") + _drop_weights(method, typed, "the command line")
-    for name, value in method.items():
-        if name in typed and not _same(name, typed[name], value):
-            notes.append(f"{name}={typed[name]!r} stays, and --method {named} has {value!r}: state the one you want")
-        elif name in written and name not in typed and not _same(name, written[name], value):
-            replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {named}")
-    given = {**written, **method, **typed}
-    settings = for_script(given) if marks or typed_marks else given
-    # The recipe of a script has its prompts in the data. On the command line alone, the name may be meant for dataset.
-    if typed_marks and not marks and "prompt_template" not in given:
-        notes.append(
-            f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
-            "state the one you want"
-        )
-    checked = {}
+    (written, notes), (words, more) = translated(recipe), translated(typed)
+    notes += more
+    of_method = method_fields(method)
+    replaced = _drop_weights(written, of_method, f"--method {method}")
+    replaced += _drop_weights(of_method, words, "the command line")
+    for name, value in of_method.items():
+        if name in words and not _same(name, words[name], value):
+            notes.append(f"{name}={words[name]!r} stays, and --method {method} has {value!r}: state the one you want")
+        elif name in written and name not in words and not _same(name, written[name], value):
+            replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {method}")
+    settings = {**written, **of_method, **words}
+    # Without rewards, a missing teacher is an error.
+    distils = of_method.get("kl_estimator") == "advantage" and settings.get("rewards", ["accuracy"])
+    if distils and not settings.get("reference_model"):
+        notes.append(f"--method {method} distils the model before its training: name a teacher as reference_model")
+    if marks or typed_marks:
+        explicit = "prompt_template" in settings
+        settings = for_script(settings)
+        # The recipe of a script has its prompts in the data. On the command line alone, the name may mean dataset.
+        if not marks and not explicit:
+            notes.append(
+                f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
+                "state the one you want"
+            )
+    return settings, notes, replaced
+
+
+def validate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[UserError]]:
+    """Return the settings that are valid, with the types of their fields, and the errors of the others."""
+    valid, problems = {}, []
     for name, value in settings.items():
         try:
-            checked[name] = check(name, value)
+            valid[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
-    # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
-    values = defaults() | checked
-    return Recipe(values, set(checked), problems, list(argv), notes, env, replaced)
+    return valid, problems
 
 
 def read_and_set_env(argv: Sequence[str]) -> Recipe:
@@ -157,8 +197,12 @@ def method_fields(name: Any) -> dict[str, Any]:
     return dict(METHODS[name]["fields"])
 
 
-def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
-    """Return the settings of the command line: ``["--a", "1", "2", "--b=3"]`` -> ``{"a": ["1", "2"], "b": "3"}``."""
+def _typed(words: Sequence[str]) -> tuple[dict[str, Any], list[UserError]]:
+    """Return the settings of the command line, and an error for each word that is none.
+
+    >>> _typed(["--a", "1", "2", "--b=3"])
+    ({'a': ['1', '2'], 'b': '3'}, [])
+    """
     options: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not options:
@@ -167,6 +211,7 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
         else:
             options[-1][1].append(word)
     typed: dict[str, Any] = {}
+    problems = []
     for word, values in options:
         name = word.removeprefix("--").replace("-", "_")
         kinds = fields()[name].kinds if name in fields() else frozenset()
@@ -180,7 +225,7 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
         else:
             # A field without a value is a switch: --use_peft.
             typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
-    return typed
+    return typed, problems
 
 
 def is_switch(name: str, following: Sequence[str]) -> bool:
@@ -314,5 +359,6 @@ def coerced(field: Field, value: Any) -> Any:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
         remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-    secret = is_secret(field.name) or ("dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS))
-    raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(words)}", remedy)
+    # Of a mapping that cannot be read, nobody knows the names.
+    secret = "dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS)
+    raise ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)

@@ -17,18 +17,18 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.vllm_server import RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
-from grpo_math.redact import without_secrets
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import fields
 from grpo_math.settings.surrogates import READ_BY, TRL_LOSSES, surrogate_and_reduction
+from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.addresses import is_address, is_this_machine
 from grpo_math.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]
 
-# Rewards that can be negative.
-BELOW_ZERO = ("brevity", "overlong", "repetition")
+NEGATIVE = [name for name, one in SHIPPED.items() if one.can_be_negative]
 LEAVE = "leave it out"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
@@ -57,9 +57,9 @@ def unused(names: str, where: Callable[[Settings], Any], reason: str, remedy: st
     return Rule(names, lambda s: where(s) and changed(s, names), f"has no effect: {reason}", remedy, "warning")
 
 
-def switched(switch: str, *prefixes: str) -> Rule:
-    """Return the rule for settings that have an effect only if ``switch`` is on."""
-    names = " ".join(name for name in fields() if name.startswith(prefixes))
+def switched(switch: str, *prefixes: str, besides: str = "") -> Rule:
+    """Return the rule for settings that have an effect only if ``switch`` is on, except ``besides``."""
+    names = " ".join(name for name in fields() if name.startswith(prefixes) and name != besides)
     return unused(names, lambda s: not s[switch], f"{switch} is off", f"set {switch}: true, or leave it out")
 
 
@@ -216,6 +216,16 @@ UPDATE = [
         "use token_truncate or token_mask",
     ),
     Rule(
+        "vllm_importance_sampling_mode",
+        lambda s: (
+            surrogate_of(s) in ("dppo", "dppo_kl")
+            and s["use_vllm"]
+            and s["vllm_importance_sampling_mode"] == "geometric_mask"
+        ),
+        "does not work with the surrogate {surrogate}, whose ratio is that to vLLM",
+        "use the surrogate clip, or leave it out",
+    ),
+    Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
         "would compile again for every packed row: rows are scored unpacked",
@@ -279,17 +289,30 @@ REFERENCE = [
     ),
     Rule(
         "reference_model",
-        lambda s: s["reference_model"] and s["cast_lm_head_to_fp32"],
+        lambda s: s["reference_model"] and s["cast_lm_head_to_fp32"] and not teacher_url(s),
         "does not work with cast_lm_head_to_fp32",
         "leave cast_lm_head_to_fp32 out",
     ),
     Rule(
         "reference_model",
-        lambda s: s["reference_model"] and (s["fsdp"] or launched_with("FSDP")),
+        lambda s: s["reference_model"] and (s["fsdp"] or launched_with("FSDP")) and not teacher_url(s),
         "does not work with FSDP",
-        "use ZeRO-2 or DDP",
+        "use ZeRO-2 or DDP, or serve it: http://HOST:PORT",
+    ),
+    Rule(
+        "reference_model",
+        lambda s: teacher_url(s) and not is_address(s["reference_model"]),
+        "is not an address",
+        "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
+    ),
+    Rule(
+        "temperature",
+        lambda s: teacher_url(s) and s["temperature"] != 1,
+        "does not work with a teacher on a server: vLLM applies no temperature to the log-probs of given tokens",
+        "set temperature to 1.0, or name a model as reference_model",
     ),
     unused("reference_dtype reference_in_4bit", _off("reference_model"), "reference_model is not set"),
+    unused("reference_dtype reference_in_4bit", teacher_url, "reference_model is on a server", "give it to the server"),
 ]
 
 # Settings that change the distribution that vLLM samples from, and not the trainer's.
@@ -305,7 +328,12 @@ def _on_server(s: Settings) -> bool:
 
 
 VLLM = [
-    switched("use_vllm", "vllm_"),
+    switched("use_vllm", "vllm_", besides="vllm_server_timeout"),
+    unused(
+        "vllm_server_timeout",
+        lambda s: not s["use_vllm"] and not teacher_url(s),
+        "neither use_vllm nor a teacher names a server",
+    ),
     unused(
         "vllm_server_base_url",
         lambda s: s["use_vllm"] and s["vllm_mode"] != "server",
@@ -338,6 +366,11 @@ VLLM = [
         "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
         lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
         "vllm_importance_sampling_correction=False",
+    ),
+    unused(
+        "geometric_mask_low geometric_mask_high geometric_mask_weight",
+        lambda s: s["vllm_importance_sampling_mode"] != "geometric_mask",
+        "vllm_importance_sampling_mode={vllm_importance_sampling_mode} is not geometric_mask",
     ),
     Rule(
         "vllm_server_base_url",
@@ -577,10 +610,10 @@ PROGRAM = [
         "rewards",
         lambda s: (
             s["scale_rewards"] == "mean"
-            and (set(s["rewards"]) & set(BELOW_ZERO) or any(weight < 0 for weight in s["reward_weights"] or ()))
+            and (set(s["rewards"]) & set(NEGATIVE) or any(weight < 0 for weight in s["reward_weights"] or ()))
         ),
         "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean",
-        f"leave out {', '.join(BELOW_ZERO)} and negative reward_weights",
+        f"leave out {', '.join(NEGATIVE)} and negative reward_weights",
     ),
     unused(
         "multi_objective_aggregation",
@@ -729,8 +762,7 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
             # The settings that the user has changed are at fault. If none is, a default is.
             name, *more = changed(s, rule.fields) or rule.fields.split()
             others = f"(and {', '.join(more)}) " if more else ""
-            value = without_secrets({name: s[name]}).get(name, "***")
-            yield rule.level, ConfigError(name, value, others + rule.reason.format_map(s), rule.remedy.format_map(s))
+            yield rule.level, ConfigError(name, s[name], others + rule.reason.format_map(s), rule.remedy.format_map(s))
 
 
 def refuse(s: Settings) -> None:

@@ -46,19 +46,16 @@ def hint(name: str, known: Collection[str]) -> str:
     return ""
 
 
-def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return a recipe with our field names, and add a line to ``notes`` for each renamed field or field without effect.
+def translated(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a recipe with our field names, and a line for each renamed field and each field without effect.
 
     Raises `UserError` for two names of one field with different values.
 
-    >>> notes = []
-    >>> translated({"torch_dtype": "bfloat16", "max_prompt_length": 512, "reward_funcs": "my.rewards.short"}, notes)
-    {'dtype': 'bfloat16', 'rewards': ['my.rewards:short']}
-    >>> notes[0]
-    'torch_dtype is now dtype: rename the field'
+    >>> translated({"torch_dtype": "bfloat16", "reward_funcs": "my.rewards.short"})
+    ({'dtype': 'bfloat16', 'rewards': ['my.rewards:short']}, ['torch_dtype is now dtype: rename the field'])
     """
     fields: dict[str, Any] = {}
-    notes += [f"{name} is now {RENAMED[name]}: rename the field" for name in recipe if name in RENAMED]
+    notes = [f"{name} is now {RENAMED[name]}: rename the field" for name in recipe if name in RENAMED]
     for name, value in _without_second_names(recipe).items():
         if name in NO_EFFECT:
             # A field that is switched off loses nothing, so it needs no line.
@@ -70,7 +67,7 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             # TRL writes package.module.function
             value = [REWARDS.get(one) or (one if ":" in one else ":".join(one.rsplit(".", 1))) for one in names]
         fields[OURS.get(name, name)] = value
-    return fields
+    return fields, notes
 
 
 def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:

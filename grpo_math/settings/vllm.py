@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.settings.fields import defaults
-from grpo_math.system.addresses import is_this_machine
+from grpo_math.system.addresses import is_this_machine, is_url
 
 
 def generates(recipe: Mapping[str, Any]) -> str:
@@ -36,6 +36,16 @@ def elsewhere(recipe: Mapping[str, Any]) -> str:
     # TRL's default host, 0.0.0.0, means a server on this machine.
     host = recipe.get("vllm_server_host") or "0.0.0.0"
     return recipe.get("vllm_server_base_url") or ("" if is_this_machine(host) else host)
+
+
+def teacher_url(settings: Mapping[str, Any]) -> str:
+    """Return the address of the server that ``reference_model`` names, or "" if it names a model.
+
+    >>> teacher_url({"reference_model": "http://node1:8001"}), teacher_url({"reference_model": "Qwen/Qwen2.5-7B"})
+    ('http://node1:8001', '')
+    """
+    name = str(settings["reference_model"] or "")
+    return name if is_url(name) else ""
 
 
 def sends_adapter(recipe: Mapping[str, Any]) -> bool:

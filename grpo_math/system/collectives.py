@@ -65,6 +65,13 @@ def agree_on_all(value: bool) -> bool:
     return all(gather_object([value]))
 
 
+def agree_on_largest(number: int) -> int:
+    """Return the largest number of all processes on each of them: what each needs, or the code of a signal."""
+    from accelerate.utils import gather_object
+
+    return max(gather_object([number]))
+
+
 def _wait_for_main(state: Any, done: str) -> None:
     """Wait until the main process has set ``done`` in the store of the process group."""
     from torch.distributed.distributed_c10d import _get_default_store

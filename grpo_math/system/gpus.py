@@ -8,6 +8,8 @@ import subprocess
 from functools import cache
 from typing import NamedTuple
 
+from grpo_math.errors import ConfigError
+
 DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 
 
@@ -26,6 +28,15 @@ def count_and_gb() -> tuple[int, float]:
     """Return (GPUs that this process may use, GB of the smallest), or (0, 0.0) without a GPU."""
     gpus = visible_gpus()
     return len(gpus), min((gpu.gb for gpu in gpus), default=0.0)
+
+
+def first_gpus(count: int | None) -> list[Gpu]:
+    """Return the first ``count`` GPUs that this process may use, or all. Raises `ConfigError` if there are fewer."""
+    gpus = visible_gpus()
+    if count is not None and not 0 < count <= len(gpus):
+        reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
+        raise ConfigError("gpus", count, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
+    return gpus[:count]
 
 
 def visible_gpus() -> list[Gpu]:

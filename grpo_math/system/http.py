@@ -41,7 +41,7 @@ def read_key(variable: str, given: str | None = None) -> str:
     """
     key = (given or os.environ.get(variable, "")).strip()
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(variable, "***", "contains characters other than printable ASCII", "set it again")
+        raise ConfigError(variable, key, "contains characters other than printable ASCII", "set it again")
     return key
 
 
@@ -93,6 +93,7 @@ class Client:
 
         ``options`` are httpx's, such as ``headers``. Raises `ServerError`.
         """
+        # httpx retries connections alone. A busy server, and one that restarts within an answer, need this loop.
         left, pause = self.retries if retries is None else retries, 0.5
         while True:
             try:
@@ -113,8 +114,8 @@ class Client:
         if response.status_code == 401:
             raise ServerError(f"{self.url} wants a key: set {self._key_variable} to the server's", 401)
         if not response.is_success:
-            # The server may repeat the request, with the key. An empty key would match between all letters.
-            message = one_line(text, {self._key} - {""}) or response.reason_phrase
+            # The server may repeat the request, with the key.
+            message = one_line(text, self._key) or response.reason_phrase
             raise ServerError(f"{url} answers {response.status_code}: {message}", response.status_code)
         try:
             return from_json(text)

@@ -16,7 +16,7 @@ from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings import accelerate
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.shipped import accelerate_file
-from grpo_math.system.gpus import Gpu, visible_gpus
+from grpo_math.system.gpus import Gpu, first_gpus
 from grpo_math.system.machine import SLEEPING_THREADS, versions
 from grpo_math.system.streams import say
 
@@ -27,11 +27,7 @@ def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
         if count:
             raise ConfigError("gpus", count, "contradicts use_cpu=True", "leave one of them out")
         return []
-    gpus = visible_gpus()
-    if count is not None and not 0 < count <= len(gpus):
-        reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
-        raise ConfigError("gpus", count, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
-    return gpus[:count]
+    return first_gpus(count)
 
 
 def refuse_used(gpus: Sequence[Gpu]) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import PrinterCallback, ProgressCallback
 
 from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
@@ -43,7 +42,7 @@ from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, Watchdog, write_config
+from grpo_math.run.log import History, Shortened, StopOnSignal, Watchdog, write_config
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
@@ -227,7 +226,7 @@ class TrainingRun:
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            threads = f"; {torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)" if kind == "cpu" else ""
+            threads = f"; threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)" if kind == "cpu" else ""
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
             if about := setup.problems.evaluation.about:
                 print(about, flush=True)
@@ -244,15 +243,13 @@ class TrainingRun:
             **config.to_dict(),
             "push_to_hub": self.pushes,
         }
-        # Ours print a bar and write history.jsonl instead. RunFiles is for scripts, which have no recipe to write down.
-        for replaced in (PrinterCallback, ProgressCallback, RunFiles):
-            trainer.remove_callback(replaced)
+        # RunFiles is for scripts, which have no recipe to write down.
+        trainer.remove_callback(RunFiles)
         history = History(run_dir)
-        self.progress = Progress()
         # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
         # line of the step would not be logged.
         findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
-        for callback in (history, self.progress, Shortened(), watchdog, findings):
+        for callback in (history, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
             # First: config.yaml may get the settings of a longer run, which is not finished.
@@ -266,7 +263,7 @@ class TrainingRun:
                 state.distributed_type,
                 state.num_processes,
             )
-            resume.write_problems(run_dir, self.setup.problems.rows)
+            resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
         trainer.grpo_math.keep_best = self.arguments.keep_best
@@ -300,9 +297,6 @@ class TrainingRun:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
         except OutOfMemory as error:
             raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
-        finally:
-            # transformers does not call this after an error, which has to start on a new line.
-            self.progress.on_train_end()
         if stop.heeded:
             outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
             steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"

@@ -29,7 +29,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     named, held_in = resume.source(run_dir, asked)
     held = resume.run_config(held_in)
     if held is not None:
-        lines = resume.changed_problems(held_in, setup.problems.rows)
+        lines = resume.changed_problems(held_in, setup.problems.hashes)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if of_checkpoints != (now := checkpoint_kinds(config)):

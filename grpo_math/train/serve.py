@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
     add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
     add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
+    add("--teacher", action="store_true", help="serve the model for reference_model: its weights never change")
     add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
     add(
         "--make_env",
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> Answer | int:
         print(vllm_env.make(args.make_env))
         return 0
     recipe = read_and_set_env(args.fields).sound().explicit_values()
+    if args.teacher:
+        recipe |= {"use_vllm": True, "vllm_mode": "server", "use_peft": False}
     if args.check:
         sent = "adapter" if sends_adapter(recipe) else "weights"
         answer = sent if starts_server(recipe) else "none"
@@ -65,7 +68,8 @@ def run(args: argparse.Namespace) -> Answer | int:
     refuse_used(gpus)
     layout = _layout(recipe, gpus)
     port = choose_port({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
-    start = server_start(recipe, layout, gpus[: layout.server], port, args.host or "127.0.0.1", args.after_dashes)
+    more = (args.host or "127.0.0.1", args.after_dashes, args.teacher)
+    start = server_start(recipe, layout, gpus[: layout.server], port, *more)
     if not vllm_server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
@@ -100,10 +104,11 @@ def server_start(
     port: int,
     host: str = "127.0.0.1",
     more: Sequence[str] = (),
+    teacher: bool = False,
 ) -> tuple[list[str], dict[str, str], str]:
     """Return command, environment and address of a recipe's server on these GPUs, or on the CPU.
 
-    ``more``: options of ``vllm serve``.
+    ``more``: options of ``vllm serve``. The weights of a ``teacher`` never change.
     """
     settings = {**defaults(), **recipe}
     dtype = recipe.get("dtype") or "auto"
@@ -114,6 +119,8 @@ def server_start(
         extra += ["--enforce-eager"]
     elif not settings["vllm_max_model_length"]:
         extra += ["--max-model-len", "auto"]  # as much as fits next to the weights
+    if teacher:
+        extra += ["--no-enable-prefix-caching"]  # see `Server.score`
     command = vllm_server.command(
         model_path(settings["model_name_or_path"]),
         port=port,
@@ -126,6 +133,7 @@ def server_start(
         lora_rank=settings["lora_r"] if sends_adapter(recipe) else 0,
         # A batch that is sampled ahead uses an older adapter, so the server has both at work.
         adapters=1 + int(recipe.get("staleness") or 0),
+        fixed=teacher,
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable(),

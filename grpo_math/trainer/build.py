@@ -3,7 +3,6 @@
 settings/rules.py and checks/ check settings, and train/program.py chooses the problems.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -11,7 +10,6 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from grpo_math.generation.dtypes import auto_dtype
 from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path, refuse_dropout_of_experts
-from grpo_math.problems.problem import Problem
 from grpo_math.redact import without_secrets
 from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import Reward
@@ -26,14 +24,12 @@ class _Trainer(MathGRPOTrainer):
 
 
 def trainer_of(
-    config: MathGRPOConfig,
-    model_args: ModelConfig,
-    rows: Sequence[Problem],
-    tokenizer: Any,
-    rewards: list[Reward],
-    tools: Any = None,
+    config: MathGRPOConfig, model_args: ModelConfig, rows: Any, tokenizer: Any, rewards: list[Reward], tools: Any = None
 ) -> MathGRPOTrainer:
-    """Return the trainer of a recipe, with its weights loaded. ``tools``: the `Toolbox` of its evaluations."""
+    """Return the trainer of a recipe, with its weights loaded.
+
+    ``rows``: a list of problems or a `datasets.Dataset`. ``tools``: the `Toolbox` of its evaluations.
+    """
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
         model_args.dtype = auto_dtype(
@@ -56,7 +52,7 @@ def trainer_of(
                 model=path,
                 reward_funcs=rewards,
                 args=config,
-                train_dataset=Dataset.from_list(list(rows)),
+                train_dataset=Dataset.from_list(rows) if isinstance(rows, list) else rows,
                 processing_class=tokenizer,
                 peft_config=get_peft_config(model_args),
                 quantization_config=get_quantization_config(model_args),

@@ -23,7 +23,7 @@ from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_dtype
-from grpo_math.redact import is_secret
+from grpo_math.redact import without_secrets
 from grpo_math.replaced import replaced
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
@@ -42,17 +42,17 @@ class MathGRPOConfig(GRPOConfig):
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "What a token contributes; loss_type is how tokens are reduced. clip: PPO's clipped ratio. reinforce: the "
-        "score function. gmpo: the geometric mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, "
-        "vespo: as TRL's loss_type. dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has "
-        "moved too far. Or module:function, the loss of each token.",
+        "The loss of a token, which loss_type reduces. clip: PPO's clipped ratio. reinforce: the score function. "
+        "gmpo: the geometric mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. "
+        "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
+        "module:function.",
         choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
     )
     dppo_high: float = setting(
-        0.2, "How far dppo lets the probability of a token with A > 0 rise; for dppo_kl in nats.", gt=0, le=1
+        0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1
     )
     dppo_low: float = setting(
-        0.2, "How far dppo lets the probability of a token with A < 0 fall; for dppo_kl in nats.", gt=0, le=1
+        0.2, "How far dppo lets the probability of a token with A < 0 fall (dppo_kl: in nats).", gt=0, le=1
     )
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
@@ -62,12 +62,14 @@ class MathGRPOConfig(GRPOConfig):
     )
     kl_estimator: str = setting(
         "k3",
-        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1 or k2. advantage: k1 is taken "
-        "from each token's advantage instead.",
+        "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1, k2, or advantage (k1 is taken "
+        "from each token's advantage).",
         choices=("k3", "k1", "k2", "advantage"),
     )
     reference_model: str | None = setting(
-        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
+        None,
+        "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
+        "http://HOST:PORT of a vLLM server.",
     )
     reference_dtype: str | None = setting(
         None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
@@ -115,6 +117,13 @@ class MathGRPOConfig(GRPOConfig):
         False,
         "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base. It needs "
         "vllm_mode: colocate, vllm_sync: adapter, one GPU per engine and, with load_in_4bit, use_bnb_nested_quant.",
+    )
+    geometric_mask_low: float = setting(
+        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion. SkyRL's bounds.", gt=0, le=1
+    )
+    geometric_mask_high: float = setting(1.01, "The highest mean ratio.", ge=1)
+    geometric_mask_weight: str = setting(
+        "one", "A kept completion's weight: one, or token_truncate's of each token.", choices=("one", "token_truncate")
     )
     staleness: int = setting(
         0,
@@ -181,7 +190,7 @@ def as_math_config(args: GRPOConfig) -> MathGRPOConfig:
 
 
 def pickled_without_tokens(args: Any) -> AbstractContextManager[None]:
-    """Make the pickles of training arguments contain None for each secret, at any depth, inside this context.
+    """Make the pickles of training arguments contain no secret, at any depth, inside this context.
 
     transformers pickles the arguments into folders that may be shared, and pushes with their token.
 
@@ -190,15 +199,9 @@ def pickled_without_tokens(args: Any) -> AbstractContextManager[None]:
     >>> with pickled_without_tokens(args):
     ...     copied, token = pickle.loads(pickle.dumps(args)), args.hub_token
     >>> copied.hub_token, copied.model_init_kwargs, token
-    (None, {'token': None}, 'hf_x')
+    (None, {}, 'hf_x')
     """
     shared = copy(args)
-    vars(shared).update(_without_values(vars(args)))
+    vars(shared).update({**dict.fromkeys(vars(args)), **without_secrets(vars(args))})
     # pickle reads this method from the object.
     return replaced(args, __reduce_ex__=shared.__reduce_ex__)
-
-
-def _without_values(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: None if is_secret(str(name)) else _without_values(part) for name, part in value.items()}
-    return [_without_values(part) for part in value] if isinstance(value, list) else value

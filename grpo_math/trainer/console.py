@@ -1,8 +1,6 @@
 """Print a training step at 80 columns: metrics in groups, and some completions.
 
 history.jsonl, the trackers and the report contain all metrics and columns.
-
-run/log.py prints the progress of a recipe's run.
 """
 
 import math
@@ -22,8 +20,11 @@ from grpo_math.errors import escaped
 from grpo_math.rewards import completion_text
 from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
+from grpo_math.run.history import number
 
 COLUMNS = 80
+# Without a rate, so that 80 columns have room for a bar.
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
 PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has all of it
 
@@ -73,43 +74,84 @@ def is_step_log(logs: Mapping[str, Any]) -> bool:
     return "train_runtime" not in logs
 
 
-def _print_figures(callback: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-    if state.is_world_process_zero and logs and is_step_log(logs):
-        # `print` would write into the line of the progress bar.
-        tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
+def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the few metrics that follow a progress bar: two in a terminal, and more in a log or a notebook.
+
+    >>> postfix({"reward": 0.5, "accuracy": 0.5, "loss": 0.125, "kl": 1.0, "heldout/accuracy": 0.25})
+    {'reward': '0.50', 'heldout': '0.25', 'loss': '0.12'}
+    """
+    last = [metrics.LENGTH_MEAN] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
+    names = [metrics.ACCURACY, metrics.REWARD, metrics.HELDOUT_ACCURACY, *last]
+    shown = {name: number(logs.get(name)) for name in names}
+    # With the accuracy as the only reward, the two are the same number.
+    if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
+        del shown[metrics.ACCURACY]
+    labels = {metrics.HELDOUT_ACCURACY: "heldout"}
+    texts = {
+        labels.get(name, name.split("/")[-1]): f"{value:.2f}" for name, value in shown.items() if value is not None
+    }
+    return dict(list(texts.items())[: 2 if sys.stderr.isatty() else None])
 
 
-class Figures(PrinterCallback):
-    """Replaces transformers' `PrinterCallback`, which prints all keys in one line."""
+class Printer(ProgressCallback, PrinterCallback):
+    """A bar with the time left: of a recipe with its reward and accuracy, of a script under lines with more metrics.
 
-    on_log = _print_figures
-
-
-class FiguresAndBar(ProgressCallback):
-    """Replaces transformers' `ProgressCallback`, which prints all keys in one line."""
-
-    on_log = _print_figures
+    Replaces transformers' two callbacks, which print all keys in one line. It is both, so that a script that removes
+    either of them removes this one.
+    """
 
     training_bar: Any
 
+    def __init__(self, trainer: Any) -> None:
+        super().__init__()
+        self.trainer = trainer
+        # With the last held-out accuracy, which stays until the next one.
+        self.logged: dict[str, Any] = {}
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.current_step = 0
+        self.current_step = state.global_step
         if state.is_world_process_zero:
-            self.training_bar = Bar(total=state.max_steps, desc="training", unit="step")
+            self.training_bar = Bar(
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="training",
+                bar_format=BAR,
+                smoothing=0,  # the time left follows the mean speed, and not that of the last steps
+                # A recipe silences transformers, which turns its bars off.
+                disable=args.disable_tqdm and not self.trainer.grpo_math.of_recipe,
+            )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if not self.trainer.grpo_math.of_recipe:
+            if is_step_log(logs):
+                # `print` would write into the line of the progress bar.
+                tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
+        elif {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
+            self.logged |= logs
+            self.training_bar.set_postfix(postfix(self.logged), refresh=False)
 
 
 def replace_printers(trainer: Trainer) -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    replacements = {PrinterCallback: Figures, ProgressCallback: FiguresAndBar}
+    ours: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
     # transformers imports this module in a notebook.
     if notebook := sys.modules.get("transformers.utils.notebook"):
         from grpo_math.trainer.notebook import FigureTable
 
-        replacements[notebook.NotebookProgressCallback] = FigureTable
+        ours[notebook.NotebookProgressCallback] = FigureTable()
     for callback in list(trainer.callback_handler.callbacks):
-        if ours := replacements.get(type(callback)):
+        if type(callback) in ours:
             trainer.remove_callback(type(callback))
-            trainer.add_callback(ours)
+            trainer.add_callback(ours[type(callback)])
+
+
+def end_bar(trainer: Trainer) -> None:
+    """End the line of the bar. transformers does not after an error, whose own line would follow on the bar's."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, Printer) and callback.training_bar is not None:
+            callback.training_bar.close()
 
 
 @contextmanager

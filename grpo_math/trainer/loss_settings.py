@@ -20,7 +20,10 @@ ATTRIBUTES = (
     *("max_completion_length", "router_aux_loss_coef", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
-OURS = ("surrogate", "kl_estimator", "dppo_high", "dppo_low")
+OURS = (
+    *("surrogate", "kl_estimator", "dppo_high", "dppo_low"),
+    *("geometric_mask_low", "geometric_mask_high", "geometric_mask_weight"),
+)
 COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
 # TRL reads all others from its arguments.
 ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *OURS, *COMPUTED))

@@ -59,8 +59,9 @@ class StepMeter(Stateful):
         steps = log[metrics.SECONDS_STEP]
         # No call could be timed for the update alone, because TRL generates inside `training_step`.
         log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
+        missing = {metrics.SECONDS_TEACHER} if vllm else {metrics.SECONDS_TEACHER, metrics.SECONDS_SYNC}
         for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
-            if phase != metrics.SECONDS_SYNC or vllm:
+            if phase in log or phase not in missing:
                 log[phase] = [sum(log.get(phase, ())) / len(steps)]
         for name in set(metrics.SERVER_SECONDS) & set(log):
             log[name] = [sum(log[name]) / len(steps)]

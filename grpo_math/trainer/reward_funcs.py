@@ -11,12 +11,9 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
-from grpo_math.rewards import REWARDS
+from grpo_math.rewards.functions import REWARDS, SHIPPED
 from grpo_math.rewards.guard import needed, reward_name
 from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
-
-# Keys of `REWARDS` whose functions read no gold answer.
-WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")
 
 
 def resolved(reward_funcs: Any) -> Any:
@@ -94,8 +91,8 @@ def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
     >>> [name for name, reward in REWARDS.items() if not needs_golds(reward)]
     ['format_strict', 'format_soft', 'xml_count', 'overlong', 'repetition']
     """
-    for name, function in REWARDS.items():
-        if reward in (name, function):
-            return name not in WITHOUT_GOLD
+    for name, one in SHIPPED.items():
+        if reward in (name, one.reward):
+            return one.needs_gold
     # Not callable: a name that TRL resolves.
     return callable(reward) and "grade" in needed(reward) and "grade" not in columns

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm import correction
-from grpo_math.algorithm.advantages import advantages, relative_brevity, weighted
+from grpo_math.algorithm.advantages import advantages, weighted
 from grpo_math.algorithm.losses import prompt_weights
 from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, loss_mask
@@ -26,11 +26,22 @@ from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.functions import is_right
 from grpo_math.rewards.guard import checked
-from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answer, row_format
+from grpo_math.rewards.inputs import (
+    GRADE,
+    GRADE_TIMEOUT,
+    GROUPS,
+    MAX_LENGTH,
+    Sized,
+    completion_text,
+    grouped,
+    is_right,
+    read_gold_answer,
+    row_format,
+)
 from grpo_math.run import metrics
 from grpo_math.system.collectives import agree_on_all, agree_on_first
+from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
 from grpo_math.trainer.table import completion_columns
 from grpo_math.trainer.tool_loop import ToolLoop
@@ -168,8 +179,18 @@ class RolloutMaker:
         # TRL would mask every completion that does not end with EOS.
         masks = trainer.mask_truncated_completions and not self.stops.exist
         read = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        # TRL raises for this mode, which correction.py has.
+        geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
+        read |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
         with replaced(self, draft=draft), replaced(trainer, **written, **read):
             rows = trl_method(inputs)
+        if geometric and "importance_sampling_ratio" in rows:
+            settings = loss_settings(trainer, self.settings)
+            logps = rows["old_per_token_logps"], rows["sampling_per_token_logps"]
+            rows["importance_sampling_ratio"] = correction.sampler_weights(*logps, loss_mask(rows), settings)
+            # TRL's metrics are those of token_truncate.
+            for name in metrics.TRL_WEIGHTS:
+                draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
         # TRL assigns the tokens of all draws.
@@ -223,11 +244,13 @@ class RolloutMaker:
             # All ranks decide the same, because `_gather_explained` gathers the verdicts.
             has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
             draft.grades = self.grade(inputs, draft.completions) if has_golds else None
-            added = {
+            added: dict[str, Any] = {
                 GRADE_TIMEOUT: self.settings.grade_timeout,
                 MAX_LENGTH: trainer.max_completion_length,
                 **({} if draft.grades is None else {GRADE: draft.grades}),
             }
+            if draft.grades is not None and REWARDS["brevity"] in trainer.reward_funcs:
+                added[GROUPS] = self._gather_groups(draft.grades, draft.ids)
             errors: list[UserError] = []
             # Wrap for this call only; `reward_funcs` stays the user's list. TRL calls a model itself, with tokens
             # instead of columns.
@@ -240,7 +263,6 @@ class RolloutMaker:
             error = errors[0] if errors else None
             if message := agree_on_first(str(error) if error else None):
                 raise RewardError(message) from error
-            self._gather_brevity(rewards, draft.grades)
         return rewards
 
     def grade(self, inputs: list[dict[str, Any]], completions: Sequence[Any]) -> list[Grade]:
@@ -252,14 +274,11 @@ class RolloutMaker:
             timeout=self.settings.grade_timeout,
         )
 
-    def _gather_brevity(self, rewards: Tensor, grades: list[Grade] | None) -> None:
-        """Relate the lengths of the reward ``brevity`` to the right completions of their groups, which ranks share."""
-        if grades is None or REWARDS["brevity"] not in self.trainer.reward_funcs:
-            return
-        flags = gather_object([is_right(grade) for grade in grades])
-        right = torch.tensor([torch.nan if flag is None else flag for flag in flags]).to(rewards)
-        column = rewards[:, self.trainer.reward_funcs.index(REWARDS["brevity"])]
-        column[:] = relative_brevity(-column.view(-1, self.group_size), right.view(-1, self.group_size)).flatten()
+    def _gather_groups(self, grades: list[Grade], ids: Sequence[Sequence[int]]) -> list[list[Sized]]:
+        """Return the group of each of this rank's completions. Ranks may share a group, so all ranks call this."""
+        own = [(len(tokens), is_right(grade)) for tokens, grade in zip(ids, grades, strict=True)]
+        rows = gather_object(own)
+        return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(own))]
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
-from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.collectives import agree_on_all, agree_on_largest, broadcast_from_main
 from grpo_math.trainer import table
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class RunState:
         # Only the main process writes the table.
         writes_table &= self.trainer.accelerator.is_main_process
         saved["table"] = table.as_json(saved["table"]) if writes_table else None
-        if any(gather_object([saved.setdefault("asked") is not None])):
+        if agree_on_largest(saved.setdefault("asked") is not None):
             broadcast_from_main(lambda: saved["asked"] and saved["asked"].wait())
             saved["asked"] = saved["asked"] and saved["asked"].state_dict()
         return saved
@@ -206,4 +205,4 @@ def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] |
     # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
     if path != of_rank and state and state["rollout"] is not None:
         state = None
-    return state if all(gather_object([state is not None])) else None
+    return state if agree_on_all(state is not None) else None

@@ -1,33 +1,71 @@
-"""A reference of another name (``reference_model``): a teacher, whose log-probs the KL term reads.
+"""A reference of another name (``reference_model``): a teacher, whose log-probs the KL term or the advantages read.
 
-With k1, bias correction and no rewards, the KL term alone is on-policy distillation (arXiv 2306.13649): its mean
-gradient is that of the reverse KL of each token (`algorithm/losses.py`).
-
-TRL scores it as any reference.
+A teacher in this process is scored by TRL, as any reference. A teacher on a vLLM server is asked by the main process.
 """
 
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.lost_server import one_line_for_lost_servers
 from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
+from grpo_math.generation.served_teacher import ServedTeacher
+from grpo_math.packing.scoring import Scores
+from grpo_math.settings.vllm import teacher_url
+from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def refuse_teacher(name: str, model: Any, args: Any, tokenizer: Any) -> None:
+class TeacherClient:
+    """Stands in place of a reference model. Only the main process has the client ``served``."""
+
+    def __init__(self, served: ServedTeacher, accelerator: Any) -> None:
+        self.served = served
+        self.accelerator = accelerator
+
+    def gather_scores(self, ids: Tensor, mask: Tensor, kept: int) -> Scores:
+        """Return the log-probs (B, T) of the last ``kept`` tokens, 0 where masked. All ranks call this."""
+        masks = mask.bool()
+        own = [
+            (row[has_token].tolist(), int(has_token[-kept:].sum()))
+            for row, has_token in zip(ids.cpu(), masks.cpu(), strict=True)
+        ]
+        of_ranks = gather_object([own])
+        answers = broadcast_from_main(lambda: self.served.score(of_ranks))[self.accelerator.process_index]
+        logps = torch.zeros(len(ids), kept)
+        logps[masks[:, -kept:].cpu()] = torch.tensor([logp for row in answers for logp in row])
+        return logps.to(ids.device), None, None
+
+
+def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> ServedTeacher | None:
     """Raise `ConfigError` for a teacher that cannot be scored with the tokens of ``model``. Loads no weights.
 
-    ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
+    Return the client of a teacher on a server. ``tokenizer``: the trainer's ``processing_class``, or None for the
+    tokenizer of the model. All ranks call this.
     """
+    name = str(settings.reference_model)
+    url = teacher_url({"reference_model": name})
+    plugin: Any = settings.deepspeed_plugin
     # settings/rules.py refuses FSDP. The stage may be in a file of DeepSpeed.
-    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
-        raise ConfigError("reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP")
+    if not url and plugin is not None and plugin.zero_stage == 3:
+        raise ConfigError(
+            "reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP, or serve it: http://HOST:PORT"
+        )
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
-    check_reference(name, getattr(tokenizer, "tokenizer", tokenizer))
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if not url:
+        check_reference(name, tokenizer)
+        return None
+    one_line_for_lost_servers()
+    teacher = ServedTeacher(url, settings.vllm_server_timeout)
+    broadcast_from_main(lambda: teacher.connect(tokenizer, settings.max_completion_length or 0))
+    return teacher
 
 
 def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any:

@@ -22,6 +22,7 @@ from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, engine_c
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
+from grpo_math.system.collectives import agree_on_largest
 
 
 def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory: Any) -> Conversation | None:
@@ -101,7 +102,7 @@ class ToolLoop:
         )
 
     def _agree_on_widest(self, open_: int) -> int:
-        return max(gather_object([open_])) if self.waits else open_
+        return agree_on_largest(open_) if self.waits else open_
 
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""

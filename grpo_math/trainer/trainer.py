@@ -41,8 +41,9 @@ from trl import GRPOConfig
 from grpo_math.algorithm.reference import refuse_lost_reference
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
+from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import model_path, whole_path
-from grpo_math.generation.sync import ServerUnavailable, adapter_sync
+from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.replaced import replaced
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
@@ -55,7 +56,7 @@ from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles, unpublished, writes_run_files
-from grpo_math.trainer.teacher import load_teacher, refuse_teacher
+from grpo_math.trainer.teacher import TeacherClient, check_teacher, load_teacher
 from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
 from grpo_math.user_functions import event_loop
@@ -107,8 +108,7 @@ class MathGRPOTrainer(GRPOTrainer):
         warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = settings.reference_model
-        if teacher:
-            refuse_teacher(teacher, model, args, processing_class)
+        served = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
         with adapter_sync(settings.vllm_sync, settings), console.one_loading_bar(), without:
@@ -137,7 +137,8 @@ class MathGRPOTrainer(GRPOTrainer):
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
-            self.ref_model = load_teacher(settings, self.model, self.accelerator)
+            client: Any = TeacherClient(served, self.accelerator) if served else None
+            self.ref_model = client or load_teacher(settings, self.model, self.accelerator)
         if warning:
             logger.warning(warning)
         trl: Any = super()
@@ -182,6 +183,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 raise reported from None
             raise
         finally:
+            console.end_bar(self)
             # A notebook may stay open for days after its training.
             if writes_run_files(self):
                 lock.release(run_dir)

@@ -43,6 +43,7 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
+from grpo_math.trainer.teacher import TeacherClient
 from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Updates:
                 "an image processor": trainer._is_vlm,
                 "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
                 "an optimizer that steps in each backward pass": (
-                    steps_in_backward(args.optim) or gradients.have_foreign_hooks(models)
+                    steps_in_backward(args.optim) or gradients.have_hooks(models)
                 ),
             },
         )
@@ -93,9 +94,6 @@ class Updates:
         single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
         self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=packs, is_single_process=single)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
-        self.gradients = gradients.make_gradient_buffer(
-            trainer.model, is_single_process=single and not trainer.is_fsdp_enabled
-        )
         self.offload: AbstractContextManager[Any] = (
             get_act_offloading_ctx_manager(self.trainer.model, warn_if_no_head=False)
             if settings.activation_offloading
@@ -114,7 +112,7 @@ class Updates:
 
     @property
     def _models(self) -> list[Any]:
-        return [model for model in (self.trainer.model, self.trainer.ref_model) if model is not None]
+        return [model for model in (self.trainer.model, self.trainer.ref_model) if isinstance(model, torch.nn.Module)]
 
     @property
     def _keeps_trl_rows(self) -> bool:
@@ -136,7 +134,10 @@ class Updates:
     # An optimizer step, in the order in which TRL calls these
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
-        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts."""
+        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
+
+        All ranks call this.
+        """
         trainer = self.trainer
         self.agree_to_pack()
         self.budget.splits = not self._keeps_trl_batches
@@ -219,8 +220,10 @@ class Updates:
         return self.planner.gather_planned(trl_batches, self.budget.tokens)
 
     def compute_loss(self, trl_method: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
-        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`."""
-        self.gradients.allocate()
+        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`.
+
+        All ranks call this.
+        """
         if not isinstance(inputs, TrainingStep):
             # TRL's loss, whole, unless it lacks a term.
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
@@ -287,7 +290,13 @@ class Updates:
         compute_aux_loss: bool,
         **kwargs: Any,
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
+        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+
+        All ranks call this.
+        """
+        if isinstance(rows[0], TeacherClient):
+            with self.meter.phase(metrics.SECONDS_TEACHER):
+                return rows[0].gather_scores(*rows[1:4])
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()
@@ -308,7 +317,6 @@ class Updates:
 
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
-        # None, not zeros: `FlatGradientBuffer` allocates its buffer only if there are no gradients.
         model.zero_grad(set_to_none=True)
         step = self._begun()
         step.metrics = LossMetrics()

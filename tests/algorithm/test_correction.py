@@ -1,12 +1,14 @@
 """The metrics of the correction between sampler and trainer, on rollouts whose numbers can be checked by hand."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo_math.algorithm import correction
+from grpo_math.algorithm.losses import LossSettings
 
 LENGTHS = (1, 2, 4, 8)
 
@@ -49,6 +51,33 @@ def test_a_token_weight_counts_for_its_own_token_alone():
     seen = figures(ratio)
     assert (seen["dropped_tokens"], seen["dropped_completions"]) == (pytest.approx(2 / 15), 0.0)
     assert seen["weight/longest"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [(4096, {"sequence_mask": 0.45, "geometric_mask": 1.0}), (16384, {"sequence_mask": 0.11, "geometric_mask": 1.0})],
+)
+def test_a_long_completion_keeps_its_gradient_in_the_geometric_mask_unless_all_its_tokens_drift(tokens, kept):
+    """Noise of 0.025 nats a token, as in docs/scaling.md. The kept gradient is the mean weight: the exact one is 1."""
+    noise = 0.025 * torch.randn(1000, tokens, generator=torch.Generator().manual_seed(0)) - 0.025**2 / 2
+    mask, zeros = torch.ones(1000, tokens), torch.zeros(1000, tokens)
+    for mode, mean in kept.items():
+        settings = LossSettings(vllm_importance_sampling_mode=mode)
+        weights = correction.sampler_weights(noise, zeros, mask, settings)
+        assert weights.mean().item() == pytest.approx(mean, abs=0.05), mode
+    drifted = correction.sampler_weights(noise + 0.02, zeros, mask, settings)
+    assert drifted.sum() == 0
+
+
+def test_the_geometric_mask_is_a_mean_over_known_tokens_and_may_keep_the_weight_of_each_token():
+    # The ratios 1.6 and 1 / 1.55 with the mean 1.016, and the same without the drift; the padding must not count.
+    logps = torch.tensor([[1.6, 1 / 1.55, 1.0], [1.6, 1 / 1.6, 9.0], [4.0, 0.25, 1.0]]).log()
+    zeros, mask = torch.zeros(3, 3), torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
+    settings = LossSettings(vllm_importance_sampling_mode="geometric_mask")
+    assert correction.sampler_weights(logps, zeros, mask, settings).tolist() == [[0.0], [1.0], [1.0]]
+    settings = replace(settings, geometric_mask_weight="token_truncate", geometric_mask_high=1.02)
+    expected = torch.tensor([[1.6, 1 / 1.55], [1.6, 1 / 1.6], [3.0, 0.25]])
+    torch.testing.assert_close(correction.sampler_weights(logps, zeros, mask, settings)[:, :2], expected)
 
 
 def test_the_rows_of_all_ranks_count_and_a_quarter_without_completions_has_no_weight():

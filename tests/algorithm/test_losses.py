@@ -228,7 +228,15 @@ def loss_of_trl(trainer, inputs, logps, entropies):
     return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
-OURS = SimpleNamespace(surrogate="clip", kl_estimator="k3", dppo_high=0.2, dppo_low=0.2)
+OURS = SimpleNamespace(
+    surrogate="clip",
+    kl_estimator="k3",
+    dppo_high=0.2,
+    dppo_low=0.2,
+    geometric_mask_low=0.99,
+    geometric_mask_high=1.01,
+    geometric_mask_weight="one",
+)
 
 
 def updates_of(trainer):

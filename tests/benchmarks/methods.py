@@ -23,12 +23,7 @@ def runs(folder: Path) -> dict[str, list[str]]:
     if not merged.exists():
         subprocess.run(["grpo-math", "demo", "--output_dir", str(demo)], check=True)
         subprocess.run(["grpo-math", "export", str(demo), "--merge", str(merged)], check=True)
-    recipe = folder / "teacher.yaml"
-    written = (
-        Path("launch/configs/demo_cpu.yaml").read_text(encoding="utf-8").replace("rewards: [gsm8k]", "rewards: []")
-    )
-    recipe.write_text(written.replace("beta: 0.0", f"beta: 1.0\nkl_estimator: k1\nreference_model: {merged}"))
-    return {"rewards": [], "teacher": ["--config", str(recipe)]}
+    return {"rewards": [], "teacher": ["--method", "on_policy_distillation", "--reference_model", str(merged)]}
 
 
 def main() -> None:

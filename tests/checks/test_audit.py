@@ -5,6 +5,7 @@ import json
 import pytest
 
 from grpo_math.cli import main
+from grpo_math.problems.datasets import load_problems
 
 NOUNS = (
     "apple",
@@ -27,9 +28,9 @@ GOOD = [
 TEST = "Bella walks 12 miles on each of 9 days and then rests by the lake for 31 hours in all. How far did she walk?"
 FAULTS = {
     "gold answers that are proofs": [
-        ("Show that 2 divides 4n.", "See the proof above, QED."),
-        ("Show that n is even.", r"$\square$"),
-        ("Show a = b.", "We have shown that $a = b$."),
+        ("Does 2 divide 4n?", "See the proof above, QED."),
+        ("Is n even?", r"$\square$"),
+        ("Is a = b?", "We have shown that $a = b$."),
     ],
     "gold answers that are code objects": [
         ("What is it?", "<function solve at 0x7f2d3c>"),
@@ -60,8 +61,35 @@ FAULTS = {
     "gold answers that are damaged (a lost backslash, or a label)": [
         ("How long is it in cm?", "5\text{ cm}"),
         ("How much is it?", "Answer: 5"),
+        ("Which angle is it?", "60^\n"),
     ],
-    "gold answers in prose, which nobody can match": [("Describe f.", "the function grows whenever its argument does")],
+    "problems that contain their answer": [
+        ("#### 108\nHow much is half of 216 nuts?", "108"),
+        (r"Find the area of the disk. It is $\boxed{9\pi}$.", r"9\pi"),
+    ],
+    "problems with a figure that is missing": [
+        ("In the figure below, what is the area of $ABC$?", "12"),
+        ("![](images/1f.png)\nHow long is the red line?", "19"),
+        ("Wie groß ist der Winkel in der Abbildung?", "35"),
+    ],
+    "open LaTeX": [(r"What is $\sqrt{8$ times 5?", r"10\sqrt{2}"), ("If $x + 3 = 10, what is $2x$?", "14")],
+    "problems with lost characters": [
+        ("What is $\frac{3}{4} + 1$?", r"\frac{7}{4}"),
+        ("What is $3 \times 17$?", "51"),
+        ("What is the sum if $a \neq 3$?", "31"),
+    ],
+    "tasks whose answer cannot be checked": [
+        ("Let n be odd. Prove that 8 divides n^2 - 1.", "n^2-1=8k"),
+        ("Erkläre, warum $x^2 + 1$ nie 0 ist.", "x^2+1>0"),
+    ],
+    "several questions with one gold answer": [
+        ("How many pears are left? And how many were sold?", "6"),
+        ("A box holds 4 pens. (a) Count the pens in 7 boxes. (b) Count the boxes for 64 pens.", "28"),
+    ],
+    "problems that end within a sentence": [("Lena has 14 stamps and buys twice as many as her", "42")],
+    "gold answers in prose, which nobody can match": [
+        ("What does f do?", "the function grows whenever its argument does")
+    ],
     "multiple-choice letters": [
         ("Which one holds?", "(B)"),
         ("Which is larger?", r"\text{C}"),
@@ -69,9 +97,9 @@ FAULTS = {
         ("And now?", "Option D"),
         ("And then?", "The correct answer is A."),
     ],
-    "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books", "24")],
+    "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books.", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
-    "problems longer than 100 tokens": [("word " * 120, "77")],
+    "problems longer than 100 tokens": [("word " * 120 + "?", "77")],
     "problems of tests.jsonl, a test set": [(TEST, "108")],
     "rows that cannot be used": ["{not json", ("", "7")],
 }
@@ -107,6 +135,7 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
     for kind, rows in FAULTS.items():
         expected[kind] = list(range(line + 1, line + 1 + len(rows)))
         line += len(rows)
+    expected["open LaTeX"] += expected["gold answers that are not correct against themselves"]
     assert lines == {**expected, "near-duplicate problems": [line + 1]}
     assert (code, result["rows"], result["left_out"]) == (1, len(GOOD) + len(bad) + 1, len(bad) + 1)
     code, result = audited(capsys, "--write_clean", "clean.jsonl")
@@ -120,6 +149,30 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
     (here / "mine.jsonl").unlink()
     (here / "clean.jsonl").rename(here / "mine.jsonl")
     assert audited(capsys)[0] == 0
+
+
+def test_what_only_looks_odd_is_kept_and_its_numbers_are_written_bare(here, capsys):
+    odd = ["49,5", "65.990 €", "1.234,50 €", "Es sind 93 Äpfel.", "93 Äpfel"]
+    chinese = ("小明有十二个苹果，他给了小红五个，还剩多少个苹果？", "7")
+    write(here / "mine.jsonl", [*GOOD, *((f"How many are {i} boxes?", gold) for i, gold in enumerate(odd)), chinese])
+    code, result = audited(capsys, "--write_clean", "clean.jsonl", "--bare_numbers")
+    lines = {one["kind"]: (one["lines"], one["left_out"]) for one in result["faults"]}
+    first = len(GOOD) + 1
+    assert lines == {
+        "gold answers that are correct only in their own text": ([first, first + 1, first + 2, first + 3], False),
+        "problems in another language than the others": ([first + 5], False),
+        "gold answers in prose, which nobody can match": ([first + 3], True),
+        "gold answers that are not correct against themselves": ([first + 3], True),
+    }
+    assert (code, result["read_as"], result["left_out"]) == (0, {"number": 14, "expression": 3, "text": 1}, 0)
+    numbers = [row["answer"] for row in load_problems("clean.jsonl", columns="answer=bare_answer")]
+    assert numbers == [*(gold for _, gold in GOOD), "49.5", "65990", "1234.50", "93", "93", "7"]
+    assert audited(capsys, "--write_clean", "strict.jsonl")[1]["left_out"] == 1
+    main(["audit", "mine.jsonl", "--tests", ""])
+    out = capsys.readouterr().out
+    assert "as the grader reads them: 14 as a number ('4' = 4, '7' = 7, '10' = 10), 3 as an expression ('49,5', " in out
+    assert "\n         line 13, '49,5': '49.5' is wrong\n         line 14, " in out
+    assert main(["audit", "mine.jsonl", "--bare_numbers"]) == 2
 
 
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):

@@ -1,18 +1,23 @@
 """Each finding on a history that shows it and on one that nearly does; simulated healthy runs show none; real runs."""
 
 import json
+import math
 import random
 import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.series import evaluation_line
 from grpo_math.grading import GRADER
+from grpo_math.report.plots import PLOTS, curves
 from grpo_math.run import metrics
 from grpo_math.run.log import History
 
@@ -675,3 +680,22 @@ def test_distillation_has_no_finding_about_rewards_or_a_kl_that_starts_above_zer
     )
     assert {"kl_explosion", "uniform_groups"} <= with_rewards - without
     assert not without & {"flat_reward", "reward_stuck", "collapse", "none_correct"}
+
+
+SHARES, COUNTS, ANY = st.floats(0, 1) | st.just(math.nan), st.integers(0, 10**6), st.floats() | st.integers(0, 10**6)
+BY_UNIT = {"share": SHARES} | dict.fromkeys(("problems", "prompts", "steps", "tokens"), COUNTS)
+LINES = st.lists(
+    st.fixed_dictionaries({}, optional={name: BY_UNIT.get(one.unit, ANY) for name, one in metrics.METRICS.items()}),
+    max_size=40,
+)
+
+
+@pytest.mark.slow
+@given(LINES, st.sampled_from([{}, CONFIG, {**CONFIG, "rewards": [], "beta": 0.1}]))
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+def test_any_history_is_diagnosed_twice_alike(lines, config):
+    history = [{metrics.LOSS: 0.0, **line, metrics.STEP: step} for step, line in enumerate(lines)]
+    findings = diagnose(history, config)
+    assert findings == diagnose(deepcopy(history), config)
+    assert all("\n" not in f"{finding.message}: {finding.remedy}" for finding in findings)
+    assert [curves(history, plot) for plot in PLOTS] == [curves(deepcopy(history), plot) for plot in PLOTS]

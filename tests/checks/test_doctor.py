@@ -4,6 +4,7 @@ The cases are in tests/cases/bad_configs.yaml.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from grpo_math.checks.doctor import doctor
 from grpo_math.cli import main
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.prompts import as_template
+from grpo_math.system.gpus import Gpu
 from grpo_math.train import program
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +159,7 @@ not ok: 2 errors, 1 warning
 SOUND = r"""warning: lora_dropout=0.1 with beta=0.04: the KL .*\. Remedy: lora_dropout: 0.0 \(settings\)
 info: 20 problems to train on \(problems\)
 info: 8 prompts x 8 completions = 64 = 1 process x 64 rows x 1 step \(batch\)
-info: gold answers as the grader reads them: '1' = 1, '8' = 8, '15' = 15 \(gold_answers\)
+info: gold answers as the grader reads them: 20 as a number \('1' = 1, '2' = 2, '3' = 3\) \(gold_answers\)
 info: attacked: an answer that knows nothing gets \d+% .* \(attack\)
 info: prompt tokens of 20 problems: median 51, 95% 51, longest 51 \(prompt_lengths\)
 .*: memory: .* \(memory\)
@@ -213,6 +215,19 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
     assert done.stderr.count("\n") == bool(err)
 
 
+def test_without_a_network_each_name_is_tried_once(here):
+    names = {"model_name_or_path": "nobody/model", "dataset": "nobody/data"}
+    words = [sys.executable, "-m", "grpo_math.cli", "doctor", "--config", recipe(here, names)]
+    # Nothing listens on port 9 of this machine.
+    world = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(here / "hub")}
+    done = subprocess.run(words, capture_output=True, text=True, env=world)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(
+        "info: http://127.0.0.1:9 does not answer in 5 seconds: only files in the Hub's cache "
+    )
+    assert [done.stdout.count(f"='{name}' is ") for name in names.values()] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("template", "start"),
     [
@@ -234,3 +249,15 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     assert [one["ids"] for one in json.loads(capsys.readouterr().out)["prompts"]] == expected
     assert main(["doctor", path, "--show", "2"]) == 0
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2
+
+
+def test_doctor_checks_the_gpus_that_it_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in (3, 5)])
+    monkeypatch.setattr("grpo_math.checks.doctor.doctor", lambda *arguments: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    command = ["doctor", "--config", "gsm8k_8gb", "--accelerate_config", "zero3", "--gpus"]
+    assert main([*command, "8"]) == 2
+    assert capsys.readouterr().err == "error: gpus=8 cannot be had: 2 GPUs are visible here: give 1 to 2\n"
+    assert main([*command, "1"]) == 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -13,6 +13,7 @@ import yaml
 from small_http import AnsweringHTTP
 
 from grpo_math.checks import check_machine, check_services
+from grpo_math.checks.check_rewards import summed
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.run.resume import explicit_settings
@@ -461,7 +462,16 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": rows_of(("a?", "1 (1/2)"), ("b?", "7 apples"), ("c?", "(B)"), ("d?", r"\frac{1}{2}"))},
             [
                 "warning: 1 of 4 gold answers are correct only in their own text; the first is mine/1, '1 (1/2)': "
-                "'3/2' is wrong. Remedy: correct these answers, or leave the rows out"
+                "'3/2' is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the "
+                "numbers alone"
+            ],
+        ),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "49,5"), ("b?", "65.990 €"), ("c?", "93 Äpfel"))},
+            [
+                "warning: 2 of 3 gold answers are correct only in their own text; the first is mine/1, '49,5': '49.5' "
+                "is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
             ],
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
@@ -591,6 +601,14 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [*ROWS, "--use_vllm", "--vllm_max_model_length", "530"],
             {"files": WORDS},
             [LENGTHS, OVER.format(5, 512, "vllm_max_model_length, 530")],
+        ),
+    ],
+    "reference": [
+        ([*ROWS, "--beta", "1.0", "--reference_model", "<URL>"], {"files": WORDS}, ["warning: no teacher answers at"]),
+        (
+            [*ROWS, "--beta", "1.0", "--reference_model", "<URL>"],
+            {"files": WORDS, "answers": {"/health": "", **VERSION, "/v1/models": '{"data": [{"id": "x"}]}'}},
+            ["error: reference_model='<URL>' is not a teacher"],
         ),
     ],
     "trackers": [
@@ -753,3 +771,16 @@ def test_the_batch_is_that_of_the_processes_that_training_starts(tmp_path, serve
         assert [*preflight(made, only=("layout",))] == []
         [line, *_] = preflight(made, only=("batch",))
         assert f"= {processes} processes x " in line.message
+
+
+def test_brevity_is_judged_in_a_group_as_training_pays_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(rows_of(("3 + 4?", "7"), ("5 + 5?", "10"))["mine.jsonl"])
+    made = setup(
+        *ROWS, "--prompt_template", "gsm8k", "--rewards", "accuracy", "brevity", "--reward_weights", "1", "0.3"
+    )
+    [first, second] = made.problems.rows
+    # The first problem has answers of 6, 12 and 8 bytes, of which the last is wrong; the second a wrong one.
+    texts = ["#### 7", "It is\n#### 7", "#### 877", "#### 3"]
+    paid = summed(made, [first, first, first, second], texts)
+    assert paid == pytest.approx([1 - 0.3 * 2 / 3 * 6 / 9, 1 - 0.3 * 2 / 3 * 12 / 9, -0.3 * 2 / 3 * 8 / 9, -0.3 / 2])

@@ -10,7 +10,7 @@ from grpo_math.evaluation.figures import as_published
 from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template
-from grpo_math.run.resume import write_problems
+from grpo_math.run.resume import problem_hashes, write_problems
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
 def test_the_problems_that_a_run_was_trained_on_are_counted(run):
     rows = [{"problem": f"{n} + 1?", "answer": str(n + 1)} for n in range(3)]
     assert from_run.trained_on(str(run), rows) == 0
-    write_problems(run, rows[:2])
+    write_problems(run, problem_hashes(rows[:2]))
     assert from_run.trained_on(str(run), rows) == 2
 
 

@@ -19,7 +19,8 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.sync import KeyedClient, ServerUnavailable, adapter_sync, one_line_for_lost_servers
+from grpo_math.generation.lost_server import ServerUnavailable, one_line_for_lost_servers
+from grpo_math.generation.sync import KeyedClient, adapter_sync
 from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import metrics
 from grpo_math.system.http import ServerError

@@ -91,7 +91,7 @@ def test_another_card_another_torch_and_described_hardware_are_not_calibrated(ot
 
 def test_a_calibration_without_a_gpu_or_for_another_card_is_refused_in_one_line(card, capsys, monkeypatch):
     assert main([*PLAN, "--calibrate", "--card", "l4"]) == 2
-    assert "leave out --card and --gpu_memory" in capsys.readouterr().err
+    assert "leave out --card, --gpu_memory and --nodes" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert main([*PLAN, "--calibrate"]) == 2
     assert (

@@ -265,6 +265,9 @@ def test_a_teacher_is_a_model_of_its_own_beside_an_adapter(dtype, in_4bit, expec
     assert always["reference"] == expected
     quarter, _, _ = memory.resident_memory(TINY, *read({**recipe, "reference_in_4bit": True}, None), 1, TINY)
     assert quarter["reference"] < 20_000
+    # Full fine-tuning, which otherwise has a copy of the model as its reference.
+    served = {"beta": 1.0, "reference_model": "http://node1:8001"}
+    assert memory.resident_memory(TINY, *read(served, None), 1)[0]["reference"] == 0
 
 
 def test_trained_parameters_grow_with_the_rank_except_those_that_do_not_depend_on_it():

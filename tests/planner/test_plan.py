@@ -16,10 +16,11 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import dtypes
 from grpo_math.generation.dtypes import has_bfloat16
 from grpo_math.planner import card_of, choose, model, plan
-from grpo_math.planner.plan import MARGIN
-from grpo_math.settings.accelerate import accelerate_config
+from grpo_math.planner.memory_plan import MARGIN
+from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.fields import defaults, fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
@@ -115,6 +116,14 @@ def test_each_suggestion_saves_what_it_says(model, changes, gpus, size):
         assert after["fits"] == suggestion["fits"]
         before = after
     assert after["fits"]
+
+
+def test_a_teacher_on_a_server_costs_the_card_neither_memory_nor_time():
+    recipes = ("distill_8gb", "gsm8k_8gb --num_generations 4", "distill_8gb --reference_model Qwen/Qwen2.5-7B")
+    served, none, here = (printed(f"{recipe} --card 4090 --cpu_memory 16")["answer"] for recipe in recipes)
+    assert (served["peak_gb"], served["seconds"]["ranges"]) == (none["peak_gb"], none["seconds"]["ranges"])
+    assert here["peak_gb"] > served["peak_gb"] + 14
+    assert here["seconds"]["ranges"]["update"][0] > served["seconds"]["ranges"]["update"][0]
 
 
 PASTED = [  # the card, and fields next to those of gsm8k_8gb
@@ -229,6 +238,28 @@ def test_one_copy_of_the_base_is_proposed_and_counted_once(model, gb):
     assert "base_weights" not in awake["phases"]["training"]
 
 
+def test_on_a_gpu_that_overflows_every_number_format_is_named(monkeypatch):
+    monkeypatch.setitem(dtypes.OVERFLOWING, "qwen2", "https://report")
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA}
+    machine = {"gpus": 1, "gpu_gb": 15, "cpu_gb": 64, "capability": 7.5}
+    [suggestion] = plan(recipe, **machine)["suggestions"]
+    assert suggestion["change"] == dtypes.FLOAT32
+    # The last of these is what training would choose by itself.
+    assert plan(recipe | dtypes.FLOAT32, **machine)["fits"]
+    assert not plan(recipe | {"dtype": "float32", "fp16": False}, **machine)["fits"]
+
+
+def test_gpus_share_an_engine_before_another_method_is_proposed():
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-32B", "dtype": "bfloat16", **WAYS["colocate"], "prompts_per_step": 16}
+    answer = plan(recipe, shipped_configs(recipe), gpus=8, gpu_gb=80, cpu_gb=1000)
+    changes = {name: value for suggestion in answer["suggestions"] for name, value in suggestion["change"].items()}
+    assert changes["vllm_tensor_parallel_size"] in (2, 4, 8)
+    assert not {"use_peft", "use_vllm"} & changes.keys()
+    assert plan(recipe | changes, {"": accelerate_config(answer["best"]["accelerate_config"])}, gpus=8, gpu_gb=80)[
+        "fits"
+    ]
+
+
 def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():
     answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
     assert (answer["suggestions"], answer["best"]) == ([], None)
@@ -296,6 +327,36 @@ def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_
     out, err = capsys.readouterr()
     assert json.loads(out)["layout"][0]["gpus"] == [0, 1]
     assert err.startswith("warning: max_prompt_length=512 has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "roles"),
+    [
+        (
+            "r1_zero_7b_4gpu --nodes 1 --gpus 8",
+            "VLLM_GPUS=4 sbatch --gpus-per-node=8 FOLDER/one_node.sbatch RECIPE accelerate_configs/zero2.yaml",
+            {"vLLM server, tensor parallel 4": 4, "policy": 4},
+        ),
+        # The last node runs the server.
+        (
+            "r1_zero_7b_4gpu --nodes 3 --gpus 8 --seed 1",
+            "sbatch --nodes=3 --gpus-per-node=8 FOLDER/multi_node.sbatch RECIPE accelerate_configs/zero2.yaml --seed 1",
+            {"policy": 16, "vLLM server, tensor parallel 4": 4, "idle": 4},
+        ),
+        (
+            "gsm8k_8gb --nodes 2 --gpus 4",
+            "sbatch --nodes=2 --gpus-per-node=4 FOLDER/multi_node.sbatch RECIPE accelerate_configs/multi_node.yaml",
+            {"policy, and generation by transformers": 8},
+        ),
+    ],
+)
+def test_a_plan_of_nodes_prints_the_line_that_submits_the_job(arguments, command, roles, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    answer = printed(f"{arguments} --gpu_memory 80 --cpu_memory 512")["answer"]
+    assert answer["fits"]
+    assert answer["command"] == command.replace("RECIPE", arguments.split()[0]).replace("FOLDER", "launch/slurm")
+    assert {role["role"]: len(role["gpus"]) for role in answer["layout"]} == roles
+    assert sorted(gpu for role in answer["layout"] for gpu in role["gpus"]) == list(range(sum(roles.values())))
 
 
 def test_a_plan_needs_neither_network_nor_torch():

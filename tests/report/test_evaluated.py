@@ -1,6 +1,7 @@
 """`grpo-math evaluate` of a run, whose base and trained model are compared, and of several data sets."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,8 +18,10 @@ from grpo_math.generation.completions import read_off
 from grpo_math.generation.request import PLAIN
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.generated import stories
+from grpo_math.problems.sources import folder_name
+from grpo_math.report.page import report
 from grpo_math.report.run_dir import read_run
-from grpo_math.run.resume import write_problems
+from grpo_math.run.resume import problem_hashes, write_problems
 
 ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_size", "4"]
 
@@ -30,14 +33,14 @@ def trained(small, tmp_path):
 
 
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
-    write_problems(trained, load_problems("generated:sums", "heldout", limit=3))
+    write_problems(trained, problem_hashes(load_problems("generated:sums", "heldout", limit=3)))
     monkeypatch.setattr(results, "grade_batch", Mock(wraps=results.grade_batch))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()
     assert f"warning: 3 of the 4 problems of generated:sums are training problems of {trained}: " in err
     assert {call.kwargs["timeout"] for call in results.grade_batch.call_args_list} == {2.5}
     table, *_, first, second = text.splitlines()
-    files = [trained / f"evaluation/{name}.json" for name in ("base", "trained")]
+    files = [trained / f"evaluation/generated_sums/{name}.json" for name in ("base", "trained")]
     assert [first, second] == [f"results   {file}" for file in files]
     assert table.split() == ["before", "after", "difference", "95%", "paired", "interval"]
     base, after = (json.loads(file.read_text()) for file in files)
@@ -104,7 +107,7 @@ def probed(trained, monkeypatch, tmp_path):
     monkeypatch.setattr(backends.Model, "generator", generator)
     stop = {}
     words = ["evaluate", "--run", str(trained), "--data", str(file), "--probe", "--batch_size", "20"]
-    return words, trained / "evaluation/trained.probe.json", stop, asked
+    return words, trained / "evaluation" / folder_name(str(file)) / "trained.probe.json", stop, asked
 
 
 def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_killed(probed, capsys, trained):
@@ -119,9 +122,7 @@ def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_kil
     assert shares == {k: (pytest.approx(chance), 0.75) for k, chance in chances.items()}
     # Two of eight agree, and all others differ.
     assert budget["k"]["8"]["maj@k"]["base"] == 1.0
-    base, better = (
-        json.loads((trained / f"evaluation/{side}.samples.json").read_text()) for side in ("base", "trained")
-    )
+    base, better = (json.loads(file.with_name(f"{side}.samples.json").read_text()) for side in ("base", "trained"))
     tokens = [sum(row["tokens"] for row in results["rows"]) / 160 for results in (base, better)]
     equal = budget["equal_tokens"]
     assert equal["k"] == int(tokens[1] / tokens[0]) == 2
@@ -197,6 +198,25 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
         f"results   {trained}/evaluation-checkpoint-7/generated_long_products/base.json",
         f"results   {trained}/evaluation-checkpoint-7/generated_sums/trained.json",
         f"results   {trained}/evaluation-checkpoint-7/generated_long_products/trained.json",
+    ]
+
+
+def test_each_set_of_a_run_has_its_own_files_and_a_row_in_the_report(trained, script):
+    script({"What is": ["1"]})
+    words = ["evaluate", "--run", str(trained), "--split", "heldout", "--n", "2", "--data"]
+    assert [main([*words, "generated:products"]), read_run(trained).sets] == [0, []]
+    assert main([*words, "generated:sums"]) == 0
+    run = read_run(trained)
+    assert [(before["data"], after["data"]) for before, after in run.sets] == [
+        (f"generated:{name}",) * 2 for name in ("products", "sums")
+    ]
+    assert (run.before, run.after) == run.sets[0]
+    # The evaluations of training come first.
+    for name, side in zip(("before", "after"), run.sets[1], strict=True):
+        (trained / f"{name}.json").write_text(json.dumps(side | {"data": "own"}))
+    text = report(trained).html.read_text()
+    assert re.findall(r'<tr><th scope="row">(own|gen[^<]*)</th><td>(\d+)', text) == [
+        (data, "2") for data in ("own", "generated:products", "generated:sums")
     ]
 
 

@@ -112,6 +112,26 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, tab):
     shows("nothing matches")
 
 
+def test_on_a_phone_no_setting_is_cut_off_and_no_name_breaks_inside_a_word(run, tab):
+    for name in ("before", "after"):
+        results_of = json.loads((run / f"{name}.json").read_text())
+        rows = [row | {"sample": 0, "level": i % 2} for i, row in enumerate(results_of["rows"])]
+        (run / f"{name}.json").write_text(json.dumps(results_of | {"data": "generated:sums", "rows": rows}))
+    with open(run / "config.yaml", "a") as file:
+        file.write("vllm_importance_sampling_clip_max: 3.0\nsave_steps: 20.0\n")
+    tab.set_viewport_size({"width": 400, "height": 900})
+    tab.goto(report(run).html.as_uri())
+    tab.evaluate("document.querySelectorAll('#configuration details').forEach((one) => one.open = true)")
+    cells = tab.locator("#configuration td")
+    assert cells.evaluate_all("cells => cells.filter(one => one.getBoundingClientRect().right > 400).length") == 0
+    assert {"20", "3"} <= {*cells.all_inner_texts()}
+    data = tab.get_by_text("generated:sums", exact=True)
+    assert data.evaluate("one => one.offsetHeight") < 30  # one line
+    chips = tab.locator("#rows .chips li").all_inner_texts()
+    assert {"level 0", "level 1"} <= {*chips}
+    assert "sample 0" not in chips
+
+
 @pytest.mark.full
 def test_a_narrow_screen_shows_a_page_of_groups_and_a_megabyte_when_it_is_asked_for(run, tab):
     long = results({0}, n=2)

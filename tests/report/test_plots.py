@@ -124,14 +124,18 @@ def drawn(plot, lines):
     return axes
 
 
-def test_points_of_the_same_number_of_problems_are_joined():
-    axes = drawn(ACCURACY, [Curve("held-out problems", [0, 2, 4, 6], [0.1, 0.5, 0.6, 0.4], [256, 16, 16, 256])])
-    joined = [line.get_xdata().tolist() for line in axes.get_lines() if line.get_marker() == "o"]
-    assert joined == [[0, 6], [2, 4]]
+def test_points_of_the_same_number_of_problems_are_joined_except_before_and_after():
+    for between, joined in (([2, 4], [[2, 4]]), ([3], [[3]]), ([], [])):
+        steps, n = [0, *between, 6], [256, *[16] * len(between), 256]
+        axes = drawn(ACCURACY, [Curve("held-out problems", steps, [0.5] * len(steps), n)])
+        marked = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        lines = [(line.get_xdata().tolist(), line.get_linestyle()) for line in marked]
+        assert lines == [([0, 6], "None"), *((xs, "-") for xs in joined)]
+        assert len(axes.get_lines()) == len(marked) + len(steps)  # an interval each
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["held-out problems"]
 
 
-@pytest.mark.parametrize(("length", "columns"), [(9, 3), (20, 2), (40, 1), (90, 1)])
+@pytest.mark.parametrize(("length", "columns"), [(9, 3), (18, 2), (20, 1), (40, 1), (90, 1)])
 def test_a_long_name_wraps_in_the_legend(length, columns):
     axes = drawn(REWARD, [Curve("n" * length, [1], [0.5], []), *[Curve(f"part {i}", [1], [0.5], []) for i in range(4)]])
     assert axes.get_legend()._ncols == columns

@@ -178,9 +178,10 @@ def test_other_settings_are_listed():
 
 def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_path):
     rows = [{"id": i, "problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(3)]
-    assert resume.changed_problems(tmp_path, rows) == []
-    resume.write_problems(tmp_path, rows)
-    assert resume.changed_problems(tmp_path, [{**row, "id": "x"} for row in rows]) == []
-    assert resume.changed_problems(tmp_path, [*rows[:2], {**rows[2], "answer": "4"}]) == [
+    hashes = resume.problem_hashes(rows)
+    assert resume.changed_problems(tmp_path, hashes) == []
+    resume.write_problems(tmp_path, hashes)
+    assert resume.changed_problems(tmp_path, resume.problem_hashes({**row, "id": "x"} for row in rows)) == []
+    assert resume.changed_problems(tmp_path, resume.problem_hashes([*rows[:2], {**rows[2], "answer": "4"}])) == [
         "the dataset: 3 problems -> 3 problems, not all the same"
     ]

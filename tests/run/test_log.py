@@ -15,7 +15,7 @@ from waiting import in_a_fork
 
 from grpo_math.run import bar
 from grpo_math.run.history import read_lines
-from grpo_math.run.log import History, Progress, Watchdog, write_config
+from grpo_math.run.log import History, Watchdog, write_config
 
 
 def state(step, main=True, **more):
@@ -107,34 +107,6 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
     assert all(f"{text}|" in output for text in shown)
     # A log has no control characters.
     assert terminal or [line[:14] for line in output.split("\n") if line] == shown
-
-
-@pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
-def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress, at = Progress(), state(100, max_steps=1000)  # resumed
-    progress.on_train_begin(None, at, None)
-    at.global_step = 550
-    progress.on_step_end(None, at, None)
-    for logs in ({"loss": 0.0, "accuracy": accuracy, "reward": 0.5}, {"accuracy": 0.9}, None):
-        progress.on_log(None, at, None, logs=logs)
-    progress.bar.start_t -= 3700
-    line = tqdm.format_meter(**{**progress.bar.format_dict, "ncols": 80})
-    progress.on_train_end()
-    assert progress.bar.disable
-    assert len(line) == 80
-    assert f"[1:01:40<1:01:40, {shown}]" in line  # 450 steps in an hour, and 450 are left
-
-
-def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):
-    monkeypatch.setattr(bar, "SECONDS", 0.0)
-    progress, at = Progress(), state(0, max_steps=2)
-    progress.on_train_begin(None, at, None)
-    progress.on_log(None, at, None, {"loss": 0.1, "accuracy": 0.25, "reward": 0.5, "completions/mean_length": 90.0})
-    at.global_step = 1
-    progress.on_step_end(None, at, None)
-    progress.on_train_end()
-    assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
 
 
 # A run that hangs

@@ -30,6 +30,11 @@ def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_cha
     recipe = read(["--method", name, "--output_dir", "run", *teacher])
     fields = METHODS[name]["fields"]
     assert recipe.problems == []
+    assert recipe.notes == (
+        ["--method distill_and_reward distils the model before its training: name a teacher as reference_model"]
+        if name == "distill_and_reward"
+        else []
+    )
     assert {field: recipe.values[field] for field in fields} == fields
     assert recipe.given - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
     assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]

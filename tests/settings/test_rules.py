@@ -31,7 +31,7 @@ VALUES = {
     "reward_weights": [[1.0, 2.0]],
     "rewards": [[], ["accuracy", "accuracy"], ["overlong"]],
     "tools": [["a:b"]],
-    "reference_model": ["a", None],
+    "reference_model": ["a", None, "http://a:1", "http://a b"],
     "vllm_server_base_url": ["http://a:1,http://b:1", "nonsense"],
 }
 LORA = {"use_peft": True, "learning_rate": 5e-6}
@@ -104,6 +104,7 @@ def test_the_defaults_break_no_rule_and_neither_does_null():
     "changed",
     [
         {"vllm_server_base_url": "http://ada:se/cret@host:80"},
+        {"reference_model": "http://ada:se/cret@host:80", "beta": 1.0},
         {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.MODEL_KEYWORDS, 1)}},
     ],
 )
@@ -170,12 +171,20 @@ def test_the_line_of_a_rule_shows_no_secret(changed):
         ({"surrogate": "dppo_kl", "dppo_low": 0.05}, True),
         ({"surrogate": "vespo", "loss_type": "grpo", "vespo_k_pos": 3.0}, True),
         (ON_SERVER | {"surrogate": "vespo"}, False),
+        (ON_SERVER | {"vllm_importance_sampling_mode": "geometric_mask", "geometric_mask_low": 0.9}, True),
+        (ON_SERVER | {"vllm_importance_sampling_mode": "geometric_mask", "surrogate": "vespo"}, False),
+        (ON_SERVER | {"vllm_importance_sampling_mode": "geometric_mask", "surrogate": "dppo"}, False),
+        (ON_SERVER | {"geometric_mask_low": 0.9}, False),
         ({"reference_model": "a", "beta": 1.0}, True),
         ({"reference_model": "a", "beta": 1.0, "rewards": []}, True),
         ({"reference_model": "a", "beta": 1.0, "rewards": [], "resample_groups": 1}, False),
         ({"reference_model": "a", "beta": 1.0, "reference_refresh_steps": 8}, False),
         ({"reference_model": "a", "beta": 1.0, "reference_in_4bit": True}, True),
         ({"reference_in_4bit": True}, False),
+        ({"reference_model": "http://a:1", "beta": 1.0, "cast_lm_head_to_fp32": True, "fsdp": "full_shard"}, True),
+        ({"reference_model": "http://a:1", "beta": 1.0, "vllm_server_timeout": 9.0}, True),
+        ({"reference_model": "http://a:1", "beta": 1.0, "temperature": 0.7}, False),
+        ({"reference_model": "http://a:1", "beta": 1.0, "reference_in_4bit": True}, False),
         ({"reference_model": "a"}, False),
         ({"rewards": []}, False),
         ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),

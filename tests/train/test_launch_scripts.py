@@ -59,6 +59,7 @@ def cluster(tmp_path):
     # The job's number decides its port; the scripts go to the folder where sbatch was called.
     for name in ("accelerate_configs", "deepspeed", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "x").touch()
     return variables(
         PATH=f"{tmp_path}/commands{os.pathsep}{os.environ['PATH']}",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
@@ -97,16 +98,45 @@ def submit(script, cluster, *arguments):
 def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the_rest(words, before, cluster, tmp_path):
     (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\necho "python $*"\n')
     expected = (
-        f"python -m grpo_math.train.ranks --config_file a.yaml {before}-m grpo_math.train --config r.yaml --seed 1"
+        f"python -m grpo_math.train.ranks --config_file accelerate_configs/cpu.yaml {before}-m grpo_math.train "
+        "--config demo_cpu --seed 1"
     )
     launched = subprocess.check_output(
-        [ROOT / "launch/train.sh", "r.yaml", "a.yaml", *words], env=cluster, text=True
+        [ROOT / "launch/train.sh", "demo_cpu", "accelerate_configs/cpu.yaml", *words], env=cluster, text=True
     ).splitlines()
     assert launched == [expected]
 
 
 # As YAML lets one write it.
 SERVED = 'model_name_or_path: "someone/model"\nuse_peft: yes\nuse_vllm: yes\nvllm_mode: "server"\n'
+RIGHT = ["recipe.yaml", "x"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "job", "line"),
+    [
+        ("train.sh", [], {}, "error: two arguments are needed: RECIPE.yaml ACCELERATE.yaml"),
+        ("train.sh", ["nowhere.yaml", "x"], {}, "error: recipe=nowhere.yaml is not a file"),
+        ("train.sh", ["demo_cpu", "zero2"], {}, "error: config=zero2 is not a file"),
+        ("slurm/one_node.sbatch", ["recipe.yaml"], {}, "error: two arguments are needed"),
+        ("slurm/multi_node.sbatch", ["recipe.yaml"], {}, "error: two arguments are needed"),
+        (
+            "slurm/one_node.sbatch",
+            RIGHT,
+            {"VLLM_GPUS": "2"},
+            "error: VLLM_GPUS=2 leaves no GPU of 2 to train: give 1 to 1",
+        ),
+        ("slurm/one_node.sbatch", RIGHT, {"VLLM_GPUS": "two"}, "error: VLLM_GPUS=two leaves no GPU"),
+        ("slurm/multi_node.sbatch", RIGHT, {"SLURM_NNODES": "1"}, "error: nodes=1 leaves none to train"),
+    ],
+)
+def test_wrong_arguments_are_one_line(script, arguments, job, line, cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED)
+    environment = {**cluster, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1", **job}
+    command = ["bash", str(ROOT / "launch" / script), *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert ended.stderr.startswith(line)
 
 
 @pytest.mark.slow

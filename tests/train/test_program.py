@@ -76,7 +76,7 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
     assert not any(line.startswith("{") for line in lines), "transformers prints no metrics"
     assert os.environ["HF_TOKEN"] == "hf_secret"
-    threads = f"{torch.get_num_threads()} threads in each process (OMP_NUM_THREADS)"
+    threads = f"threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)"
     assert f"2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step; {threads}" in lines
     assert (
         "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not "

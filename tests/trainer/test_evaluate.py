@@ -10,7 +10,7 @@ from small_vllm import trainer_of
 from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math import evaluate
-from grpo_math.generation.sync import ServerUnavailable
+from grpo_math.generation.lost_server import ServerUnavailable
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 

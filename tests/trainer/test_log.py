@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 from small_runs import history, promised
 from small_trainers import results_of
+from tqdm import tqdm
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
@@ -40,6 +41,47 @@ def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ou
     assert printed.out.count("Prompt ") == 2
     assert 2 * 15 <= len(re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)) <= 2 * 25
     assert "What is" in printed.out
+
+
+# The command silences transformers, which turns its own bars off.
+QUIET = SimpleNamespace(disable_tqdm=True)
+
+
+def printer():
+    """The printer of a recipe's trainer."""
+    return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(of_recipe=True)))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50, heldout=0.75")]
+)
+def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress, at = printer(), SimpleNamespace(global_step=100, max_steps=1000, is_world_process_zero=True)  # resumed
+    progress.on_train_begin(QUIET, at, None)
+    at.global_step = 550
+    progress.on_step_end(None, at, None)
+    step = {"loss": 0.0, "accuracy": accuracy, "reward": 0.5, "completions/mean_length": 9.0}
+    for logs in (step, {"heldout/accuracy": 0.75}, step, {"accuracy": 0.9}, None):
+        progress.on_log(None, at, None, logs=logs)
+    bar = progress.training_bar
+    bar.start_t -= 3700
+    line = tqdm.format_meter(**{**bar.format_dict, "ncols": 80})
+    console.end_bar(SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[progress])))  # after an error
+    assert bar.disable
+    assert len(line) == 80
+    assert f"[1:01:40<1:01:40, {shown}]" in line  # 450 steps in an hour, and 450 are left
+
+
+def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):
+    monkeypatch.setattr("grpo_math.run.bar.SECONDS", 0.0)
+    progress, at = printer(), SimpleNamespace(global_step=0, max_steps=2, is_world_process_zero=True)
+    progress.on_train_begin(QUIET, at, None)
+    progress.on_log(None, at, None, {"loss": 0.1, "accuracy": 0.25, "reward": 0.5, "completions/mean_length": 90.0})
+    at.global_step = 1
+    progress.on_step_end(None, at, None)
+    progress.on_train_end(None, at, None)
+    assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
 
 
 def test_a_notebook_shows_loss_reward_accuracy_and_length_of_each_step(ours, monkeypatch):

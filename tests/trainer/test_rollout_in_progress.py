@@ -1,16 +1,17 @@
 """A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import grades, problems, results_of
+from small_trainers import grades, logps_of, problems, results_of
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.grading import grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
 from grpo_math.trainer import rollout_in_progress as module
@@ -284,6 +285,16 @@ def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, mo
     assert 2 in kinds
 
 
+def test_a_group_that_two_ranks_share_is_whole_on_both(monkeypatch):
+    maker, ranks = object.__new__(RolloutMaker), [[(3, 1.0), (4, 0.0)], [(5, None), (6, 1.0)]]
+    monkeypatch.setattr(module, "gather_object", lambda own: [*ranks[0], *ranks[1]])
+    for rank, own in enumerate(ranks):
+        model, accelerator = SimpleNamespace(training=True), SimpleNamespace(process_index=rank)
+        maker.trainer = SimpleNamespace(num_generations=4, model=model, accelerator=accelerator)
+        groups = maker._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
+        assert groups == [[*ranks[0], *ranks[1]]] * 2
+
+
 def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(ours):
     def longer(completions, **columns):
         return [float(len(text)) for text in completions]
@@ -298,3 +309,23 @@ def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(our
     summed = sum((part - part.mean(1, keepdim=True)) / (part.std(1, keepdim=True) + 1e-4) for part in parts)
     expected = (summed - summed.mean()) / (summed.std() + 1e-4)
     torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_completion_far_from_the_sampler_on_average_has_no_weight_in_the_geometric_mask(ours, chars):
+    def rollout(prompts, trainer):
+        ids, completions = chars(prompts)["input_ids"], [[5 + i, 6, 7][: 1 + i % 3] for i in range(len(prompts))]
+        with torch.no_grad():
+            logps = [logps_of(trainer.model, *pair) for pair in zip(ids, completions, strict=True)]
+        # The sampler gave each token of every second completion 2% more.
+        logprobs = [(logp + 0.02 * (i % 2)).tolist() for i, logp in enumerate(logps)]
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs}
+
+    trainer = ours(rollout_func=rollout, vllm_importance_sampling_mode="geometric_mask", max_steps=1, logging_steps=1)
+    trainer._last_loaded_step = 0
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    with results_of(trainer, "_generate_and_score_completions") as results:
+        trainer.train()
+    assert results[0]["importance_sampling_ratio"].tolist() == [[1.0], [0.0]] * 4
+    line = trainer.state.log_history[0]
+    assert line[metrics.DROPPED_COMPLETIONS] == 0.5
+    assert not {*metrics.TRL_WEIGHTS} & {*line}

@@ -1,5 +1,4 @@
-"""An optimizer step: without memory it is done again in halves, a gradient that is not finite moves no weight, and the
-gradients of an adapter share one buffer.
+"""An optimizer step: without memory it is done again in halves, a gradient that is not finite moves no weight.
 
 Memory is made to run out by hooks on the model: there is no GPU here whose memory could.
 """
@@ -11,14 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from peft import LoraConfig
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
 from transformers import TrainerCallback
 
 from grpo_math.algorithm.loss_metrics import LossMetrics
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
-from grpo_math.trainer import gradients
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 AS_TRL = {**SMALL, **STEPS}
@@ -166,31 +163,3 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(facto
     assert changed == [True, False, True, True]
     assert weights(trainer.model).isfinite().all()
     assert [line.get(metrics.SKIPPED) for line in trainer.state.log_history] == [0.0, 1.0, 0.0, 0.0, None]
-
-
-@pytest.mark.parametrize("adapter", [LoraConfig(r=4, target_modules="all-linear"), None])
-def test_the_gradients_of_an_adapter_alone_share_one_buffer_in_each_optimizer_step(adapter, ours):
-    trainer = ours(peft_config=adapter, max_steps=1, gradient_accumulation_steps=2, max_tokens_per_micro_batch=40)
-    norm, buffers = trainer._get_grad_norm, []
-
-    def seen(*args, **kwargs):
-        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-        buffers.append(len({parameter.grad.untyped_storage().data_ptr() for parameter in trained}) / len(trained))
-        return norm(*args, **kwargs)
-
-    trainer._get_grad_norm = seen
-    trainer.train()
-    assert buffers == [1 / 28 if adapter else 1.0]
-
-
-def test_a_weight_that_backward_does_not_reach_has_no_gradient_and_the_buffer_goes_with_the_gradients():
-    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    buffer = gradients.FlatGradientBuffer([used, unused])
-    with torch.no_grad():
-        buffer.allocate()  # as in an evaluation
-    assert not buffer.free
-    for factor in (1.0, 3.0):
-        buffer.allocate()
-        (factor * used).sum().backward()
-        assert (used.grad.tolist(), unused.grad) == ([factor] * 2, None)
-        used.grad = None

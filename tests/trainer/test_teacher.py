@@ -1,5 +1,7 @@
 """A reference of another name: a teacher with the same tokenizer."""
 
+import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -7,12 +9,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from small_generation import small_model
 from small_trainers import logps_of, relative, save_small, weights
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Split
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.rewards.functions import no_reward
-from grpo_math.trainer.teacher import refuse_teacher
+from grpo_math.trainer.teacher import check_teacher
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 CONSTANT = {"lr_scheduler_type": "constant", "logging_steps": 1}
@@ -121,6 +126,88 @@ def test_a_teacher_without_the_policys_attention_is_refused_in_one_line(ours, sm
 
 
 def test_a_teacher_is_refused_where_each_process_has_a_part_of_the_weights():
-    args = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3))
-    with pytest.raises(ConfigError, match="reference_model='x' does not work with ZeRO-3: use ZeRO-2 or DDP"):
-        refuse_teacher("x", "model", args, None)
+    args = SimpleNamespace(reference_model="x", deepspeed_plugin=SimpleNamespace(zero_stage=3))
+    with pytest.raises(
+        ConfigError, match="reference_model='x' does not work with ZeRO-3: use ZeRO-2 or DDP, or serve it"
+    ):
+        check_teacher(args, "model", None)
+
+
+# On a vLLM server. tests/trainer/test_served_teacher.py has a real one.
+
+
+@pytest.fixture
+def served(server, teacher):
+    server.model = teacher
+    return server
+
+
+@pytest.mark.parametrize("estimator", ["k3", "advantage"])
+def test_a_teacher_on_a_server_trains_the_weights_of_the_teacher_in_the_process(estimator, teacher, ours, served):
+    settings = {"beta": 0.5, "kl_estimator": estimator, "max_steps": 2, "mask_truncated_completions": True, **CONSTANT}
+    here = ours(**settings, reference_model=teacher, folder="here")
+    here.train()
+    requests = []
+
+    def sampling(body):
+        requests.append(body)
+        return (500, "lost") if len(requests) == 2 else None
+
+    served.sampling = sampling
+    there = ours(**settings, reference_model=served.url, folder="there")
+    there.train()
+    assert relative(weights(there.model), weights(here.model)) < 1e-6
+    logs = [[line for line in trainer.state.log_history if "kl" in line] for trainer in (here, there)]
+    for one, other in zip(*logs, strict=True):
+        assert float(one["kl"]) == pytest.approx(float(other["kl"]), abs=1e-5)
+        assert float(other["seconds/teacher"]) > 0
+        assert "seconds/teacher" not in one
+    # A group's prompt is in vLLM's prefix cache, which none of the requests may use.
+    assert len({body["cache_salt"] for body in requests}) == len(requests)
+    assert {(body["temperature"], body["max_tokens"], body["prompt_logprobs"]) for body in requests} == {(1.0, 1, 0)}
+
+
+@pytest.mark.parametrize("change", ["tokens", "added", "context", "weights", "address"])
+def test_a_server_that_cannot_teach_is_one_line_before_weights_load(change, small, ours, served, tmp_path, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda *args, **kwargs: pytest.fail("weights were loaded"))
+    url, line = served.url, "has another tokenizer than the model: serve a model of the same family"
+    if change == "tokens":
+        # The same tokens, with other ids.
+        served.tokenizer.backend_tokenizer.pre_tokenizer = Split("", "isolated", invert=True)
+        served.tokenizer.backend_tokenizer.normalizer = Lowercase()
+    elif change == "added":
+        served.tokenizer.add_tokens(["<think>"])
+    elif change == "context":
+        served.settings["model_config"]["max_model_len"] = 9
+        line = "max_completion_length=8 leaves no room for a prompt in the 9 tokens of"
+    elif change == "weights":
+        served.sampling = lambda body: (400, "Token id 98 is out of vocabulary")
+        line = "is not a teacher .*98 is out of vocabulary.*: grpo-math serve --teacher"
+    else:
+        served.stop()
+        line = "no vLLM server answers at .* after 0 seconds.* Start the teacher: grpo-math serve --teacher"
+    with pytest.raises(UserError, match=line):
+        ours(**DISTIL, reference_model=url, max_completion_length=8, vllm_server_timeout=0.1)
+
+
+@pytest.mark.parametrize("end", ["stopped", "missing", "nan"])
+def test_a_lost_teacher_or_a_missing_log_prob_ends_the_run_with_one_line_and_keeps_the_step(
+    end, ours, served, tmp_path
+):
+    saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 100}
+    trainer = ours(**DISTIL, **saves, reference_model=served.url, vllm_server_timeout=0.1, **CONSTANT)
+    logps = {"missing": [None, None], "nan": [None, {str(token): {"logprob": math.nan} for token in range(99)}]}
+
+    def sampling(body):
+        if trainer.state.global_step < 2:
+            return None
+        if end == "stopped":
+            served.stop()
+            return 500, "lost"
+        return 200, json.dumps({"choices": [{"prompt_logprobs": logps[end] * len(body["prompt"][0])}]})
+
+    served.sampling = sampling
+    line = "no vLLM server answers" if end == "stopped" else "gave no log-prob of a token: see the log of the server"
+    with pytest.raises(ServerUnavailable, match=rf"{line}.*\(checkpoint-2 is saved: "):
+        trainer.train()
+    assert json.loads((tmp_path / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2

@@ -1,0 +1,110 @@
+r"""What a gold answer is read as, whether it is damaged, and the plain number that a model would write for it.
+
+>>> golds = ["49,5", "65.990 €", "93 Äpfel", "(B)", "x^2", "ein Quadrat"]
+>>> [reading(gold) for gold in golds]
+['expression', 'expression', 'number', 'choice', 'expression', 'text']
+>>> [plain(gold, decimal_commas(golds)) for gold in golds[:4]]
+['49.5', '65990', '93', 'B']
+"""
+
+import re
+from collections.abc import Sequence
+
+from grpo_math.grading.equal.compare import value
+from grpo_math.grading.equal.text import repaired
+
+# Control characters left by a lost backslash, an end in a sign that needs more, and a label of the solution.
+DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
+DAMAGED = "damaged (a lost backslash, or a label)"
+MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
+LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
+QUOTED = re.compile(r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*""")
+# One number among words, with or without marks between its thousands.
+NUMBER = re.compile(r"-?(?:\d{1,3}(?:(?P<mark>[.,'\u00a0\u202f ])\d{3})(?:(?P=mark)\d{3})*|\d+)(?:[.,]\d+)?(?![.,]?\d)")
+AROUND = re.compile(r"(?:[^\W\d_]|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？-])*")
+COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
+POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
+# Two letters of a script without spaces count as a word.
+WORD = re.compile(r"(?<![\\A-Za-z])(?:[⺀-鿿぀-ヿ]{2}|(?:(?![⺀-鿿぀-ヿ])[^\W\d_]){2,})")
+READINGS = ("number", "expression", "choice", "text")
+
+
+def is_damaged(gold: str) -> bool:
+    return repaired(gold) != gold or DAMAGE.search(gold) is not None
+
+
+def words(gold: str) -> list[str]:
+    r"""Return the words of a gold answer outside of its formulas.
+
+    >>> words(r"the \frac{1}{2} of $ab$ and \text{ cm}")
+    ['the', 'of', 'and', 'cm']
+    """
+    return WORD.findall(re.sub(r"\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+|\$[^$]*\$", " ", gold.replace("\\text", "")))
+
+
+def reading(gold: str) -> str:
+    """Return one of `READINGS`."""
+    if LETTER.fullmatch(gold):
+        return "choice"
+    if value(gold) is not None:
+        return "number"
+    return "text" if words(gold) else "expression"
+
+
+def readings(golds: Sequence[str]) -> dict[str, list[str]]:
+    """Return the gold answers by what they are read as, the commonest first."""
+    by_reading: dict[str, list[str]] = {}
+    for gold in map(repaired, golds):
+        by_reading.setdefault(reading(gold), []).append(gold)
+    return dict(sorted(by_reading.items(), key=lambda item: -len(item[1])))
+
+
+def in_words(golds: Sequence[str]) -> str:
+    """Return the counts of `readings`, each with three gold answers.
+
+    >>> in_words(["28", "23", "x^2"])
+    "2 as a number ('28' = 28, '23' = 23), 1 as an expression ('x^2')"
+    """
+    parts = []
+    for name, some in readings(golds).items():
+        shown = [
+            repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {str(number)[:60]}") for gold in some[:3]
+        ]
+        parts.append(f"{len(some):,} as {'an' if name == 'expression' else 'a'} {name} ({', '.join(shown)})")
+    return ", ".join(parts).replace("as a text", "as text")
+
+
+def decimal_commas(golds: Sequence[str]) -> bool:
+    """Return True if these gold answers have decimal commas: more of them than decimal points."""
+    numbers = [number for gold in golds if (number := _one_number(gold))]
+    return sum(bool(COMMA.search(one)) for one in numbers) > sum(bool(POINT.search(one)) for one in numbers)
+
+
+def plain(gold: str, commas: bool = False) -> str:
+    r"""Return the plain number, letter or text that a model would write for a gold answer.
+
+    ``commas``: a comma is decimal, and a point separates thousands.
+
+    >>> plain("1(1/2)"), plain('["7"]'), plain("(B) 12 cm"), plain("x^2"), plain("7 apples"), plain("3,5")
+    ('3/2', '7', 'B', 'x^2', '7', '3,5')
+    >>> plain("Es sind 1.234,50 Euro."), plain("65.990"), plain("65.990", True), plain("3,5", True), plain("1 200 m")
+    ('1234.50', '65.990', '65990', '3.5', '1200')
+    """
+    if match := MIXED.fullmatch(gold):
+        whole, numerator, denominator = map(int, match.groups())
+        return f"{whole * denominator + numerator}/{denominator}"
+    if match := LETTER.fullmatch(gold) or QUOTED.fullmatch(gold):
+        return match[1]
+    number = _one_number(gold)
+    # With both marks the last one is decimal. One mark alone is read as the file has it.
+    is_comma = number.rfind(",") > number.rfind(".") if {*",."} <= {*number} else commas
+    if "," in number and not is_comma and not re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", number):
+        return gold
+    thousands, point = (".", ",") if is_comma else (",", ".")
+    return re.sub(rf"[\s'{thousands}]", "", number).replace(point, ".") or gold
+
+
+def _one_number(gold: str) -> str:
+    """Return the number of a gold answer of one number and perhaps words; "" for another one."""
+    numbers = list(NUMBER.finditer(gold))
+    return numbers[0].group() if len(numbers) == 1 and AROUND.fullmatch(NUMBER.sub("", gold)) else ""

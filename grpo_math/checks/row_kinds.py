@@ -1,0 +1,289 @@
+r"""The kinds of faults of a single row: a table of a name, a test, a remedy, and whether the row is left out.
+
+>>> rows = [{"problem": "What is 3 + 4?", "answer": text} for text in ("7", "the second", "cm", "5 or 7")]
+>>> [kind.name for row in rows for kind, _ in faults(row, habits(rows))]
+['gold answers that are a unit only', 'gold answers with several answers']
+>>> [kind.name for kind, _ in faults({"problem": r"Find $\sqrt{8$. It is \boxed{7}.", "answer": "7"}, habits(rows))]
+['problems that contain their answer', 'open LaTeX']
+
+row_words.yaml has the words that the tests need.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from grpo_math.checks.golds import DAMAGED, is_damaged, words
+from grpo_math.grading.equal.text import repaired
+from grpo_math.grading.equal.units import measure
+from grpo_math.grading.where import find
+from grpo_math.problems.contamination import whole
+from grpo_math.yaml_files import read_yaml
+
+# A line of patterns per language.
+WORDS = {
+    name: "|".join(text.split("\n")[:-1])
+    for name, text in read_yaml(Path(__file__).with_name("row_words.yaml")).items()
+}
+
+PROSE, SENTENCE_WORDS = 5, 3  # words of a gold answer that nobody can match, and of one with a full stop
+PUNCTUATED = 0.9  # of the problems of a file end in a sign; else an end without one means nothing
+COMMON = 0.05  # of the problems have a common word
+JUDGED, SCRIPT_LETTERS = 6, 12  # words of a problem whose language is judged, and letters for the script
+MANY = 100  # problems whose words tell the language of a file
+SHARED = 0.3  # of the words of a usual problem are common
+FOREIGN = 0.2  # of the usual share of common words
+
+WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
+PROOF = re.compile(
+    r"\b(?:proofs?|prove[dns]?|q\.?e\.?d|as (?:required|desired)|to be shown|(?:is|have) shown)\b"
+    r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
+    re.IGNORECASE,
+)
+NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
+SEVERAL = re.compile(
+    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
+)
+EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
+LETTER = re.compile(
+    r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
+)
+# What Python or JavaScript prints for an object that is not text.
+CODE = re.compile(
+    r"<[^<>]+ (?:at 0x[0-9a-f]+|object)>|<(?:class|function|built-in) .*>|\[object Object\]|[{\[]\s*'\w+'\s*:.*"
+    r"|b'.*'|(?:\w+\.)*(?:Fraction|Decimal|Integer|Rational|Float|float\d*|int\d*|array|tensor|Series|Poly)\(.*\)"
+    r"|(?:lambda\b|def |print\().*",
+    re.DOTALL,
+)
+DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
+
+# Of a problem
+DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
+FIGURE = re.compile(
+    rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]"
+    rf"|\b(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
+    rf"|\b(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
+    rf"|\b(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b",
+    re.IGNORECASE,
+)
+LOST = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]|\r(?!\n)|\n(?=(?:e|eq|abla|mid|otin|eg)(?![A-Za-z]))|\t(?=ext|imes|heta|frac|riangle|ilde)|[ÂÃâ][\x80-¿€]"
+)
+TASK = re.compile(rf"(?:please |bitte |\W|[a-z\d]{{1,2}}[.)])*(?:{WORDS['tasks']})(?![a-z])", re.IGNORECASE)
+SENTENCE = re.compile(r"(?<=[.?!])\s+|(?<=[。？！])|\n")
+ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
+# Numbered parts, of which the last one ends the problem: rules would be followed by a question.
+PARTS = re.compile(
+    r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?!。？\n]|\.\d)+[.?!。？]?\s*\Z", re.DOTALL
+)
+ESCAPED = re.compile(r"\\(?:\\|[{}$])")
+PAIRS = ((r"\{", r"\}"), (r"\\left(?![a-z])", r"\\right(?![a-z])"), (r"\\begin\b", r"\\end\b"), (r"\\\[", r"\\\]"))
+MONEY = re.compile(r"\$ ?\.?\d[\d,.]*(?![\d.,]|[A-Za-z]?[\^+*=(]| ?[-+*/=^<>] ?\d)|\d ?\$(?![\w\\])")
+FORMULA = re.compile(
+    r"\[asy\].*?\[/asy\]|\\begin\{(\w+\*?)\}.*?\\end\{\1\}|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+", re.DOTALL
+)
+LETTERS = re.compile(r"[^\W\d_]{2,}")
+JAPANESE = re.compile("HIRAGANA|KATAKANA")
+
+Row = Mapping[str, Any]
+
+
+class Habits(NamedTuple):
+    """What is usual in a file, so that a row can differ from it."""
+
+    punctuated: bool
+    script: str
+    common: frozenset[str]
+    share: float  # of the words of a problem that are common
+
+
+class Kind(NamedTuple):
+    """A kind of fault. ``test`` returns what to show of a row, True for its gold answer, or something false."""
+
+    name: str
+    remedy: str
+    test: Callable[[Row, Habits], object] = lambda row, usual: None
+    left_out: bool = True
+
+
+def habits(rows: Sequence[Row]) -> Habits:
+    """Return the habits of a file."""
+    texts = [_words(row["problem"]) for row in rows]
+    counted = Counter(word for words in texts for word in {*words})
+    common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
+    shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
+    ends = sum(not _open_end(row["problem"]) for row in rows)
+    script = Counter(_script(row["problem"]) for row in rows).most_common(1)[0][0]
+    share = median(shares) if len(shares) >= MANY else 0.0
+    return Habits(ends >= PUNCTUATED * len(rows), script, common, share)
+
+
+def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
+    """Yield each fault of a problem, and the first fault of a gold answer, with what shows it."""
+    row = {**row, "problem": DRAWING.sub("[asy]", row["problem"])}
+    for kinds, most in ((GOLD_KINDS, 1), (PROBLEM_KINDS, len(PROBLEM_KINDS))):
+        found = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
+        for kind, shown in found[:most]:
+            yield kind, shown if isinstance(shown, str) else row["answer"]
+
+
+# Gold answers
+
+
+def _plain(row: Row) -> str:
+    return WRAPPED.sub(r"\1", row["answer"]).strip()
+
+
+def _is_unit(row: Row, usual: Habits) -> object:
+    plain = _plain(row)
+    # One letter may be a variable.
+    unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
+    is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
+    return (unit and not is_phrase) or DEGREES.fullmatch(plain)
+
+
+def _is_prose(row: Row, usual: Habits) -> bool:
+    found = words(row["answer"])
+    return len(found) >= PROSE or (len(found) >= SENTENCE_WORDS and row["answer"].endswith((".", "!", "。")))
+
+
+# Problems
+
+
+def _contains_answer(row: Row, usual: Habits) -> str:
+    found = find(row["problem"])
+    is_marked = found.how != "value" and whole(found.text) == whole(row["answer"])
+    return f"{row['problem'][-60:]}" if is_marked else ""
+
+
+def _missing_figure(row: Row, usual: Habits) -> str:
+    figure = FIGURE.search(row["problem"])
+    return _around(row["problem"], figure) if figure and not CODE_OF_FIGURE.search(row["problem"]) else ""
+
+
+def _open_latex(row: Row, usual: Habits) -> str:
+    return next((text[:60] for text in (row["problem"], row["answer"]) if _is_open(text)), "")
+
+
+def _is_open(text: str) -> bool:
+    plain = ESCAPED.sub(" ", text)
+    if any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
+        return True
+    # A dollar sign before a number may be money, unless the text has LaTeX.
+    return plain.count("$") % 2 == 1 and ("\\" in plain or bool(MONEY.sub("", plain).count("$")))
+
+
+def _lost_characters(row: Row, usual: Habits) -> str:
+    text = row["problem"]
+    lost = LOST.search(text)
+    changed = next((i for i, (a, b) in enumerate(zip(text, repaired(text), strict=False)) if a != b), None)
+    return _around(text, lost) if lost else text[max(0, changed - 20) : changed + 40] if changed is not None else ""
+
+
+def _cannot_be_checked(row: Row, usual: Habits) -> str:
+    sentences = [sentence.strip() for sentence in SENTENCE.split(row["problem"])]
+    tasks = [sentence for sentence in sentences if TASK.match(sentence)]
+    asked = [sentence for sentence in sentences if ASKS.search(sentence) and sentence not in tasks]
+    return tasks[0][:60] if tasks and not asked else ""
+
+
+def _several_questions(row: Row, usual: Habits) -> str:
+    problem = row["problem"]
+    asks = len(ASKS.findall(FORMULA.sub(" ", problem)))
+    several = asks > 1 or (not asks and PARTS.search(problem) and not re.search("[,;]", row["answer"]))
+    return problem[-80:] if several else ""
+
+
+def _other_language(row: Row, usual: Habits) -> str:
+    words = _words(row["problem"])
+    # A script that does not separate words has no common ones.
+    judged = len(words) >= JUDGED and usual.share >= SHARED
+    is_other = judged and _share(words, usual.common) < FOREIGN * usual.share
+    return row["problem"][:60] if is_other or _script(row["problem"]) not in ("", usual.script) else ""
+
+
+def _cut(row: Row, usual: Habits) -> str:
+    problem = row["problem"]
+    return problem[-60:] if usual.punctuated and _open_end(problem) else ""
+
+
+def _open_end(problem: str) -> bool:
+    last = SENTENCE.split(problem.rstrip())[-1]
+    # A question, a list after a colon and an option need no full stop.
+    ends = last[-1:].isalnum() and not re.search(r"[?？؟:]|\A\W*[A-Z][.)]", last)
+    return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
+
+
+def _around(text: str, match: re.Match[str]) -> str:
+    return text[max(0, match.start() - 20) : match.end() + 40]
+
+
+def _words(problem: str) -> list[str]:
+    return LETTERS.findall(FORMULA.sub(" ", problem).lower())
+
+
+def _share(words: Sequence[str], common: frozenset[str]) -> float:
+    return sum(word in common for word in words) / len(words)
+
+
+def _script(problem: str) -> str:
+    """Return the script of most letters of a problem, such as LATIN or CJK; "" for a problem of a few letters."""
+    letters = "".join(LETTERS.findall(FORMULA.sub(" ", problem)))[:200]
+    scripts = Counter(re.split("[ -]", unicodedata.name(letter, ""))[0] for letter in letters)
+    name = scripts.most_common(1)[0][0] if len(letters) >= SCRIPT_LETTERS else ""
+    return JAPANESE.sub("CJK", name)
+
+
+NO_ANSWER = Kind("no gold answer", "add the answers", lambda row, usual: NO_GOLD.fullmatch(_plain(row)))
+IN_PROSE = Kind("gold answers in prose, which nobody can match", "write the value alone", _is_prose)
+# The first that is true counts.
+GOLD_KINDS = (
+    Kind("gold answers that are code objects", "write their values", lambda row, usual: CODE.fullmatch(row["answer"])),
+    Kind("gold answers that are proofs", "ask for a value", lambda row, usual: PROOF.search(row["answer"])),
+    NO_ANSWER,
+    Kind(
+        "multiple-choice letters",
+        "ask for the value, because a guess hits a letter",
+        lambda row, usual: LETTER.fullmatch(_plain(row)),
+    ),
+    Kind("gold answers that are a unit only", "add the number", _is_unit),
+    Kind(
+        "gold answers with several answers",
+        "keep one, or ask for all of them",
+        lambda row, usual: SEVERAL.search(row["answer"]) or EQUATIONS.search(_plain(row)),
+    ),
+    Kind(f"gold answers that are {DAMAGED}", "write the answers again", lambda row, usual: is_damaged(row["answer"])),
+    IN_PROSE,
+)
+PROBLEM_KINDS = (
+    Kind("problems that contain their answer", "cut the solution off", _contains_answer),
+    Kind("problems with a figure that is missing", "describe the figure in words", _missing_figure),
+    Kind("open LaTeX", "close the brace or the formula", _open_latex),
+    Kind("problems with lost characters", "read the source again, with its escapes and encoding", _lost_characters),
+    Kind("tasks whose answer cannot be checked", "ask for a value", _cannot_be_checked),
+    Kind("several questions with one gold answer", "make a row of each question", _several_questions),
+    Kind("problems that end within a sentence", "read the source again without a limit on its length", _cut),
+    Kind(
+        "problems in another language than the others",
+        "leave them out if you did not want them",
+        _other_language,
+        False,
+    ),
+)
+# audit.py finds these, by comparing rows with each other, with a test set or with the grader.
+UNUSABLE = Kind("rows that cannot be used", "correct them")
+LONG = Kind("problems longer than {} tokens", "shorten them, or raise --prompt_tokens")
+NOT_CORRECT = Kind("gold answers that are not correct against themselves", "write them as the grader reads them")
+CONTRADICTORY = Kind("contradictory gold answers", "keep the right one")
+REPEATED = Kind("near-duplicate problems", "keep one")
+IN_A_TEST = Kind("problems of {}, a test set", "leave them out, or the accuracy on the set means nothing")
+OWN_TEXT = Kind(
+    "gold answers that are correct only in their own text",
+    "--bare_numbers writes the numbers in a column of their own",
+    left_out=False,
+)

@@ -1,0 +1,74 @@
+"""Repeat a request to a vLLM server that was lost, when the server is back. The sampler and a teacher do this."""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from accelerate.logging import get_logger
+
+from grpo_math.errors import UserError, printed
+from grpo_math.generation.vllm_server import Server
+from grpo_math.system.http import ServerError
+
+logger = get_logger(__name__)
+Answer = TypeVar("Answer")
+
+RESTARTS = 3  # of a server during one request
+
+
+class ServerUnavailable(UserError):
+    """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
+
+
+def waiting(server: Server, seconds: float, more: str) -> str:
+    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
+
+
+@cache
+def one_line_for_lost_servers() -> None:
+    """Let Python end a script with one line, and no traceback, for a server that does not answer."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ServerUnavailable):
+            print(f"error: {printed(error)}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
+
+
+def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
+    """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
+    if not server.healthy():
+        # Once for each sync: all requests to a server that is lost fail alike.
+        logger.warning_once(waiting(server, seconds, f"{note}{start}"))
+    try:
+        server.wait(seconds)
+    except ServerError as error:
+        raise ServerUnavailable(f"{error}. {start}") from None
+    server.check_version()
+
+
+def outliving_restarts(
+    url: str, call: Callable[[], Answer], lost: Callable[[ServerError], None], restore: Callable[[], None]
+) -> Answer:
+    """Return what ``call`` returns. If the server was lost, repeat the call after ``restore``.
+
+    ``lost`` is called with the error of each failed call.
+    """
+    # Limited, because a request may itself be what ends the server each time.
+    for _ in range(RESTARTS):
+        try:
+            return call()
+        except ServerError as error:
+            # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
+            if error.status is not None and error.status < 500 and error.status != 404:
+                raise
+            lost(error)
+        try:
+            restore()
+        except ServerError as error:
+            raise ServerUnavailable(str(error)) from None
+    raise ServerUnavailable(f"{url} was lost {RESTARTS} times over one request: its own log says why")

@@ -1,0 +1,96 @@
+"""A teacher on a vLLM server (``reference_model: http://HOST:PORT``): the log-probs of tokens that the policy sampled.
+
+vLLM returns them as ``prompt_logprobs`` of prompt and completion. Temperature and filters do not apply to the tokens of
+a prompt, so settings/rules.py refuses another temperature than 1. The server has the key of VLLM_API_KEY, and may serve
+several runs.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from accelerate.logging import get_logger
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.completions import AT_ONCE
+from grpo_math.generation.lost_server import ServerUnavailable, outliving_restarts, wait
+from grpo_math.generation.models import SAMPLE
+from grpo_math.generation.vllm_server import Server
+from grpo_math.system.http import ServerError
+
+logger = get_logger(__name__)
+
+COMMAND = "grpo-math serve --teacher --model_name_or_path TEACHER"
+START = f"Start the teacher: {COMMAND}"
+PIECES = 1000  # tokens of the vocabulary that are compared
+Row = tuple[list[int], int]  # prompt and completion, and the number of the completion's tokens
+
+
+class ServedTeacher:
+    """A client of a teacher. ``seconds``: to wait for a server that does not answer. A request may take ``timeout``."""
+
+    def __init__(self, url: str, seconds: float, timeout: float = 3600.0) -> None:
+        # `outliving_restarts` repeats a request, so the client does not.
+        self.server = Server(url, timeout=timeout, retries=0)
+        self.seconds = seconds
+        self.model = ""
+
+    def connect(self, tokenizer: Any, max_completion_length: int) -> None:
+        """Check the server. Raises `ConfigError` if it cannot score the tokens of ``tokenizer``."""
+        try:
+            wait(self.server, self.seconds, START)
+            base = self.server.http.ask("/v1/models")["data"][0]
+            self.model = base["id"]
+            self._check_tokens(tokenizer)
+        except ServerError as error:
+            raise ConfigError("reference_model", self.server.url, f"is not a teacher ({error})", COMMAND) from None
+        # vLLM samples a token after the completion, and a prompt has a token at least.
+        if base["max_model_len"] < max_completion_length + 2:
+            reason = f"leaves no room for a prompt in the {base['max_model_len']} tokens of {self.server.url}"
+            remedy = "start the teacher with a larger --max-model-len"
+            raise ConfigError("max_completion_length", max_completion_length, reason, remedy)
+
+    def _check_tokens(self, tokenizer: Any) -> None:
+        """Raise `ConfigError` for another tokenizer, and `ServerError` for a model without log-probs of all tokens."""
+        last = max(tokenizer.get_vocab().values())
+        # All added tokens are in the text, among them those of the chat template.
+        pieces = [tokenizer.decode([token]) for token in range(0, last, last // PIECES + 1)]
+        text = "\n".join([SAMPLE, *tokenizer.get_added_vocab(), *pieces])
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        theirs = self._ask("tokenize", prompt=text, add_special_tokens=False)["tokens"]
+        # A tokenizer with more tokens is another one.
+        more = self._ask("detokenize", tokens=[last + 1])["prompt"]
+        if theirs != tokens or more:
+            remedy = "serve a model of the same family, because the log-probs of the same tokens are compared"
+            raise ConfigError("reference_model", self.server.url, "has another tokenizer than the model", remedy)
+        self.server.score([last, last], 1, model=self.model)
+
+    def _ask(self, path: str, **body: Any) -> Any:
+        return self.server.http.ask(f"/{path}", {"model": self.model, **body})
+
+    def score(self, rows_of_ranks: Sequence[Sequence[Row]]) -> list[list[list[float]]]:
+        """Return the log-probs of the completion of each row of each rank.
+
+        Raises `ServerUnavailable` if the server does not come back, or gives no log-prob of a token.
+        """
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            # All requests are sent before the first answer is read.
+            answers = [pool.map(self._score, rows) for rows in rows_of_ranks]
+            return [list(of_rank) for of_rank in answers]
+
+    def _score(self, row: Row) -> list[float]:
+        tokens, n = row
+        # The completion is masked as a whole.
+        if n == 0:
+            return []
+        call = partial(self.server.score, tokens, n, model=self.model)
+        restore = partial(wait, self.server, self.seconds, START)
+        try:
+            return outliving_restarts(self.server.url, call, _warn, restore)
+        except ServerError as error:
+            raise ServerUnavailable(str(error)) from None
+
+
+def _warn(error: ServerError) -> None:
+    logger.warning_once(f"{error}; a request to the teacher is repeated.")
