@@ -65,16 +65,15 @@ def per_step(
     compute, decoding, measured = _shares(machine, settings, layout)
     each = _completion(machine, settings, batch, layout, card, precise, decoding)
     generation = [seconds * batch.total / settings["num_iterations"] for seconds in each]
-    flops = update_flops(machine, settings, batch, batch.total)
-    update = [flops / (batch.processes * rate(card, precise) * share) for share in reversed(compute)]
+    flops, speed = update_flops(machine, settings, batch, batch.total), rate(card, precise)
+    update = [flops / (batch.processes * speed * share) for share in reversed(compute)]
     ranges = {
         "generation": generation,
         "update": update,
         "step": [a + b for a, b in zip(generation, update, strict=True)],
     }
-    flops_per_second = f"{rate(card, precise) / 1e12:.4g} TFLOP/s"
     words = (
-        f"{measured}; {card.gb:.4g} GB card with {flops_per_second} and {card.bandwidth:.4g} GB/s, of "
+        f"{measured}; {card.gb:.4g} GB card with {speed / 1e12:.4g} TFLOP/s and {card.bandwidth:.4g} GB/s, of "
         f"which {compute[0]:.0%} to {compute[1]:.0%} and {decoding[0]:.0%} to {decoding[1]:.0%} are reached; "
         f"{batch.total} completions of {settings['max_completion_length']} tokens, {batch.rollout} generated at a time"
     )

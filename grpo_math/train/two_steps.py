@@ -57,13 +57,12 @@ def outside_torch(before: int) -> int:
 
 def two_steps(run: TrainingRun) -> dict[str, Any]:
     """Train, and return the longest prompt, and the seconds and the peak of each phase of the last step."""
-    run.config.generation_kwargs = {
-        **(run.config.generation_kwargs or {}),
-        "min_new_tokens": run.config.max_completion_length,
-    }
+    given: Any = run.config.generation_kwargs or {}
+    run.config.generation_kwargs = {**given, "min_new_tokens": run.config.max_completion_length}
     run.prepare()
     trainer: Any = run.trainer
-    generate, phases = trainer._generate_single_turn, {}
+    generate = trainer._generate_single_turn
+    phases: dict[str, Any] = {}
 
     def measured(*arguments: Any) -> Any:
         torch.cuda.reset_peak_memory_stats()

@@ -13,8 +13,8 @@ TABLE = Path(__file__).parents[1] / "benchmarks/plans.md"
 
 
 def test_the_plans_of_recipes_are_those_of_the_table(tmp_path, monkeypatch):
-    """`python tests/benchmarks/simulate.py --only NAME` makes the rows anew. Only models with shipped measurements are compared:
-    another one takes ten seconds."""
+    """`python tests/benchmarks/simulate.py --only NAME` makes rows anew. Only models with shipped measurements are
+    compared: another one takes ten seconds."""
     monkeypatch.setattr("grpo_math.planner.model.cache_dir", lambda: tmp_path)
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ") and " plan |" not in line]
     compared = 0
