@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
 from grpo_math.checks.check_rewards import SURE, gradable, graded, other_answer, summed
+from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError, escaped
 from grpo_math.grading import Verdict
@@ -96,7 +97,10 @@ def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     is_reward = ":" in (args.config or "") or args.config in REWARDS
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    result = attack(Setup(recipe.read_and_set_env([*words, *args.fields]).sound()))
+    read = recipe.read_and_set_env([*words, *args.fields]).sound()
+    # The error about the data tells the rest.
+    cache_only([read.values["dataset"]])
+    result = attack(Setup(read))
     return Answer(result, "\n".join(lines(result)), result["ok"])
 
 

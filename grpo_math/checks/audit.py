@@ -36,7 +36,7 @@ from grpo_math.checks.row_kinds import (
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, DataError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
-from grpo_math.problems import contamination
+from grpo_math.problems import contamination, stored
 from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.prompts import AS_IS
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> Answer:
         raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    names = [settings["dataset"], *args.tests.split(",")]
-    notes = [note for note in [cache_only()] if note] if any(map(hub_id, names)) else []
+    note = cache_only([settings["dataset"], *args.tests.split(",")])
+    notes = [note] if note else []
     data, n, rows, faults = read(settings)
     faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
     common = most_common(rows)
@@ -230,10 +230,9 @@ def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
 def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
     # Hashes first, because the words of all problems take much memory, and few have the same numbers and answer.
-    keys = [hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows))]
-    counts = Counter(keys)
+    several = stored.repeated(hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows)))
     earlier: dict[Any, list[tuple[set[str], int]]] = {}
-    for row in compress(rows, (counts[key] > 1 for key in keys)):
+    for row in compress(rows, several):
         neighbours = earlier.setdefault(_numbers_and_gold(row), [])
         distinct = {*contamination.words(row["problem"])}
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]

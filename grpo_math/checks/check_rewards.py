@@ -5,7 +5,6 @@ The checks use made-up completions in the template's format.
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress, islice
@@ -24,7 +23,7 @@ from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import naming
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
-from grpo_math.problems.stored import remembered, rows_with
+from grpo_math.problems.stored import remembered, repeated, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
@@ -88,13 +87,11 @@ def _templated(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:
 def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -> list[tuple[Any, Any]]:
     """Return pairs of rows with the same problem and gold answers that are not equal. ``most`` pairs are graded."""
     # Hashes, because a million problems take much memory, and few of them are repeated.
-    keys = [hash(contamination.whole(row["problem"])) for row in rows_with(rows, "problem")]
-    counts = Counter(keys)
-    repeats = len(counts) < len(keys)
-    same = compress(rows_with(rows, "id", "problem", "answer"), (counts[key] > 1 for key in keys)) if repeats else ()
+    several = repeated(hash(contamination.whole(row["problem"])) for row in rows_with(rows, "problem"))
+    same = compress(rows_with(rows, "id", "problem", "answer") if several.any() else (), several)
     first: dict[str, Any] = {}
-    repeated = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
-    pairs = list(islice((pair for pair in repeated if pair[0]["answer"] != pair[1]["answer"]), most))
+    compared = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
+    pairs = list(islice((pair for pair in compared if pair[0]["answer"] != pair[1]["answer"]), most))
     verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
     return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
 

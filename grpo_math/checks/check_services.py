@@ -4,7 +4,7 @@ Each request waits a few seconds at most. Does not print a key, and sends the Hu
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +12,8 @@ from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.vllm_server import SUPPORTED, TRL_SUPPORTED, Server
+from grpo_math.problems.sources import hub_id
+from grpo_math.reading import is_folder
 from grpo_math.settings.vllm import generates, sends_adapter
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import ServerError, reachable
@@ -23,14 +25,16 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 
-def cache_only() -> str:
-    """Let the Hub's client read only its cache in this process if the Hub does not answer. Return a note, or "".
+def cache_only(data: Iterable[str | None], model: str | None = None) -> str:
+    """Let the Hub's client read only its cache in this process if one of these names is on the Hub and the Hub does not
+    answer. Return a note about it, or "".
 
     The client would try each name six times, for half a minute.
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or reachable(constants.ENDPOINT, SECONDS):
+    is_on_hub = any(map(hub_id, filter(None, data))) or not (model in (None, "embedded") or is_folder(str(model)))
+    if constants.HF_HUB_OFFLINE or not is_on_hub or reachable(constants.ENDPOINT, SECONDS):
         return ""
     # Not in the environment, where it would be the user's own choice.
     constants.HF_HUB_OFFLINE = True

@@ -16,8 +16,6 @@ from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
-from grpo_math.problems.sources import hub_id
-from grpo_math.reading import is_folder
 from grpo_math.settings import accelerate, recipe
 from grpo_math.system.gpus import first_gpus
 from grpo_math.system.streams import Answer
@@ -69,13 +67,8 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     for problem in read.problems:
         yield as_finding(problem, "settings")
     s = read.values
-    data = [
-        s["dataset"],
-        s["eval_dataset"],
-        *(entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)),
-    ]
-    is_model_here = s["model_name_or_path"] == "embedded" or is_folder(str(s["model_name_or_path"]))
-    if (any(map(hub_id, filter(None, data))) or not is_model_here) and (note := cache_only()):
+    heldout = [entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)]
+    if note := cache_only([s["dataset"], s["eval_dataset"], *heldout], s["model_name_or_path"]):
         yield Finding("info", note, check="hub")
     failed = bool(read.problems)
     for finding in preflight(setup, (*CHECKS, *DOCTOR_CHECKS), failed):

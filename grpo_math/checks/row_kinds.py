@@ -33,7 +33,8 @@ WORDS = {
 PROSE, SENTENCE_WORDS = 5, 3  # words of a gold answer that nobody can match, and of one with a full stop
 PUNCTUATED = 0.9  # of the problems of a file end in a sign; else an end without one means nothing
 COMMON = 0.05  # of the problems have a common word
-JUDGED, SCRIPT_LETTERS = 6, 12  # words of a problem whose language is judged, and letters for the script
+JUDGED = 6  # words of a problem whose language is judged
+SCRIPT_LETTERS, FEWEST = 12, 4  # letters that tell the script: Latin or Greek, and another one
 MANY = 100  # problems whose words tell the language of a file
 SHARED = 0.3  # of the words of a usual problem are common
 FOREIGN = 0.2  # of the usual share of common words
@@ -67,6 +68,7 @@ CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabula
 FIGURE = re.compile(
     rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]"
     rf"|\b(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
+    rf"|\b(?:{WORDS['alone']})"
     rf"|\b(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
     rf"|\b(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b",
     re.IGNORECASE,
@@ -79,10 +81,16 @@ SENTENCE = re.compile(r"(?<=[.?!])\s+|(?<=[。？！])|\n")
 ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
 # Numbered parts, of which the last one ends the problem: rules would be followed by a question.
 PARTS = re.compile(
-    r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?!。？\n]|\.\d)+[.?!。？]?\s*\Z", re.DOTALL
+    r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z", re.DOTALL
 )
 ESCAPED = re.compile(r"\\(?:\\|[{}$])")
-PAIRS = ((r"\{", r"\}"), (r"\\left(?![a-z])", r"\\right(?![a-z])"), (r"\\begin\b", r"\\end\b"), (r"\\\[", r"\\\]"))
+PAIRS = (
+    (r"\{", r"\}"),
+    (r"\\left(?![a-z])", r"\\right(?![a-z])"),
+    (r"\\begin\b", r"\\end\b"),
+    (r"\\\[", r"\\\]"),
+    (r"\\\(", r"\\\)"),
+)
 MONEY = re.compile(r"\$ ?\.?\d[\d,.]*(?![\d.,]|[A-Za-z]?[\^+*=(]| ?[-+*/=^<>] ?\d)|\d ?\$(?![\w\\])")
 FORMULA = re.compile(
     r"\[asy\].*?\[/asy\]|\\begin\{(\w+\*?)\}.*?\\end\{\1\}|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+", re.DOTALL
@@ -118,9 +126,9 @@ def habits(rows: Sequence[Row]) -> Habits:
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
     ends = sum(not _open_end(row["problem"]) for row in rows)
-    script = Counter(_script(row["problem"]) for row in rows).most_common(1)[0][0]
+    scripts = Counter(filter(None, (_script(row["problem"]) for row in rows))).most_common(1)
     share = median(shares) if len(shares) >= MANY else 0.0
-    return Habits(ends >= PUNCTUATED * len(rows), script, common, share)
+    return Habits(ends >= PUNCTUATED * len(rows), scripts[0][0] if scripts else "", common, share)
 
 
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
@@ -157,8 +165,8 @@ def _is_prose(row: Row, usual: Habits) -> bool:
 
 def _contains_answer(row: Row, usual: Habits) -> str:
     found = find(row["problem"])
-    is_marked = found.how != "value" and whole(found.text) == whole(row["answer"])
-    return f"{row['problem'][-60:]}" if is_marked else ""
+    is_marked = found.how != "value" and whole(row["answer"]) in (whole(found.text), whole(found.text.rstrip(" )]")))
+    return row["problem"][-60:] if is_marked else ""
 
 
 def _missing_figure(row: Row, usual: Habits) -> str:
@@ -235,7 +243,10 @@ def _script(problem: str) -> str:
     """Return the script of most letters of a problem, such as LATIN or CJK; "" for a problem of a few letters."""
     letters = "".join(LETTERS.findall(FORMULA.sub(" ", problem)))[:200]
     scripts = Counter(re.split("[ -]", unicodedata.name(letter, ""))[0] for letter in letters)
-    name = scripts.most_common(1)[0][0] if len(letters) >= SCRIPT_LETTERS else ""
+    name = scripts.most_common(1)[0][0] if letters else ""
+    # Names in formulas are Latin or Greek in each language.
+    fewest = SCRIPT_LETTERS if name in ("LATIN", "GREEK") else FEWEST
+    name = name if len(letters) >= fewest else ""
     return JAPANESE.sub("CJK", name)
 
 

@@ -124,12 +124,15 @@ class Model:
         port, rank = free_port(), 0
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
-        # vLLM's default is the model's whole context, whose KV cache may not fit on the GPU.
-        extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
-        extra += ["--quantization", "bitsandbytes"] if self.request.quantisation else []
         vllm_server.make_key()
         command = vllm_server.command(
-            loaded(self.name, model_path), port=port, lora_rank=rank, fixed=True, extra=extra, executable=executable()
+            loaded(self.name, model_path),
+            port=port,
+            lora_rank=rank,
+            fixed=True,
+            in_4bit=bool(self.request.quantisation),
+            on_gpu=torch.cuda.is_available(),
+            executable=executable(),
         )
         environment = {**os.environ, **vllm_server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"

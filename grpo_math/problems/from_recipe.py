@@ -14,7 +14,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
-from grpo_math.problems.stored import remembered, rows_with
+from grpo_math.problems.stored import batches, remembered, rows_with
 from grpo_math.reading import is_table
 from grpo_math.run.resume import problem_hashes, short_hash
 
@@ -273,8 +273,16 @@ class RecipeProblems:
 
 def _held_out(rows: Any) -> list[int]:
     """Return the places of the problems of a file that are held out."""
+
     # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
-    hashes = [sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem")]
-    different = {*hashes}
-    chosen = {*nsmallest(min(len(different) // 10, MAX_HELDOUT), different)}
-    return [place for place, digest in enumerate(hashes) if digest in chosen]
+    def hashes() -> Iterator[bytes]:
+        return (sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem"))
+
+    # In batches: the hashes of all problems would take much memory.
+    different: set[bytes] = set()
+    smallest: set[bytes] = set()
+    for batch in batches(hashes()):
+        different |= {*batch} if len(different) < 10 * MAX_HELDOUT else set()
+        smallest = {*nsmallest(MAX_HELDOUT, smallest | {*batch})}
+    chosen = {*nsmallest(len(different) // 10, smallest)}
+    return [place for place, digest in enumerate(hashes()) if digest in chosen]

@@ -119,10 +119,12 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
                     _write_folder(folder, read(notes.append), notes)
                     line = f"the problems of {name} are kept in {folder}, and used again"
         rows, notes = datasets.Dataset.from_file(str(folder / ROWS)), read_json(folder / NOTES)
-    except OSError as error:
+    # NotImplementedError: a file system without locks.
+    except (OSError, NotImplementedError) as error:
         import pyarrow
 
-        line = f"the problems of {name} are prepared in memory: {folder.parent} cannot be written ({_reason(error)})"
+        reason = getattr(error, "strerror", None) or first_line(error)
+        line = f"the problems of {name} are prepared in memory: {folder.parent} cannot be written ({reason})"
         sink, notes = pyarrow.BufferOutputStream(), []
         _write_rows(sink, read(notes.append))
         rows = datasets.Dataset.from_buffer(sink.getvalue())
@@ -131,10 +133,6 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
     for note in notes:
         logger.warning(note)
     return rows
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or first_line(error)
 
 
 @cache
@@ -183,6 +181,18 @@ def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
         for batch in rows.select_columns(list(columns)).iter(BATCH):
             for values in zip(*batch.values(), strict=True):
                 yield dict(zip(batch, values, strict=True))
+
+
+def repeated(keys: Iterable[int]) -> Any:
+    """Return whether each key occurs more than once, as an array: a counter of a million keys takes much memory.
+
+    >>> repeated([5, 7, 5]).tolist()
+    [True, False, True]
+    """
+    import numpy
+
+    _, places, counts = numpy.unique(numpy.fromiter(keys, numpy.int64), return_inverse=True, return_counts=True)
+    return counts[places] > 1
 
 
 def remembered(rows: Any, name: str, compute: Callable[[], Any]) -> Any:

@@ -17,7 +17,6 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     run_dir = Path(str(config.output_dir))
     run = read_run(run_dir)
     print_verdict(run, target)
-    # peft wrote a card that names the base by its folder in a cache.
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
     replace_text(target / "README.md", model_card(run, run.name, trained_base(run), kind))
     # Again, because the seal contains the size of each file and the card has changed.

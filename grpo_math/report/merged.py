@@ -15,6 +15,7 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run
 from grpo_math.generation.models import load_adapter, load_base, loading
+from grpo_math.run.bar import transformers_bars
 from grpo_math.system.streams import Answer, say
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -69,7 +70,8 @@ def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str,
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"
             raise ConfigError("merge", target, reason, "use base and adapter side by side")
-        load_adapter(model, adapter, base).merge_and_unload().save_pretrained(target)
+        with transformers_bars(0):
+            load_adapter(model, adapter, base).merge_and_unload().save_pretrained(target)
         # Training saved its tokenizer with the adapter; a script may not have.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)

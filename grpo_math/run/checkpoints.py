@@ -3,7 +3,7 @@
 A checkpoint is written under its final name, because transformers remembers that name while it writes. A token next to
 it, .checkpoint-N.unfinished, exists until all files are on the disk and files.json lists them.
 
-transformers saves and loads the weights. resume.py decides if a run may resume.
+transformers saves and loads the weights. resume.py decides where a run begins.
 """
 
 import json
@@ -193,13 +193,8 @@ def checkpoint_step(folder: Path) -> int:
         raise ConfigError("resume_from_checkpoint", str(folder), reason, "give a checkpoint's folder") from None
 
 
-def to_resume(run_dir: Path, asked: Any) -> Any:
-    """Return the value for a script's ``resume_from_checkpoint``: for True, the newest finished checkpoint.
-
-    transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.
-    """
+def remove_unfinished(run_dir: Path) -> None:
+    """Delete the unfinished folders of a killed run."""
     for name in unfinished_names(run_dir):
         shutil.rmtree(run_dir / name, ignore_errors=True)
         _token(run_dir / name).unlink()  # last: a kill in between leaves the folder unfinished
-    finished = checkpoints(run_dir)
-    return str(finished[0][1]) if asked is True and finished else asked

@@ -2,6 +2,7 @@
 `trainer.train()` of a script ends.
 
 The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves no lock. The file itself remains.
+It is ours because filelock does not say who has a lock, and keeps it in a forked child that outlives the run.
 
 Does not lock readers: an evaluation or a report may run at the same time.
 """

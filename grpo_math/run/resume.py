@@ -1,4 +1,4 @@
-"""Checks that a resumed run is the same run: its settings, its problems, its number of processes.
+"""Where a run begins, and whether a resumed run is the same run: its settings and its problems.
 
 Does not notice a change in the code of a reward function or in what a Hub id resolves to.
 """
@@ -7,54 +7,71 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.redact import without_secrets
-from grpo_math.run.checkpoints import checkpoints
+from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, remove_unfinished, unfinished
 from grpo_math.run.files import replace_text
 from grpo_math.system.addresses import is_url
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
 AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
-# Settings of output, saving and services. They do not change what is computed.
-MAY_CHANGE = {
-    *("output_dir", "resume", "resume_from_checkpoint", "dataset_num_proc"),
-    *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
-    *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
-    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_revision", "hub_always_push"),
-    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
-    *("watchdog_minutes", "ddp_timeout", "dry_run"),
-}
-
-# Settings of the trained weights and the optimizer's state. Even ``resume: force`` cannot change them.
-MUST_MATCH = (
-    *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("optim", "distributed_type"),
-)
 
 
-def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
-    """Return the checkpoint that ``resume_from_checkpoint`` names, or None, and the folder of the run that is resumed.
+class Start(NamedTuple):
+    """Where a run begins. `where_to_start` decides it, for `grpo-math train` and for doctor."""
+
+    named: Path | None  # the checkpoint that ``resume_from_checkpoint`` names, if the run begins there
+    run_dir: Path  # the folder of the run that is continued
+    config: dict[str, Any] | None  # its `run_config`
+
+    def checkpoint(self) -> tuple[Path | None, list[str]]:
+        """Return the checkpoint to resume, None for step 0, and a line about each newer one that is damaged.
+
+        Raises `UserError` for a named checkpoint that is damaged, and if all are.
+        """
+        if self.named is None:
+            return newest_whole(self.run_dir)
+        # A checkpoint of another program has no list of its files to compare with.
+        ours = unfinished(self.named) or (self.named / FILES).exists()
+        if ours and (reason := damage(self.named)):
+            reason = f"cannot be resumed ({reason})"
+            raise ConfigError("resume_from_checkpoint", str(self.named), reason, "give another checkpoint")
+        return self.named, []
+
+
+def where_to_start(run_dir: Path, requested: Any) -> Start:
+    """Decide where a run in ``run_dir`` begins, with this ``resume_from_checkpoint``. Changes nothing.
 
     A named checkpoint is where a run starts. A run that has started there, or has checkpoints and was to start from
     another folder, resumes from its newest checkpoint: each restart would otherwise train the same steps again.
 
     Raises `ConfigError` if the folder contains a run without checkpoints that did not start there.
     """
-    named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
+    config = run_config(run_dir)
+    named = Path(str(requested)) if requested and str(requested).lower() not in ("true", "false") else None
     if named is None:
-        return None, run_dir
+        return Start(None, run_dir, config)
     # Not named.resolve(): a checkpoint may be a link to another disk.
     own = named.parent.resolve() == run_dir.resolve()
-    config = run_config(run_dir)
-    started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(asked)
+    started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(requested)
     if checkpoints(run_dir) and (not own or started_there):
-        return None, run_dir
+        return Start(None, run_dir, config)
     if config is not None and not own and not started_there:
         raise ConfigError("output_dir", str(run_dir), "contains another run", "name a new folder")
-    return named, named.parent
+    return Start(named, named.parent, run_config(named.parent))
+
+
+def checkpoint_of_script(run_dir: Path, requested: Any) -> Any:
+    """Return the value for transformers' ``resume_from_checkpoint``: for True, the newest finished checkpoint.
+
+    transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.
+    """
+    remove_unfinished(run_dir)
+    finished = checkpoints(run_dir)
+    return str(finished[0][1]) if requested is True and finished else requested
 
 
 def explicit_settings(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
@@ -74,26 +91,30 @@ def run_config(run_dir: Path) -> dict[str, Any] | None:
     return {} if (run_dir / "history.jsonl").exists() or checkpoints(run_dir) else None
 
 
-def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], defaults: Any) -> list[str]:
+def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], fields: Any) -> list[str]:
     """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not stated has
-    its default.
+    its default. ``fields``: those of a recipe (settings/fields.py) by name, with what a resumed run may change.
 
-    >>> config = {"stated": {"seed": 1, "save_steps": 5, "beta": 0.0}}
-    >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
-    ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
+    >>> from types import SimpleNamespace as Field
+    >>> fields = {"seed": Field(default=42, resume=""), "save_steps": Field(default=500, resume="may_change")}
+    >>> changed({"stated": {"seed": 1, "save_steps": 5}}, {"seed": 2}, {"seed"}, fields)
+    ['seed: 1 -> 2']
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
     now = explicit_settings(settings, given)
     lines = []
-    for name in sorted((before.keys() | now.keys()) - MAY_CHANGE):
+    for name in sorted(before.keys() | now.keys()):
+        field = fields.get(name)
+        if field and field.resume == "may_change":
+            continue
         # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
-        default = json.loads(json.dumps(defaults.get(name), default=str))
+        default = json.loads(json.dumps(field and field.default, default=str))
         old, new = before.get(name, default), now.get(name, default)
         # A teacher on a server may move, as a sampler may.
         if name == "reference_model" and is_url(str(old)) and is_url(str(new)):
             continue
         # A field of an earlier version that was off changed nothing.
-        if old != new and (old or name in defaults):
+        if old != new and (old or field):
             lines.append(f"{name}: {old} -> {new}")
     return lines
 
@@ -116,12 +137,13 @@ def changed_problems(run_dir: Path, now: str) -> list[str]:
     return [] if before == now else ["the dataset: {} problems -> {} problems, not all the same".format(*counts)]
 
 
-def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
+def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str, fields: Any) -> None:
     """Raise `ConfigError` if the run in a folder differs in these ``lines``, unless ``resume`` is force.
 
-    Force does not help if a setting of `MUST_MATCH` has changed: the checkpoints are of other weights.
+    Force does not help if the checkpoints are of other weights.
     """
-    if kept := [line for line in lines if line.partition(":")[0] in MUST_MATCH]:
+    fixed = {"distributed_type", *(name for name, field in fields.items() if field.resume == "must_match")}
+    if kept := [line for line in lines if line.partition(":")[0] in fixed]:
         reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")
     if lines and mode != "force":

@@ -82,6 +82,7 @@ class TrainArguments:
         "After this many minutes without a step, every rank prints its stacks. 0: off. Keep it below ddp_timeout "
         "(30 minutes).",
         ge=0,
+        resume="may_change",
     )
     prompts_per_step: int = setting(
         0,
@@ -90,12 +91,15 @@ class TrainArguments:
         ge=0,
     )
 
-    dry_run: bool = setting(False, "Do everything before the first step except the evaluation, then stop.")
+    dry_run: bool = setting(
+        False, "Do everything before the first step except the evaluation, then stop.", resume="may_change"
+    )
     resume: str = setting(
         "auto",
         "If output_dir already contains a run: auto continues it if its settings are the same, force continues "
         "it with the new settings.",
         choices=("auto", "force"),
+        resume="may_change",
     )
 
     def __post_init__(self) -> None:

@@ -36,6 +36,8 @@ TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
 # Limits of the fields of TRL and transformers, by field. Without its ``fields``, an entry of ``ranges`` is the limits.
 THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
 THEIRS |= TABLES["limits"]
+# What a resumed run may change of these fields.
+RESUME = {name: may for may, names in TABLES["resume"].items() for name in names}
 # The limits of these fields in a script; {}: those of `THEIRS`.
 IN_SCRIPTS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["scripts"] for name in limits.pop("fields")}
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
@@ -45,7 +47,8 @@ OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be 
 
 class Field(NamedTuple):
     """A field of a recipe. ``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a
-    list's items; ``limits``: as in fields.yaml."""
+    list's items; ``limits``: as in fields.yaml; ``resume``: may_change, must_match or "", what a resumed run may do;
+    ``shapes_rollout``: a half-trained rollout fits only the same value."""
 
     name: str
     kinds: frozenset[str]
@@ -53,6 +56,8 @@ class Field(NamedTuple):
     default: Any
     choices: tuple[str, ...]
     limits: dict[str, Any]
+    resume: str = ""
+    shapes_rollout: bool = False
 
     def refuse(self, value: Any, written: Any) -> None:
         """Raise `ConfigError` for a value out of range, or not among the choices. ``written``: the value in the recipe.
@@ -166,6 +171,8 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     literal = (ast.Constant, ast.List, ast.Tuple)
     limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
     limits |= THEIRS.get(name, {})
+    facts = {key: ast.literal_eval(stated[key]) for key in ("resume", "shapes_rollout") if key in stated}
+    facts = {"resume": RESUME.get(name, ""), "shapes_rollout": name in TABLES["shapes_rollout"], **facts}
     # A field without a default has default_factory=list.
     default = ast.literal_eval(stated["default"]) if "default" in stated and name not in COMPUTED else []
-    return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits)
+    return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits, **facts)

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
-    """Return a dataclass field. settings/fields.py reads its default, range and choices from the source of the call.
+    """Return a dataclass field. settings/fields.py reads its default, range, choices, ``resume`` and
+    ``shapes_rollout`` from the source of the call.
 
     ``limits`` are not in the metadata, because parsers of dataclasses (TRL's) hand it to argparse.
 

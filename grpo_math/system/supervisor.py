@@ -6,6 +6,9 @@ writing end of the supervisor's stdin. When this pipe closes, also because the o
 processes. The supervisor is a subreaper (prctl(2)): a process that the command leaves behind, in any session, becomes a
 child of the supervisor, so no process escapes. After the command, the supervisor ends the other processes of the tree.
 
+It is ours because no library ends a tree whose owner was killed: subprocess and psutil need a living owner, and systemd
+or a container is not everywhere.
+
 Does not help if the supervisor itself is killed by SIGKILL, or if a process cannot be killed (a hung GPU driver).
 """
 

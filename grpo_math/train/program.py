@@ -42,7 +42,7 @@ from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import History, Shortened, StopOnSignal, Watchdog, write_config
+from grpo_math.run.log import Shortened, StopOnSignal, Watchdog
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
@@ -54,7 +54,7 @@ from grpo_math.train import heldout
 from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.recipe_settings import Settings, build, print_help
-from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.run_files import RunFiles, RunWriter
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # Exit codes of errors, instead of 2.
@@ -243,26 +243,19 @@ class TrainingRun:
             **config.to_dict(),
             "push_to_hub": self.pushes,
         }
-        # RunFiles is for scripts, which have no recipe to write down.
         trainer.remove_callback(RunFiles)
-        history = History(run_dir)
+        self.writer = RunWriter(trainer)
         # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
         # line of the step would not be logged.
-        findings = Diagnosis(history, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
-        for callback in (history, Shortened(), watchdog, findings):
+        findings = Diagnosis(self.writer, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
+        for callback in (self.writer, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
             # First: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)
-            state = trainer.accelerator.state
-            write_config(
-                run_dir / "config.yaml",
-                {**self.resolved, "stated": resume.explicit_settings(read.values, read.given)},
-                ["grpo_math.train", *read.argv],
-                state.distributed_type,
-                state.num_processes,
-            )
+            explicit = resume.explicit_settings(read.values, read.given)
+            self.writer.write_settings({**self.resolved, "stated": explicit}, ["grpo_math.train", *read.argv])
             resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
@@ -306,15 +299,12 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Save the weights, evaluate after training, write the report, push."""
-        # Under ZeRO-3 and FSDP every process holds a part of the weights, so all of them save.
-        with checkpoints.sealed(self.target, self.trainer.accelerator):
-            self.trainer.save_model(str(self.target))
+        self.writer.save_weights(self.target)
         self.evaluate("after")
         self.compare_best()
         if self.is_main:
-            step = self.trainer.state.global_step
             # Before conclude(): if the push fails, the same command pushes again and does not train.
-            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
+            self.writer.write_finished(weights=self.target.name)
             conclude(self.config, self.target, self.pushes)
 
     def compare_best(self) -> None:

@@ -1,4 +1,6 @@
-"""Decide where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
+"""Refuse to resume another run, or with another number of processes; archive what the resumed run writes again.
+
+run/resume.py decides where a run begins.
 
 transformers and trainer/state.py load the checkpoint.
 """
@@ -14,6 +16,7 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.earlier import archive_later_checkpoints
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.batch import alternatives, batch_from, divisors
+from grpo_math.settings.fields import fields
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -23,35 +26,24 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     Print a line about each damaged checkpoint. Raises `UserError` for a run with other settings, problems or processes,
     and for a damaged checkpoint that is named.
     """
-    asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
-    if str(asked).lower() == "false":
-        asked = None
-    named, held_in = resume.source(run_dir, asked)
-    held = resume.run_config(held_in)
+    requested, mode = config.resume_from_checkpoint, setup.settings["resume"]
+    start = resume.where_to_start(run_dir, requested)
+    held = start.config
     if held is not None:
-        lines = resume.changed_problems(held_in, setup.problems.hashes)
+        lines = resume.changed_problems(start.run_dir, setup.problems.hashes)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if of_checkpoints != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
-        resume.refuse_changed(held_in, lines, mode)
+        resume.refuse_changed(start.run_dir, lines, mode, fields())
         # After the refusal: a finished run of other settings is not the run that was asked for.
-        if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
+        if start.named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
-    if named:
-        # A checkpoint of another program has no list of its files to compare with.
-        ours = checkpoints.unfinished(named) or (named / checkpoints.FILES).exists()
-        if ours and (reason := checkpoints.damage(named)):
-            raise ConfigError(
-                "resume_from_checkpoint", asked, f"cannot be resumed ({reason})", "give another checkpoint"
-            )
-        checkpoint: Path | None = named
-    else:
-        checkpoint, damaged = checkpoints.newest_whole(run_dir)
-        for line in damaged:
-            print(f"warning: {line}: continuing from {checkpoint}", file=sys.stderr)
-        if checkpoint is None and asked:
-            raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
+    checkpoint, damaged = start.checkpoint()
+    for line in damaged:
+        print(f"warning: {line}: continuing from {checkpoint}", file=sys.stderr)
+    if checkpoint is None and requested and str(requested).lower() != "false":
+        raise ConfigError("resume_from_checkpoint", requested, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.checkpoint_step(checkpoint) if checkpoint else 0
     if held is not None and step:
         _refuse_processes(held, config, step)
@@ -59,7 +51,8 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if not setup.settings["dry_run"]:
         archive_later_checkpoints(run_dir, step)
     if checkpoint:
-        why = f" (the run has started from {asked} already)" if not named and Path(str(asked)).is_dir() else ""
+        started = not start.named and Path(str(requested)).is_dir()
+        why = f" (the run has started from {requested} already)" if started else ""
         print(f"Resuming from {checkpoint}{why}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
 

@@ -113,12 +113,6 @@ def server_start(
     settings = {**defaults(), **recipe}
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
-    if settings["load_in_4bit"]:  # as the trainer loads the model
-        extra += ["--quantization", "bitsandbytes"]
-    if not gpus:
-        extra += ["--enforce-eager"]
-    elif not settings["vllm_max_model_length"]:
-        extra += ["--max-model-len", "auto"]  # as much as fits next to the weights
     if teacher:
         extra += ["--no-enable-prefix-caching"]  # see `Server.score`
     command = vllm_server.command(
@@ -134,6 +128,8 @@ def server_start(
         # A batch that is sampled ahead uses an older adapter, so the server has both at work.
         adapters=1 + int(recipe.get("staleness") or 0),
         fixed=teacher,
+        in_4bit=settings["load_in_4bit"],
+        on_gpu=bool(gpus),
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable(),

@@ -47,6 +47,7 @@ class MathGRPOConfig(GRPOConfig):
         "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
         "module:function.",
         choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
+        shapes_rollout=True,
     )
     dppo_high: float = setting(
         0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1

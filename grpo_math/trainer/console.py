@@ -6,15 +6,11 @@ history.jsonl, the trackers and the report contain all metrics and columns.
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Mapping
 from typing import Any
 
-from accelerate import PartialState
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer
-from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
 
 from grpo_math.errors import escaped
 from grpo_math.rewards import completion_text
@@ -152,22 +148,6 @@ def end_bar(trainer: Trainer) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, Printer) and callback.training_bar is not None:
             callback.training_bar.close()
-
-
-@contextmanager
-def one_loading_bar() -> Iterator[None]:
-    """Show one bar "Loading weights": transformers draws one for every model of every process."""
-    drawn = count(int(not PartialState().is_main_process))
-
-    def bar(factory: Any, args: Any, kwargs: Any) -> Any:
-        return Bar(*args, **{**kwargs, "disable": next(drawn) > 0 or not is_progress_bar_enabled()})
-
-    # transformers' own way to change its bars; there is no setting for this one.
-    before = set_tqdm_hook(bar)
-    try:
-        yield
-    finally:
-        set_tqdm_hook(before)
 
 
 def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> None:

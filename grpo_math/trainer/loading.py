@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import PreTrainedModel
 
-from grpo_math.trainer.console import one_loading_bar
+from grpo_math.run.bar import transformers_bars
 
 # Options of an optimizer, which its state in a checkpoint contains too. ``initial_lr`` is the rate before the schedule.
 OPTIONS = ("initial_lr", "weight_decay", "betas", "eps", "momentum")
@@ -22,7 +23,7 @@ def load_weights(model: PreTrainedModel, checkpoint: str) -> None:
     """
     # The widest dtype loses nothing. A script may have cast single weights.
     dtype = max((parameter.dtype for parameter in model.parameters()), key=lambda dtype: dtype.itemsize)
-    with one_loading_bar():
+    with transformers_bars(int(PartialState().is_main_process)):
         loaded = type(model).from_pretrained(checkpoint, dtype=dtype)
     model.load_state_dict(loaded.state_dict())
 

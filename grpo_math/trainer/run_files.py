@@ -1,4 +1,4 @@
-"""Write the files of a run directory when a user's script calls ``trainer.train()``.
+"""Write the files of a run directory: `RunWriter` for a recipe, `RunFiles` when a script calls ``trainer.train()``.
 
 ``output_dir`` gets config.yaml, history.jsonl, completions/ and, at the end, adapter/ and finished.json, so that
 `grpo-math report`, `push`, `ask` and `evaluate --run` accept it like the run of a recipe. `MathGRPOTrainer` adds this
@@ -35,17 +35,42 @@ SCRIPT_DATA = "data of a script"
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 
 
-class RunFiles(History):
-    """The files of a run, written by its main process; an adapter by all processes together."""
+class RunWriter(History):
+    """The writer of a run directory: its settings, history and weights, and the mark of its end.
 
-    def __init__(self, trainer: "GRPOTrainer") -> None:
+    Each file is written by the main process; weights by all processes together.
+    """
+
+    def __init__(self, trainer: Any) -> None:
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
+        super().__init__(self.run_dir)
+
+    def write_settings(self, settings: dict[str, Any], argv: list[str]) -> None:
+        state = self.trainer.accelerator.state
+        write_config(self.run_dir / "config.yaml", settings, argv, state.distributed_type, state.num_processes)
+
+    def save_weights(self, target: Path) -> None:
+        """Save the weights that are trained. All ranks call this: under ZeRO-3 and FSDP each has a part of them."""
+        with checkpoints.sealed(target, self.trainer.accelerator):
+            self.trainer.save_model(str(target))
+            # peft writes a form that nobody has filled in, and names the base by its folder in a cache.
+            (target / "README.md").unlink(missing_ok=True)
+
+    def write_finished(self, **more: Any) -> None:
+        step = self.earlier_steps + self.trainer.state.global_step
+        write_json(self.run_dir / checkpoints.FINISHED, {"step": step, **more})
+
+
+class RunFiles(RunWriter):
+    """The writer for a script: it has no recipe to write down, and may train in a folder with files of its own."""
+
+    def __init__(self, trainer: "GRPOTrainer") -> None:
         self.written = set[Path]()  # the evaluations that this process has written
         self.earlier: Path | None = None  # the folder to which this run has moved files of an earlier one
         self.is_first = True  # until this trainer trains
         self.evaluations: list[tuple[int, dict[str, Any]]] = []  # before this trainer trains
-        super().__init__(self.run_dir)
+        super().__init__(trainer)
 
     def archive(self, paths: Iterable[Path]) -> None:
         """Move files of an earlier run aside, except what this process has written."""
@@ -74,14 +99,7 @@ class RunFiles(History):
             self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
-        # The same file that `grpo-math train` writes, so that the report reads both.
-        write_config(
-            config,
-            recipe_settings(self.trainer),
-            ["python", *sys.argv],
-            str(self.trainer.accelerator.distributed_type),
-            self.trainer.accelerator.num_processes,
-        )
+        self.write_settings(recipe_settings(self.trainer), ["python", *sys.argv])
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         # Until training begins, the history may be that of an earlier run.
@@ -97,14 +115,11 @@ class RunFiles(History):
             target = self.run_dir / "adapter"
             # A script may load its own adapter from this folder.
             if not broadcast_from_main(lambda: earlier.in_the_way(self.run_dir, {"adapter": checkpoints.FILES})):
-                with checkpoints.sealed(target, self.trainer.accelerator):
-                    self.trainer.save_model(str(target))
-                    # peft writes a form that nobody has filled in. `grpo-math push` writes a card.
-                    (target / "README.md").unlink(missing_ok=True)
+                self.save_weights(target)
             elif state.is_world_process_zero:
                 print(f"kept     {target}, which no run has written: the adapter is not saved there", file=sys.stderr)
         if state.is_world_process_zero:
-            write_json(self.run_dir / checkpoints.FINISHED, {"step": self.earlier_steps + state.global_step})
+            self.write_finished()
             # `print` would write into the line of the progress bar.
             tqdm.write(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
 

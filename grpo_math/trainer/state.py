@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 
 from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
+from grpo_math.settings.fields import fields
 from grpo_math.system.collectives import agree_on_all, agree_on_largest, broadcast_from_main
 from grpo_math.trainer import table
 
@@ -35,13 +36,6 @@ ATTRIBUTES = (
     "_globalstep_last_logged",
     "entropy_coef",
     "_last_world_entropy",
-)
-# A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
-# ``beta``, because a rollout without a KL term has no log-probs of the reference.
-BATCH_SETTINGS = (
-    *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
-    *("num_generations", "beta", "loss_type", "world_size"),
-    *("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile", "router_aux_loss_coef", "surrogate"),
 )
 
 
@@ -83,8 +77,9 @@ class TrainerAttributes(Stateful):
         trainer._metrics["train"].update(state["metrics"])
         table.restore(trainer._logs, state["table"])
 
-    def _batch_settings(self) -> list[Any]:
-        return [getattr(self.settings, name) for name in BATCH_SETTINGS]
+    def _batch_settings(self) -> dict[str, Any]:
+        names = ("world_size", *(name for name, field in fields().items() if field.shapes_rollout))
+        return {name: getattr(self.settings, name) for name in names}
 
 
 class RunState:

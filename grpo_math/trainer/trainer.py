@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from accelerate import PartialState
 from accelerate.logging import get_logger
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
@@ -47,8 +48,10 @@ from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.replaced import replaced
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
+from grpo_math.run.bar import transformers_bars
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
+from grpo_math.run.resume import checkpoint_of_script
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.machine import use_physical_cores
@@ -111,7 +114,8 @@ class MathGRPOTrainer(GRPOTrainer):
         served = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
-        with adapter_sync(settings.vllm_sync, settings), console.one_loading_bar(), without:
+        bars = transformers_bars(int(PartialState().is_main_process))
+        with adapter_sync(settings.vllm_sync, settings), bars, without:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -156,7 +160,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # A recipe has locked the folder already, until its report is written.
             if writes_run_files(self):
                 lock.hold(run_dir)
-            return checkpoints.to_resume(run_dir, resume_from_checkpoint)
+            return checkpoint_of_script(run_dir, resume_from_checkpoint)
 
         parts.run.last_step = None
         parts.run.saved_step = 0

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from grpo_math.checks.row_kinds import faults, habits
 from grpo_math.cli import main
 from grpo_math.problems.datasets import load_problems
 
@@ -71,8 +72,13 @@ FAULTS = {
         ("In the figure below, what is the area of $ABC$?", "12"),
         ("![](images/1f.png)\nHow long is the red line?", "19"),
         ("Wie groß ist der Winkel in der Abbildung?", "35"),
+        ("The graph of $f$ is shown below. How many zeros does $f$ have?", "4"),
     ],
-    "open LaTeX": [(r"What is $\sqrt{8$ times 5?", r"10\sqrt{2}"), ("If $x + 3 = 10, what is $2x$?", "14")],
+    "open LaTeX": [
+        (r"What is $\sqrt{8$ times 5?", r"10\sqrt{2}"),
+        ("If $x + 3 = 10, what is $2x$?", "14"),
+        (r"What is \(3 + 15?", "18"),
+    ],
     "problems with lost characters": [
         ("What is $\frac{3}{4} + 1$?", r"\frac{7}{4}"),
         ("What is $3 \times 17$?", "51"),
@@ -173,6 +179,22 @@ def test_what_only_looks_odd_is_kept_and_its_numbers_are_written_bare(here, caps
     assert "as the grader reads them: 14 as a number ('4' = 4, '7' = 7, '10' = 10), 3 as an expression ('49,5', " in out
     assert "\n         line 13, '49,5': '49.5' is wrong\n         line 14, " in out
     assert main(["audit", "mine.jsonl", "--bare_numbers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [
+        ("What do {} apples and {} pears weigh in all, in kg?", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
+        ("Сколько весят {} яблок?", "小明有十二个苹果，还剩多少个苹果？"),
+        ("احسب {} + {}.", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
+    ],
+)
+def test_a_row_in_another_language_than_its_file_is_found(usual, other):
+    rows = [{"problem": usual.format(i, i + 2), "answer": str(i)} for i in range(120)]
+    for expected in ([], [(other, "problems in another language than the others")]):
+        rows += [{"problem": text, "answer": "7"} for text, _ in expected]
+        usual_in_file = habits(rows)
+        assert [(row["problem"], kind.name) for row in rows for kind, _ in faults(row, usual_in_file)] == expected
 
 
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):

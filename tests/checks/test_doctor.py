@@ -261,3 +261,11 @@ def test_doctor_checks_the_gpus_that_it_is_asked_for(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: gpus=8 cannot be had: 2 GPUs are visible here: give 1 to 2\n"
     assert main([*command, "1"]) == 0
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_doctor_prints_each_value_that_a_method_replaces(here, capsys):
+    path = recipe(here, {"dataset": "generated:sums", "epsilon_high": 0.5})
+    main(["doctor", path, "--method", "dapo", "--rewards", "gsm8k", "--json"])
+    found = [(one["level"], one["message"]) for one in json.loads(capsys.readouterr().out)["findings"]]
+    assert ("info", "epsilon_high 0.5 -> 0.28, by --method dapo") in found
+    assert ("info", "reward_weights [1.0, 0.5] is dropped with its rewards, by the command line") in found

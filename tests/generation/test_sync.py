@@ -39,7 +39,7 @@ pytestmark = [
 @pytest.fixture(scope="module")  # its key stands in this process's environment
 def process(smollm, tmp_path_factory):
     # In bfloat16 a CPU without AVX-512 takes several times as long.
-    on_cpu = {"dtype": "float32", "lora_rank": 8, "extra": ("--enforce-eager", "--max-num-seqs", "16")}
+    on_cpu = {"dtype": "float32", "lora_rank": 8, "on_gpu": False, "extra": ("--max-num-seqs", "16")}
     with serving(smollm, tmp_path_factory.mktemp("vllm"), VLLM, copies=2, **on_cpu) as process:
         yield process
 

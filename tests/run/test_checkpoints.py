@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import checkpoints, earlier, files, resume, weights
+from grpo_math.settings.fields import fields
 
 
 def accelerator(events=None, main=True):
@@ -63,9 +66,9 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_deleted_and_one_of_an_e
     with contextlib.suppress(OSError), checkpoints.sealed(tmp_path / "checkpoint-2", accelerator()):
         raise OSError("full")
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
-    assert checkpoints.to_resume(tmp_path, None) is None
+    assert resume.checkpoint_of_script(tmp_path, None) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-    assert [checkpoints.to_resume(tmp_path / "new", asked) for asked in (True, False)] == [True, False]
+    assert [resume.checkpoint_of_script(tmp_path / "new", asked) for asked in (True, False)] == [True, False]
 
 
 def test_another_machine_neither_seals_nor_deletes(tmp_path):
@@ -85,7 +88,7 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
         two,
         [f"{ten} cannot be resumed (state_0.pt is not what was written)"],
     )
-    assert [checkpoints.to_resume(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
+    assert [resume.checkpoint_of_script(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
     for step in (2, 10):
         (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
     earlier.archive_later_checkpoints(tmp_path, 2)
@@ -155,25 +158,32 @@ def test_who_splits_the_weights_and_keeps_the_optimizer(plugins, config, split, 
 
 def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     run_dir, other = tmp_path / "run", checkpoint(tmp_path / "other", 1)
-    assert {resume.source(run_dir, asked) for asked in (None, False, True, "true", "False")} == {(None, run_dir)}
-    assert resume.source(run_dir, other) == (other, other.parent)
+    assert [resume.where_to_start(run_dir, asked) for asked in (None, False, True, "true", "False")] == 5 * [
+        (None, run_dir, None)
+    ]
+    assert resume.where_to_start(run_dir, other)[:2] == (other, other.parent)
     run_dir.mkdir()
     (run_dir / "config.yaml").write_text(f"stated: {{resume_from_checkpoint: {other}}}")
-    assert resume.source(run_dir, other) == (other, other.parent), "it was killed before its first checkpoint"
+    assert resume.where_to_start(run_dir, other)[:2] == (other, other.parent), (
+        "it was killed before its first checkpoint"
+    )
     (run_dir / "config.yaml").write_text("stated: {}")
     with pytest.raises(ConfigError, match=r"output_dir='.*' contains another run: name a new folder"):
-        resume.source(run_dir, other)
+        resume.where_to_start(run_dir, other)
     mine = checkpoint(run_dir, 1)
-    assert resume.source(run_dir, other) == (None, run_dir), "its own checkpoints are newer"
-    assert resume.source(run_dir, str(mine)) == (mine, run_dir)
+    assert resume.where_to_start(run_dir, other)[:2] == (None, run_dir), "its own checkpoints are newer"
+    assert resume.where_to_start(run_dir, str(mine))[:2] == (mine, run_dir)
 
 
 def test_other_settings_are_listed():
     kept = resume.explicit_settings({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
     now = {"seed": 1, "hub_token": "hf_y", "save_steps": 9, "lora_r": 8, "rewards": ["accuracy"]}
-    assert resume.changed(
-        {"stated": kept}, now, set(now), {"seed": 42, "beta": 0.0, "lora_r": 16, "rewards": ("accuracy",)}
-    ) == ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
+    lines = ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
+    assert resume.changed({"stated": kept}, now, set(now), fields()) == lines
+    # `force` does not change the shape of the adapter.
+    with pytest.raises(ConfigError, match=re.escape("(lora_r: 16 -> 8): name a new folder")):
+        resume.refuse_changed(Path("run"), lines, "force", fields())
+    resume.refuse_changed(Path("run"), lines[:1], "force", fields())
 
 
 def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_path):

@@ -109,6 +109,16 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(termi
     assert terminal or [line[:14] for line in output.split("\n") if line] == shown
 
 
+def test_the_last_line_of_a_log_does_not_repeat_the_line_of_a_minute(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(bar.time, "monotonic", lambda: now[0])
+    with bar.Bar(total=2, desc="training", miniters=1, mininterval=0) as progress:
+        for _ in range(2):
+            now[0] += 60.0
+            progress.update()
+    assert [line[:14] for line in capsys.readouterr().err.split("\n") if line] == ["training:  50%", "training: 100%"]
+
+
 # A run that hangs
 
 

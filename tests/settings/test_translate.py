@@ -100,8 +100,8 @@ def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
     (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).sound().notes
     assert note.startswith("drop_solved=0.9 has no effect: of grpo_math 0.2, whose measurement showed no difference")
     # A run of that version resumes if the field was off.
-    assert resume.changed({"stated": {"drop_solved": 0.0}}, {}, set(), {"seed": 1}) == []
-    assert resume.changed({"stated": {"drop_solved": 0.9}}, {}, set(), {"seed": 1}) == ["drop_solved: 0.9 -> None"]
+    assert resume.changed({"stated": {"drop_solved": 0.0}}, {}, set(), fields()) == []
+    assert resume.changed({"stated": {"drop_solved": 0.9}}, {}, set(), fields()) == ["drop_solved: 0.9 -> None"]
 
 
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):

@@ -194,20 +194,17 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
     # The dtype is not what the optimizer needs.
     assert full == vllm_server.command(model, max_model_length=1024)
     assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == vllm_server.command(
-        model, dtype="float32", lora_rank=16, adapters=2, seed=7, extra=["--enforce-eager"]
+        model, dtype="float32", lora_rank=16, adapters=2, seed=7, on_gpu=False
     )
-    length = ["--max-model-len", "auto"]
-    assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16, extra=length)
+    assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16)
+    assert option(command({}, 1), "--max-model-len") == "auto"
     assert command({"use_peft": False}, 1, teacher=True) == vllm_server.command(
-        model, dtype="bfloat16", fixed=True, extra=[*length, "--no-enable-prefix-caching"]
+        model, dtype="bfloat16", fixed=True, extra=["--no-enable-prefix-caching"]
     )
-    assert command(
-        {"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"]
-    ) == vllm_server.command(
-        model,
-        data_parallel=2,
-        lora_rank=16,
-        extra=["--revision", "v2", "--quantization", "bitsandbytes", *length, "--x"],
+    quantised = command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"])
+    assert option(quantised, "--quantization") == "bitsandbytes"
+    assert quantised == vllm_server.command(
+        model, data_parallel=2, lora_rank=16, in_4bit=True, extra=["--revision", "v2", "--x"]
     )
 
 

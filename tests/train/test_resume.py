@@ -408,8 +408,8 @@ def test_a_run_that_has_started_from_a_named_checkpoint_goes_on_from_its_newest(
     ):
         config = {"stated": {"resume_from_checkpoint": str(stated)} if stated else {}}
         (run / "config.yaml").write_text(json.dumps(config))
-        assert resume.source(run, str(asked)) == (named, run)
-    assert resume.source(tmp_path / "new", str(other)) == (other, other.parent)
+        assert resume.where_to_start(run, str(asked))[:2] == (named, run)
+    assert resume.where_to_start(tmp_path / "new", str(other))[:2] == (other, other.parent)
 
 
 # A step of 8 completions, which 2 processes wrote.

@@ -238,7 +238,7 @@ def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_toke
         save()
         saved = torch.load(file, weights_only=False)
         assert (saved.learning_rate, saved.hub_token) == (0.05, None)
-        assert saved.model_init_kwargs == {"token": None, "config": [{"api_key": None}]}
+        assert saved.model_init_kwargs == {"config": [{}]}
     assert tokens == ["hf_x"]
 
 

@@ -28,7 +28,7 @@ DISTIL = {"beta": 0.5, "kl_estimator": "advantage", "rows": "scripted"}
 def test_a_served_teacher_is_the_teacher_in_the_process_until_it_is_killed(tiny, tmp_path):
     pytest.importorskip("deepspeed.ops")
     teacher, policy = tiny("served"), tiny("llama")
-    options = {"dtype": "float32", "lora_rank": 0, "fixed": True, "extra": ("--enforce-eager", "--max-num-seqs", "16")}
+    options = {"dtype": "float32", "lora_rank": 0, "fixed": True, "on_gpu": False, "extra": ("--max-num-seqs", "16")}
     with serving(teacher, tmp_path, VLLM, **options) as process:
         classes = {"trainer_class": MathGRPOTrainer, "config_class": MathGRPOConfig}
         tokenizer = AutoTokenizer.from_pretrained(policy)

@@ -190,13 +190,13 @@ def test_a_server_that_cannot_teach_is_one_line_before_weights_load(change, smal
         ours(**DISTIL, reference_model=url, max_completion_length=8, vllm_server_timeout=0.1)
 
 
-@pytest.mark.parametrize("end", ["stopped", "missing", "nan"])
+@pytest.mark.parametrize("end", ["stopped", "missing", "short", "nan"])
 def test_a_lost_teacher_or_a_missing_log_prob_ends_the_run_with_one_line_and_keeps_the_step(
     end, ours, served, tmp_path
 ):
     saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 100}
     trainer = ours(**DISTIL, **saves, reference_model=served.url, vllm_server_timeout=0.1, **CONSTANT)
-    logps = {"missing": [None, None], "nan": [None, {str(token): {"logprob": math.nan} for token in range(99)}]}
+    of_tokens = {str(token): {"logprob": math.nan if end == "nan" else -1.0} for token in range(99)}
 
     def sampling(body):
         if trainer.state.global_step < 2:
@@ -204,7 +204,9 @@ def test_a_lost_teacher_or_a_missing_log_prob_ends_the_run_with_one_line_and_kee
         if end == "stopped":
             served.stop()
             return 500, "lost"
-        return 200, json.dumps({"choices": [{"prompt_logprobs": logps[end] * len(body["prompt"][0])}]})
+        length = len(body["prompt"][0])
+        entries = {"missing": [None] * length, "short": [of_tokens], "nan": [None, *[of_tokens] * (length - 1)]}[end]
+        return 200, json.dumps({"choices": [{"prompt_logprobs": entries}]})
 
     served.sampling = sampling
     line = "no vLLM server answers" if end == "stopped" else "gave no log-prob of a token: see the log of the server"
