@@ -1,4 +1,4 @@
-"""The GPU tier, ``./launch/test.sh --gpu [PART ...]``: what only a CUDA device can show. PART is the end of a file's name.
+"""The GPU tier, ``./launch/test.sh --gpu [PART ...]``: what only a CUDA device can show. PART ends a name of a file.
 
 Each test prints one line of JSON and appends the line to $GRPO_MATH_FIGURES (runs/figures.jsonl). No test starts after
 $GRPO_MATH_GPU_SECONDS: the rest fails as not measured. Without a CUDA device every test fails. Some tests can be
