@@ -24,8 +24,9 @@ CHANGES = {
         ("algorithm/losses.py", "SurrogateFunction = Callable",
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
          '    return Surrogate(-ratio * inputs.advantages, metrics={"unclipped": Metric(ratio)})\n\n\n'),
-        ("algorithm/losses.py", '"reinforce": reinforce, "dppo"', '"unclipped": unclipped, '),
-        ("trainer/config.py", '"reinforce", "dppo", "module:function")', '"unclipped", '),
+        ("algorithm/losses.py", '    "gmpo": gmpo,', '    "unclipped": unclipped,\n'),
+        ("settings/surrogates.py", '    "gmpo": "epsilon', '    "unclipped": "",\n'),
+        ("trainer/config.py", '"gmpo", "cispo", "dppo", "dppo_kl"', '"unclipped", '),
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
