@@ -141,8 +141,7 @@ def lines(result: Mapping[str, Any], golds: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the text output."""
     yield f"gold answers as the grader reads them: {in_words(golds)}"
     for one in result["faults"]:
-        written = "left out" if one["left_out"] else "kept"
-        yield f"{one['count']:7,}  {one['kind']} ({written} by --write_clean): {one['remedy']}"
+        yield f"{one['count']:7,}  {one['kind']}: {one['remedy']} ({'left out' if one['left_out'] else 'kept'})"
         yield from (f"         {example}" for example in one["examples"])
     if common := result["most_common"]:
         yield f"{common['count']:7,}  gold answers are {common['answer']!r}: a guess is rewarded"

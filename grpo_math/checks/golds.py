@@ -26,7 +26,6 @@ COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
 # Two letters of a script without spaces count as a word.
 WORD = re.compile(r"(?<![\\A-Za-z])(?:[⺀-鿿぀-ヿ]{2}|(?:(?![⺀-鿿぀-ヿ])[^\W\d_]){2,})")
-READINGS = ("number", "expression", "choice", "text")
 
 
 def is_damaged(gold: str) -> bool:
@@ -43,7 +42,7 @@ def words(gold: str) -> list[str]:
 
 
 def reading(gold: str) -> str:
-    """Return one of `READINGS`."""
+    """Return "number", "expression", "choice" or "text"."""
     if LETTER.fullmatch(gold):
         return "choice"
     if value(gold) is not None:

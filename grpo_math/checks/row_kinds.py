@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from grpo_math.checks.golds import DAMAGED, is_damaged, words
-from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
@@ -73,8 +72,10 @@ FIGURE = re.compile(
     rf"|\b(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b",
     re.IGNORECASE,
 )
+# A control character that was a LaTeX command, and UTF-8 that was read in another encoding.
 LOST = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]|\r(?!\n)|\n(?=(?:e|eq|abla|mid|otin|eg)(?![A-Za-z]))|\t(?=ext|imes|heta|frac|riangle|ilde)|[ÂÃâ][\x80-¿€]"
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]|\r(?!\n)|\n(?=(?:e|eq|abla|mid|otin|eg)(?![A-Za-z]))|\^\{?circ(?![a-z])"
+    r"|\t(?=ext|imes|heta|frac|riangle|ilde|(?:an|ag|au|o)(?![a-z]))|[ÂÃâ][\x80-¿€]"
 )
 TASK = re.compile(rf"(?:please |bitte |\W|[a-z\d]{{1,2}}[.)])*(?:{WORDS['tasks']})(?![a-z])", re.IGNORECASE)
 SENTENCE = re.compile(r"(?<=[.?!])\s+|(?<=[。？！])|\n")
@@ -96,7 +97,6 @@ FORMULA = re.compile(
     r"\[asy\].*?\[/asy\]|\\begin\{(\w+\*?)\}.*?\\end\{\1\}|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+", re.DOTALL
 )
 LETTERS = re.compile(r"[^\W\d_]{2,}")
-JAPANESE = re.compile("HIRAGANA|KATAKANA")
 
 Row = Mapping[str, Any]
 
@@ -187,10 +187,8 @@ def _is_open(text: str) -> bool:
 
 
 def _lost_characters(row: Row, usual: Habits) -> str:
-    text = row["problem"]
-    lost = LOST.search(text)
-    changed = next((i for i, (a, b) in enumerate(zip(text, repaired(text), strict=False)) if a != b), None)
-    return _around(text, lost) if lost else text[max(0, changed - 20) : changed + 40] if changed is not None else ""
+    lost = LOST.search(row["problem"])
+    return _around(row["problem"], lost) if lost else ""
 
 
 def _cannot_be_checked(row: Row, usual: Habits) -> str:
@@ -213,11 +211,6 @@ def _other_language(row: Row, usual: Habits) -> str:
     judged = len(words) >= JUDGED and usual.share >= SHARED
     is_other = judged and _share(words, usual.common) < FOREIGN * usual.share
     return row["problem"][:60] if is_other or _script(row["problem"]) not in ("", usual.script) else ""
-
-
-def _cut(row: Row, usual: Habits) -> str:
-    problem = row["problem"]
-    return problem[-60:] if usual.punctuated and _open_end(problem) else ""
 
 
 def _open_end(problem: str) -> bool:
@@ -246,8 +239,7 @@ def _script(problem: str) -> str:
     name = scripts.most_common(1)[0][0] if letters else ""
     # Names in formulas are Latin or Greek in each language.
     fewest = SCRIPT_LETTERS if name in ("LATIN", "GREEK") else FEWEST
-    name = name if len(letters) >= fewest else ""
-    return JAPANESE.sub("CJK", name)
+    return re.sub("HIRAGANA|KATAKANA", "CJK", name if len(letters) >= fewest else "")
 
 
 NO_ANSWER = Kind("no gold answer", "add the answers", lambda row, usual: NO_GOLD.fullmatch(_plain(row)))
@@ -278,7 +270,11 @@ PROBLEM_KINDS = (
     Kind("problems with lost characters", "read the source again, with its escapes and encoding", _lost_characters),
     Kind("tasks whose answer cannot be checked", "ask for a value", _cannot_be_checked),
     Kind("several questions with one gold answer", "make a row of each question", _several_questions),
-    Kind("problems that end within a sentence", "read the source again without a limit on its length", _cut),
+    Kind(
+        "problems that end within a sentence",
+        "read the source again without a limit on its length",
+        lambda row, usual: row["problem"][-60:] if usual.punctuated and _open_end(row["problem"]) else "",
+    ),
     Kind(
         "problems in another language than the others",
         "leave them out if you did not want them",
@@ -295,6 +291,6 @@ REPEATED = Kind("near-duplicate problems", "keep one")
 IN_A_TEST = Kind("problems of {}, a test set", "leave them out, or the accuracy on the set means nothing")
 OWN_TEXT = Kind(
     "gold answers that are correct only in their own text",
-    "--bare_numbers writes the numbers in a column of their own",
+    "--bare_numbers writes their numbers in a column",
     left_out=False,
 )

@@ -1,5 +1,6 @@
 """Report a column that is missing, with the line to paste: which column is which, guessed by what the columns contain.
 
+>>> from grpo_math.problems.columns import ACCEPTED
 >>> row = {"Nr": 1, "Frage": "Wie viel sind 40 + 53 Euro?", "Loesung": "93 Euro"}
 >>> column_remedy([row], "problem", ACCEPTED)
 'its columns are Nr, Frage, Loesung; give --columns problem=Frage,answer=Loesung'
@@ -52,45 +53,30 @@ def _texts(rows: Sequence[Mapping[str, Any]]) -> Texts:
 
 def _guess(texts: Texts, columns: Columns) -> dict[str, str]:
     """Return the likely columns of the fields without an accepted name."""
-    free = [name for name in texts if name not in used(texts, columns)]
+    order = [*texts]
+    free = [name for name in order if name not in used(texts, columns)]
+    length = {name: fmean(map(len, texts[name])) for name in free}
     problem, answer = (next(iter(used(texts, {"": columns[field]})), None) for field in ("problem", "answer"))
     guessed = {}
     # The problem asks a question or is the longest text. A solution may be longer, and marks its answer.
-    if problem is None:
-        plain = {name: all(gold_answer(text) == text for text in texts[name]) for name in free}
-        likely = [name for name in free if plain[name] and _length(texts[name]) >= SENTENCE]
-        if not likely:
-            return {}
-        problem = guessed["problem"] = max(
-            likely, key=lambda name: (_most(ASKS.fullmatch, texts[name]), _length(texts[name]))
-        )
+    likely = [n for n in free if length[n] >= SENTENCE and all(gold_answer(text) == text for text in texts[n])]
+    if problem is None and likely:
+        problem = guessed["problem"] = max(likely, key=lambda n: (_share(ASKS.fullmatch, texts[n]) > 0.5, length[n]))
     others = [name for name in free if name != problem]
-    if answer is None and others:
-        later = [*texts][[*texts].index(problem) :]
-        # The gold answer has digits, does not count the rows, differs from row to row, and is short.
+    # The gold answer has digits, does not count the rows, differs from row to row, follows the problem, and is short.
+    if answer is None and problem is not None and others:
         guessed["answer"] = max(
             others,
-            key=lambda name: (
-                _most(re.compile(r"\d").search, texts[name]),
-                not _counts(texts[name]),
-                2 * len({*texts[name]}) > len(texts[name]),
-                name in later,
-                -_length(texts[name]),
+            key=lambda n: (
+                _share(re.compile(r"\d").search, texts[n]) > 0.5,
+                texts[n] != [str(number) for number in range(1, len(texts[n]) + 1)],
+                2 * len({*texts[n]}) > len(texts[n]),
+                order.index(n) > order.index(problem),
+                -length[n],
             ),
         )
     return guessed
 
 
-def _length(cells: Sequence[str]) -> float:
-    return fmean(map(len, cells))
-
-
-def _most(test: Any, cells: Sequence[str]) -> bool:
-    return 2 * sum(map(bool, map(test, cells))) > len(cells)
-
-
-def _counts(cells: Sequence[str]) -> bool:
-    """Return True for the numbers of the rows, as in 1, 2, 3."""
-    return all(cell.isdecimal() for cell in cells) and [int(cell) - int(cells[0]) for cell in cells] == [
-        *range(len(cells))
-    ]
+def _share(test: Any, cells: Sequence[str]) -> float:
+    return fmean(bool(test(cell)) for cell in cells)
