@@ -7,6 +7,7 @@ and transformers do not have. Their source is parsed, not imported.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def settings() -> str:
 def table(name: str) -> str:
     """Return a computed table as Markdown. The program of each is imported only here: some need torch."""
     sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
-    if program := {"settings": settings, "findings": findings, "methods": methods}.get(name):
+    if program := {"settings": settings, "findings": findings, "methods": methods, "figures": figures}.get(name):
         return program()
     from benchmarks import layouts
 
@@ -67,6 +68,20 @@ def findings() -> str:
     from grpo_math.checks.diagnosis import CHECKS
 
     return ", ".join(f"`{name}`" for name in CHECKS)
+
+
+def figures() -> str:
+    """Return a row for each line of the files of figures, or a sentence without any."""
+    files = sorted((ROOT / "tests/gpu/figures").glob("*.jsonl"))
+    lines = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    if not lines:
+        return "Nothing was measured yet."
+    rows = ["| card | versions | command | claim | measured |", "|---" * 5 + "|"]
+    for line in lines:
+        versions = ", ".join(f"{name} {line[name]}" for name in ("torch", "transformers", "trl"))
+        claim = line["figure"].removeprefix("test_").replace("_", " ")  # the name of the test
+        rows.append(f"| {line['device']} | {versions} | `{line['command']}` | {claim} | {line['says']} |")
+    return "\n".join(rows)
 
 
 def methods() -> str:

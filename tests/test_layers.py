@@ -43,7 +43,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.lost_server", "generation.served_teacher"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
-    *("train.heldout", "train.program", "train.resuming"),
+    *("train.heldout", "train.program", "train.resuming", "train.two_steps"),
     *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
     *(
         "trainer.loading",
@@ -59,7 +59,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.canary", "report.finish"),
-    *("train.program", "train.resuming"),
+    *("train.program", "train.resuming", "train.two_steps"),
     *(
         "trainer.rollout_queue",
         "trainer.updates",

@@ -216,17 +216,17 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     reason = f"cannot be written: {parent} is read-only, or not a folder"
     setup.refuse("output_dir", not writable, reason, "name another folder")
-    named, run_dir, held = resume.where_to_start(folder, s["resume_from_checkpoint"])
+    named, run_dir, existing_run = resume.where_to_start(folder, s["resume_from_checkpoint"])
     if named:
         checkpoints.checkpoint_step(named)
-    known = isinstance((held or {}).get("stated"), dict)
+    known = isinstance((existing_run or {}).get("stated"), dict)
     # Another program made the checkpoint, so there is nothing to compare.
-    if held is None or (not known and named):
+    if existing_run is None or (not known and named):
         return
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    lines = resume.changed(held, s, setup.recipe.given, fields.fields())
+    lines = resume.changed(existing_run, s, setup.recipe.given, fields.fields())
     resume.refuse_changed(run_dir, lines, s["resume"], fields.fields())
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")

@@ -96,9 +96,9 @@ def chat_template(setup: Setup) -> None:
 def reference(setup: Setup) -> Iterator[Finding]:
     """The reference model has the tokenizer of the trained model. A teacher on a server answers."""
     s = setup.settings
+    if s["reference_model"] and not teacher_url(s):
+        check_reference(s["reference_model"], setup.tokenizer)
     if not teacher_url(s):
-        if s["reference_model"]:
-            check_reference(s["reference_model"], setup.tokenizer)
         return
     # Imports torch.
     from grpo_math.generation.served_teacher import COMMAND, ServedTeacher

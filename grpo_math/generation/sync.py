@@ -61,7 +61,6 @@ from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 from grpo_math.system.addresses import url_of
 from grpo_math.system.collectives import broadcast_from_main
-from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
 
@@ -381,16 +380,12 @@ class AdapterGeneration(VLLMGeneration):
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
 
-        def lost(error: ServerError) -> None:
-            self.losses += 1
-            # Once for each sync: all requests to a server that is lost fail alike.
-            logger.warning_once(f"{error}; a request after sync {self.sent} is repeated.")
-
         def restore() -> None:
+            self.losses += 1
             self._wait()
             self._load(folder)
 
-        return outliving_restarts(self.server.url, call, lost, restore)
+        return outliving_restarts(self.server.url, call, restore, f"after sync {self.sent}")
 
     def _wait(self) -> None:
         start = start_line(self.model, self.args, self.server.url, self.rank)

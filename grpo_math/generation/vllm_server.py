@@ -30,6 +30,8 @@ from grpo_math.system.http import Client, ServerError, read_key
 SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
+# Reason and remedy for a higher rank: of a recipe (settings/rules.py), or of an adapter that a script makes.
+ABOVE = (f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
 # In the folder BESIDE, which is on the server's path.
 GUARD = "grpo_math_key.Guard"
 BESIDE = Path(__file__).with_name("beside_vllm")
@@ -118,7 +120,7 @@ def served_rank(rank: int) -> int:
     grpo_math.errors.ConfigError: lora_r=513 is above 512, vLLM's largest: train an adapter of lower rank
     """
     if rank > RANKS[-1]:
-        raise ConfigError("lora_r", rank, f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
+        raise ConfigError("lora_r", rank, *ABOVE)
     return min(served for served in RANKS if rank <= served)
 
 

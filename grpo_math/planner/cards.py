@@ -24,12 +24,20 @@ class Card(NamedTuple):
 
 
 NUMBERS = "give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"
-# Parts of names that are not in cards.json, and why.
+# Parts of names that are not in cards.json: why, and what to do.
 OTHERS = {
-    r"laptop|mobile|max-?q": "is a laptop's GPU, which is slower than the card of that name and often has less memory",
-    r"radeon|amd|instinct|\bmi\d|\brx\W?\d": "is an AMD GPU: the plan counts bytes alike, but training was never tried "
-    "with torch's build for ROCm",
-    r"apple|\bm[1-9]\b": "is an Apple GPU, which was never tried: train on the CPU there (use_cpu: true)",
+    r"laptop|mobile|max-?q": (
+        "is a laptop's GPU, which is slower than the card of that name and often has less memory",
+        "give its GB,TFLOP/s,GB/s, such as 8,60,256",
+    ),
+    r"radeon|amd|instinct|\bmi\d|\brx\W?\d": (
+        "is an AMD GPU: the plan counts bytes alike, but training was never tried with torch's build for ROCm",
+        "give its GB,TFLOP/s,GB/s, such as 24,122,960",
+    ),
+    r"apple|\bm[1-9]\b": (
+        "is an Apple GPU, which was never tried: train on the CPU there",
+        "plan with --use_cpu true --cpu_memory GB",
+    ),
 }
 
 
@@ -49,9 +57,9 @@ bandwidth=320.0, float32=8.0, capability=None))
         if min(gb, tflops, bandwidth) > 0:
             # Older cards compute an eighth as fast in float32 as in 16 bit.
             return Card(gb, tflops, bandwidth, float32=tflops / 8)
-    for part, reason in OTHERS.items():
+    for part, (reason, remedy) in OTHERS.items():
         if re.search(part, text, re.IGNORECASE):
-            raise ConfigError("card", text, reason, NUMBERS)
+            raise ConfigError("card", text, reason, remedy)
     name = _plain(text)
     for known, numbers in cards.items():
         if name == _plain(known):

@@ -30,6 +30,12 @@ def picture(answer: Mapping[str, Any]) -> str:
     for term in (*dict.fromkeys(names), "in_total"):
         sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in rows.items() if term in terms]
         lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
+    if known := answer.get("calibration"):
+        rates = "{tflops:.4g} TFLOP/s, {bandwidth:.4g} GB/s, {launch_us:.2g} us a launch".format(**known)
+        lines.append(f"this card on {known['date']}, torch {known['torch']}: {rates}")
+        lines += [
+            f"  {name:<30} plan {planned}, measured {measured}" for name, planned, measured in known["rows"] or ()
+        ]
     main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += _roles(answer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, seconds
+from grpo_math.planner.calibration import Calibration
 from grpo_math.planner.cards import Card
 from grpo_math.planner.ladder import suggest
 from grpo_math.planner.memory_plan import MemoryPlan
@@ -32,7 +33,8 @@ def plan(
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
     ``vllm_max_model_length`` minus the completion length, or 512. ``configs``: the contents of accelerate configs
     by name, of which the first that fits is chosen. ``card``: the speed of a GPU, for ``seconds``.
-    ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
+    ``offline``: do not use the Hub and do not measure. ``calibration``: the measurements of the GPU. Raises
+    `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
@@ -43,6 +45,8 @@ def plan(
     configs = configs or {"": None}
     plans = _plans(recipe, configs, **machine)
     name, counted = _first_that_fits(plans)
+    if known := counted.machine.calibration:
+        card = known.card(counted.machine.gpu_bytes / GB)
     timed = (
         seconds.per_step(counted.machine, counted.settings, counted.batch, counted.layout, card, counted.precise)
         if card and not counted.settings["use_cpu"]
@@ -118,6 +122,7 @@ def _read(
     accelerate: Settings | None = None,
     capability: float | None = None,
     offline: bool = False,
+    calibration: Calibration | None = None,
 ) -> tuple[Machine, Json]:
     cpu_gb, says = cpu_gb or main_memory(), accelerate or {}
     if (kind := says.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
@@ -154,5 +159,6 @@ def _read(
         None if on_cpu else capability,
         teacher,
         config.get("model_type", ""),
+        calibration,
     )
     return machine, settings

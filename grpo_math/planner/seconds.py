@@ -1,10 +1,12 @@
 """Rough seconds of an optimizer step, and hours of a run, as ranges: arithmetic on parameters, tokens and a card.
 
-Does not count grading, the network, or how well a kernel fits a shape. Nothing here has been measured.
+Does not count grading, the network, or how well a kernel fits a shape. The shares below have never been measured. On a
+GPU that was calibrated with the recipe, the measured shares replace them.
 """
 
 from typing import Any
 
+from grpo_math.planner.calibration import around
 from grpo_math.planner.cards import Card
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.memory import Precision
@@ -15,8 +17,9 @@ from grpo_math.settings.batch import Batch
 from grpo_math.settings.vllm import teacher_url
 
 # Shares of a card's rates that a run may reach, low and high.
-COMPUTE = (0.2, 0.5)
-DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
+Range = tuple[float, float]
+COMPUTE: Range = (0.2, 0.5)
+DECODING: dict[str, Range] = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
 
 
 def per_step(
@@ -37,7 +40,7 @@ def per_step(
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5))
-    >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None)
+    >>> machine = SimpleNamespace(shape=shape, prompt=50, teacher=None, calibration=None)
     >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10)
     >>> settings = {"max_completion_length": 100, "gradient_checkpointing": True, "beta": 0.0, "num_iterations": 1}
     >>> settings |= {"max_steps": -1, "heldout_every": 0, "reference_model": None}
@@ -59,18 +62,19 @@ def per_step(
     >>> per_step(machine, {**settings, "beta": 0.1}, batch, server, card, half)["ranges"]
     {'generation': [0.17, 0.39], 'update': [0.68, 1.7], 'step': [0.85, 2.1]}
     """
-    each = _completion(machine, settings, batch, layout, card, precise)
+    compute, decoding, measured = _shares(machine, settings, layout)
+    each = _completion(machine, settings, batch, layout, card, precise, decoding)
     generation = [seconds * batch.total / settings["num_iterations"] for seconds in each]
-    update = _update(machine, settings, batch, card, precise)
+    flops, speed = update_flops(machine, settings, batch, batch.total), rate(card, precise)
+    update = [flops / (batch.processes * speed * share) for share in reversed(compute)]
     ranges = {
         "generation": generation,
         "update": update,
         "step": [a + b for a, b in zip(generation, update, strict=True)],
     }
-    shares = DECODING[layout.generation]
     words = (
-        f"never measured; {card.gb:g} GB card with {_rate(card, precise):g} TFLOP/s and {card.bandwidth:g} GB/s, of "
-        f"which {COMPUTE[0]:.0%} to {COMPUTE[1]:.0%} and {shares[0]:.0%} to {shares[1]:.0%} are reached; "
+        f"{measured}; {card.gb:.4g} GB card with {speed / 1e12:.4g} TFLOP/s and {card.bandwidth:.4g} GB/s, of "
+        f"which {compute[0]:.0%} to {compute[1]:.0%} and {decoding[0]:.0%} to {decoding[1]:.0%} are reached; "
         f"{batch.total} completions of {settings['max_completion_length']} tokens, {batch.rollout} generated at a time"
     )
     return {
@@ -105,24 +109,35 @@ def _rounded(numbers: list[float]) -> list[float]:
     return [float(f"{number:.2g}") for number in numbers]
 
 
-def _rate(card: Card, precise: Precision) -> float:
+def _shares(machine: Machine, settings: Settings, layout: Layout) -> tuple[Range, Range, str]:
+    """Return the ranges of the shares that an update and generation reach, and what of them was measured."""
+    compute, decoding, known = COMPUTE, DECODING[layout.generation], machine.calibration
+    if not known:
+        return compute, decoding, "never measured"
+    if not (shares := known.of(settings)):
+        return compute, decoding, f"rates {known.line()}, the shares never"
+    if layout.generation != "transformers":
+        return around(shares["training"]), decoding, f"update {known.line()}, generation never measured"
+    return around(shares["training"]), around(shares["generation"]), known.line()
+
+
+def rate(card: Card, precise: Precision) -> float:
+    """Return the FLOP/s of matrix products."""
     # Autocast multiplies in 16 bit, and reads the weights in their own format.
-    return card.tflops if precise.autocast or precise.stream == 2 else card.float32
+    return 1e12 * (card.tflops if precise.autocast or precise.stream == 2 else card.float32)
 
 
-def _update(machine: Machine, settings: Settings, batch: Batch, card: Card, precise: Precision) -> list[float]:
-    """Return the seconds of the update of an optimizer step."""
+def update_flops(machine: Machine, settings: Settings, batch: Batch, completions: float) -> float:
+    """Return the FLOPs of an update on so many completions of full length."""
     # A packed update computes each prompt once for its group.
-    tokens = batch.total * (settings["max_completion_length"] + machine.prompt / batch.generations)
+    tokens = completions * (settings["max_completion_length"] + machine.prompt / batch.generations)
     scores_reference = settings["beta"] > 0 and not teacher_url(settings)
     reference = (machine.teacher or machine.shape).active if scores_reference else 0
-    flops = tokens * (machine.shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
-    rate = batch.processes * _rate(card, precise) * 1e12
-    return [flops / (rate * share) for share in reversed(COMPUTE)]
+    return tokens * (machine.shape.active * (6 + 2 * settings["gradient_checkpointing"]) + 2 * reference)
 
 
 def _completion(
-    machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision
+    machine: Machine, settings: Settings, batch: Batch, layout: Layout, card: Card, precise: Precision, shares: Range
 ) -> list[float]:
     """Return the seconds of a completion, if a rollout is generated at a time.
 
@@ -132,15 +147,19 @@ def _completion(
     >>> machine = SimpleNamespace(shape=SimpleNamespace(total=10**9, active=10**9, cache=(0, 10**5)), prompt=50)
     >>> card = Card(gb=24, tflops=100, bandwidth=10**6, float32=10)
     >>> batch, layout = Batch(8, 1, 800, 4, rollout=3200), Layout("transformers", 1, 0, 1, "")
-    >>> _completion(machine, {"max_completion_length": 100}, batch, layout, card, Precision(2, 4, True))
+    >>> _completion(machine, {"max_completion_length": 100}, batch, layout, card, Precision(2, 4, True), (0.05, 0.3))
     [0.004, 0.004]
     """
-    shape, length, rows, rate = machine.shape, settings["max_completion_length"], batch.rollout, _rate(card, precise)
-    width, decoding = (precise.stream, rate) if layout.generation == "transformers" else (2, card.tflops)
-    gpus, shares = layout.tensor_parallel, DECODING[layout.generation]  # of an engine
-    at_a_time = rows / ((layout.server or batch.processes) // gpus)
-    read = width * (shape.total + at_a_time * (machine.prompt + length / 2) * shape.cache[1])
+    own, gpus = layout.generation == "transformers", layout.tensor_parallel  # GPUs of an engine
+    at_a_time = batch.rollout / ((layout.server or batch.processes) // gpus)
     # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
-    reading = read / (gpus * card.bandwidth * 1e9)
-    computing = 2 * shape.active * at_a_time / (gpus * decoding * 1e12) / COMPUTE[1]
-    return [length * max(reading / share, computing) / rows for share in reversed(shares)]
+    reading = reading_seconds(machine, settings, at_a_time, card, precise.stream if own else 2) / gpus
+    computing = 2 * machine.shape.active * at_a_time / (gpus * (rate(card, precise) if own else card.tflops * 1e12))
+    ends = [max(reading / share, computing / COMPUTE[1]) for share in reversed(shares)]
+    return [settings["max_completion_length"] * end / batch.rollout for end in ends]
+
+
+def reading_seconds(machine: Machine, settings: Settings, rows: float, card: Card, width: int) -> float:
+    """Return the seconds to read the weights, and the cache of ``rows`` rows at half of their length."""
+    shape, tokens = machine.shape, machine.prompt + settings["max_completion_length"] / 2
+    return width * (shape.total + rows * tokens * shape.cache[1]) / (card.bandwidth * 1e9)

@@ -32,7 +32,8 @@ def words(text: str) -> list[str]:
     >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
     (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
     """
-    return [word.replace(",", "") for word in WORD.findall(text.casefold())]
+    found = WORD.findall(text.casefold())
+    return [word.replace(",", "") for word in found] if "," in text else found
 
 
 def overlap(
@@ -124,4 +125,6 @@ def ngrams(text: str, n: int = NGRAM) -> set[tuple[str, ...]]:
 
 def whole(text: str) -> str:
     """Return a problem without case, spaces and final punctuation, to find equal problems."""
-    return SPACING.sub("", text.casefold()).rstrip(".?!")
+    # The expression is slow, and needed for spaces of LaTeX only.
+    bare = SPACING.sub("", text) if "\\" in text else "".join(text.split()).replace("$", "")
+    return bare.casefold().rstrip(".?!")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import first_line
 from grpo_math.problems.problem import Problem
-from grpo_math.reading import read_json
+from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.bar import Bar
 from grpo_math.run.files import flush, write_json
 
@@ -204,7 +204,8 @@ def remembered(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
     if not files:
         return compute()
     file = Path(files[0]["filename"]).with_name(f"{name}-{len(rows)}.json")
-    if file.exists():
+    # A missing file, or one that another process is writing.
+    with suppress(Unreadable):
         return read_json(file)
     value = compute()
     # A full disk: the next run computes the value again.

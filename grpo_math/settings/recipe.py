@@ -198,7 +198,7 @@ def method_fields(name: Any) -> dict[str, Any]:
 
 
 def _typed(words: Sequence[str]) -> tuple[dict[str, Any], list[UserError]]:
-    """Return the settings of the command line, and an error for each word that is none.
+    """Return the settings of the command line, and an error for each word that is not a setting.
 
     >>> _typed(["--a", "1", "2", "--b=3"])
     ({'a': ['1', '2'], 'b': '3'}, [])
@@ -359,6 +359,6 @@ def coerced(field: Field, value: Any) -> Any:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
         remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-    # Of a mapping that cannot be read, nobody knows the names.
+    # The names in a mapping are unknown if the mapping cannot be read.
     secret = "dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS)
     raise ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.vllm_server import RANKS
+from grpo_math.generation.vllm_server import ABOVE, RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
 from grpo_math.rewards.functions import SHIPPED
@@ -656,12 +656,7 @@ PROGRAM = [
         )
         for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters")
     ),
-    Rule(
-        "lora_r",
-        lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1],
-        "is more than vLLM serves",
-        f"use {RANKS[-1]} or less",
-    ),
+    Rule("lora_r", lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1], *ABOVE),
     Rule("lora_target_modules", _no_pattern, "is not a regular expression", "use all-linear, or names of modules"),
     Rule(
         "lora_dropout",

@@ -67,6 +67,16 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
+def of_first_gpu(column: str) -> str:
+    """Return a column of nvidia-smi for the first GPU in CUDA_VISIBLE_DEVICES, or "" without a GPU."""
+    gpus = visible_gpus()
+    return (
+        next((row[1] for row in ask_nvidia_smi(f"gpu=index,{column}") if row[0] == str(gpus[0].number)), "")
+        if gpus
+        else ""
+    )
+
+
 @cache
 def capabilities() -> tuple[float, ...]:
     """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""

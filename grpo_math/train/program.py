@@ -75,7 +75,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with stopping() as stop, no_silent_exit():
         try:
-            train(_build_settings(read or recipe.read_and_set_env(argv)), stop)
+            train(build_settings(read or recipe.read_and_set_env(argv)), stop)
             return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
@@ -93,7 +93,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
             return EX_TEMPFAIL
 
 
-def _build_settings(read: recipe.Recipe) -> Settings:
+def build_settings(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
     # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()

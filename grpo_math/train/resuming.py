@@ -28,10 +28,10 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     """
     requested, mode = config.resume_from_checkpoint, setup.settings["resume"]
     start = resume.where_to_start(run_dir, requested)
-    held = start.config
-    if held is not None:
+    existing = start.config
+    if existing is not None:
         lines = resume.changed_problems(start.run_dir, setup.problems.hashes)
-        of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
+        of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(existing.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if of_checkpoints != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
@@ -45,8 +45,8 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if checkpoint is None and requested and str(requested).lower() != "false":
         raise ConfigError("resume_from_checkpoint", requested, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.checkpoint_step(checkpoint) if checkpoint else 0
-    if held is not None and step:
-        _refuse_processes(held, config, step)
+    if existing is not None and step:
+        _refuse_processes(existing, config, step)
     # After all refusals: a run that is refused changes nothing.
     if not setup.settings["dry_run"]:
         archive_later_checkpoints(run_dir, step)
@@ -57,24 +57,24 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     return str(checkpoint) if checkpoint else None, False
 
 
-def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int) -> None:
-    """Raise `ConfigError` unless this number of processes can resume a checkpoint of ``held``'s processes.
+def _refuse_processes(existing: Mapping[str, Any], config: MathGRPOConfig, step: int) -> None:
+    """Raise `ConfigError` unless this number of processes can resume a checkpoint of ``existing``'s processes.
 
     With DDP every process has all weights and the whole optimizer, so another number of processes can load them. A step
     needs the same completions. Within a rollout the number has to be the same, because each process has a part of the
     rollout in memory.
     """
-    before, now = held.get("num_processes", config.world_size), config.world_size
+    before, now = existing.get("num_processes", config.world_size), config.world_size
     if before == now:
         return
-    batch, batch_now = batch_from(held, before), batch_from(vars(config), now)
+    batch, batch_now = batch_from(existing, before), batch_from(vars(config), now)
     possible = [before]
-    if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
+    if existing.get("distributed_type") in ("DEEPSPEED", "FSDP"):
         reason = "its optimizer is divided among the processes"
     # A rollout is trained on num_iterations times.
-    elif step * batch.total % (batch.rollout * held["num_iterations"]):
+    elif step * batch.total % (batch.rollout * existing["num_iterations"]):
         reason = "it lies within a rollout, of which each process has a part"
-    elif not held.get("stated", {}).get("prompts_per_step"):
+    elif not existing.get("stated", {}).get("prompts_per_step"):
         reason = "the recipe does not state prompts_per_step, and another number of processes would change it"
     else:
         reason = (

@@ -5,7 +5,7 @@
 >>> MathGRPOConfig("runs/x", kl_estimator="k4")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: kl_estimator='k4' is not known: did you mean 'k3'? (k3, k1, k2)
+grpo_math.errors.ConfigError: kl_estimator='k4' is not known: use one of k3, k1, k2, advantage
 
 Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
@@ -42,10 +42,9 @@ class MathGRPOConfig(GRPOConfig):
     k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
     surrogate: str = setting(
         "clip",
-        "The loss of a token, which loss_type reduces. clip: PPO's clipped ratio. reinforce: the score function. "
-        "gmpo: the geometric mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. "
-        "dppo, dppo_kl: the ratio to the sampler, without tokens whose probability has moved too far. Or "
-        "module:function.",
+        "The loss of a token, which loss_type reduces. clip: PPO's. reinforce: the score function. gmpo: the geometric "
+        "mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. dppo, dppo_kl: the ratio "
+        "to the sampler, without tokens that moved too far. Or module:function.",
         choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
         shapes_rollout=True,
     )

@@ -63,7 +63,7 @@ class RunWriter(History):
 
 
 class RunFiles(RunWriter):
-    """The writer for a script: it has no recipe to write down, and may train in a folder with files of its own."""
+    """The writer for a script, which has no recipe to record and may train in a folder with the user's files."""
 
     def __init__(self, trainer: "GRPOTrainer") -> None:
         self.written = set[Path]()  # the evaluations that this process has written

@@ -6,8 +6,6 @@ A teacher in this process is scored by TRL, as any reference. A teacher on a vLL
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
@@ -15,31 +13,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.lost_server import one_line_for_lost_servers
 from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
 from grpo_math.generation.served_teacher import ServedTeacher
-from grpo_math.packing.scoring import Scores
 from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer.config import MathGRPOConfig
-
-
-class TeacherClient:
-    """Stands in place of a reference model. Only the main process has the client ``served``."""
-
-    def __init__(self, served: ServedTeacher, accelerator: Any) -> None:
-        self.served = served
-        self.accelerator = accelerator
-
-    def gather_scores(self, ids: Tensor, mask: Tensor, kept: int) -> Scores:
-        """Return the log-probs (B, T) of the last ``kept`` tokens, 0 where masked. All ranks call this."""
-        masks = mask.bool()
-        own = [
-            (row[has_token].tolist(), int(has_token[-kept:].sum()))
-            for row, has_token in zip(ids.cpu(), masks.cpu(), strict=True)
-        ]
-        of_ranks = gather_object([own])
-        answers = broadcast_from_main(lambda: self.served.score(of_ranks))[self.accelerator.process_index]
-        logps = torch.zeros(len(ids), kept)
-        logps[masks[:, -kept:].cpu()] = torch.tensor([logp for row in answers for logp in row])
-        return logps.to(ids.device), None, None
 
 
 def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> ServedTeacher | None:

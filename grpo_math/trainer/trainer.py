@@ -59,7 +59,7 @@ from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles, unpublished, writes_run_files
-from grpo_math.trainer.teacher import TeacherClient, check_teacher, load_teacher
+from grpo_math.trainer.teacher import check_teacher, load_teacher
 from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
 from grpo_math.user_functions import event_loop
@@ -111,7 +111,7 @@ class MathGRPOTrainer(GRPOTrainer):
         warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = settings.reference_model
-        served = check_teacher(settings, model, processing_class) if teacher else None
+        served: Any = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
         without = replaced(args, beta=0.0) if teacher else nullcontext()
         bars = transformers_bars(int(PartialState().is_main_process))
@@ -141,8 +141,7 @@ class MathGRPOTrainer(GRPOTrainer):
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
-            client: Any = TeacherClient(served, self.accelerator) if served else None
-            self.ref_model = client or load_teacher(settings, self.model, self.accelerator)
+            self.ref_model = served or load_teacher(settings, self.model, self.accelerator)
         if warning:
             logger.warning(warning)
         trl: Any = super()

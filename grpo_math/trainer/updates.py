@@ -21,6 +21,7 @@ from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.generation.names import experts_for_trl
+from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import (
     MicroBatch,
@@ -43,7 +44,6 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.overrides import sees_rows
-from grpo_math.trainer.teacher import TeacherClient
 from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
@@ -294,9 +294,9 @@ class Updates:
 
         All ranks call this.
         """
-        if isinstance(rows[0], TeacherClient):
+        if isinstance(rows[0], ServedTeacher):
             with self.meter.phase(metrics.SECONDS_TEACHER):
-                return rows[0].gather_scores(*rows[1:4])
+                return rows[0].gather_logps(*rows[1:4]), None, None
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()

@@ -23,7 +23,8 @@ def runs(folder: Path) -> dict[str, list[str]]:
     if not merged.exists():
         subprocess.run(["grpo-math", "demo", "--output_dir", str(demo)], check=True)
         subprocess.run(["grpo-math", "export", str(demo), "--merge", str(merged)], check=True)
-    return {"rewards": [], "teacher": ["--method", "on_policy_distillation", "--reference_model", str(merged)]}
+    teacher = ["--method", "on_policy_distillation", "--kl_estimator", "k1", "--reference_model", str(merged)]
+    return {"rewards": [], "teacher": teacher}
 
 
 def main() -> None:

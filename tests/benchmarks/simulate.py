@@ -68,20 +68,27 @@ def recipe_of(name: str, kind: str, folder: str) -> dict[str, Any]:
     return {**recipe, "heldout_every": 0, "eval_n": 0}  # only a training step is simulated
 
 
+def planned(recipe: dict[str, Any], **options: Any) -> dict[str, int] | None:
+    """What the plan says that is live in training and in generation, and reserved in the fuller of the two. None if the
+    recipe does not fit 80 GB."""
+    engine = bool(recipe.get("use_vllm"))
+    answer = plan(recipe, gpus=1 + engine, gpu_gb=80, cpu_gb=512, **options)
+    phases = {phase: answer["phases"][phase] for phase in ("training", "generation")[: 2 - engine]}
+    counted = {phase: sum(terms.values()) - terms["CUDA_context"] for phase, terms in phases.items()}
+    live = {phase: counted[phase] - terms["fragmentation"] for phase, terms in phases.items()}
+    return {**live, "reserved": max(counted.values())} if answer["fits"] else None
+
+
 def row(name: str, kind: str, folder: str) -> str | None:
-    """What is live in training and in generation, and what is reserved in the fuller of the two."""
+    """The simulation and the plan."""
     recipe = recipe_of(name, kind, folder)
-    answer = plan(recipe, gpus=2 if recipe.get("use_vllm") else 1, gpu_gb=80, cpu_gb=512)
-    if not answer["fits"]:
+    if (counted := planned(recipe)) is None:
         return None
     (Path(folder) / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    simulated, cells, fullest = simulate(f"{folder}/recipe.yaml"), [name, kind], 0
-    for phase, live in simulated["live"].items():
-        terms = answer["phases"][phase]
-        counted = sum(terms.values()) - terms["CUDA_context"]
-        cells += _cells(live, counted - terms["fragmentation"]) if live else ["", ""]
-        fullest = max(fullest, counted if live else 0)
-    return f"| {' | '.join([*cells, *_cells(simulated['reserved'], fullest)])} |"
+    simulated, cells = simulate(f"{folder}/recipe.yaml"), [name, kind]
+    for column, size in {**simulated["live"], "reserved": simulated["reserved"]}.items():
+        cells += _cells(size, counted[column]) if column in counted else ["", ""]
+    return f"| {' | '.join(cells)} |"
 
 
 def _cells(simulated: int, counted: int) -> list[str]:

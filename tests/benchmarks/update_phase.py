@@ -23,12 +23,14 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -54,6 +56,7 @@ from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
 
 QWEN2_SMALL = "qwen2-small"  # a random model of Qwen2.5's shape, 43M parameters
 OURS = partial(MathGRPOConfig, longest_first=False)
+ABOVE = re.compile(r".*/(?:site-packages|tests)/|.*/(?=grpo_math/)")  # of a path of a line
 GROUP = 8  # completions of a prompt, and rows of a micro-batch
 SIGMA = 0.6  # of the logarithm of a completion's length
 # Relative difference of the two gradients. In bfloat16 TRL's own gradient is off float32's by some per cent.
@@ -241,8 +244,8 @@ def contestants(model: str, shape: Shape, dtype: torch.dtype, lora_r: int, folde
     return [Contestant(kind, config, shape, _load(model, dtype), lora_r, folder) for kind, config in kinds]
 
 
-def count_waits(contestant: Contestant, batch: dict[str, Tensor]) -> int:
-    """Run one step, and count how often the CPU waits for the GPU. 0 without CUDA."""
+def waits_by_line(contestant: Contestant, batch: dict[str, Tensor]) -> Counter[str]:
+    """Run one step, and count how often the CPU waits for the GPU, by the line that waits. Empty without CUDA."""
     # The pretended GPU runs on a build without CUDA.
     cuda = torch.version.cuda is not None and torch.cuda.is_available()
     with warnings.catch_warnings(record=True) as caught:
@@ -254,7 +257,8 @@ def count_waits(contestant: Contestant, batch: dict[str, Tensor]) -> int:
         finally:
             if cuda:
                 torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
+    waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
+    return Counter(f"{ABOVE.sub('', warning.filename)}:{warning.lineno}" for warning in waits)
 
 
 def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto", lora_r: int = 16) -> dict[str, Any]:
@@ -275,7 +279,7 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
         batch = rollout(shape, both[0].trainer.model.config.vocab_size)
         for contestant in both:
             contestant.step(batch, gradient=True)
-        waits_trl, waits_ours = (count_waits(contestant, batch) for contestant in both)
+        waits_trl, waits_ours = (waits_by_line(contestant, batch).total() for contestant in both)
         for contestant in both:
             contestant.step(batch, peak=True)
         trl, ours = ((contestant.tokens, contestant.peak[0], contestant.gradient) for contestant in both)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_generation import SIZES, small_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
 from grpo_math.errors import ConfigError, UserError
@@ -166,14 +166,20 @@ def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, small):
         assert embedded.cache_dir() == cache
 
 
-def test_the_embedded_tokenizer_has_the_special_tokens_of_the_config(tmp_path, monkeypatch, small):
+def test_the_embedded_tokenizer_has_the_special_tokens_of_the_config(tmp_path, monkeypatch, small, capsys):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(small), AutoTokenizer.from_pretrained(small)
     eos, model.config.quantization_config = tokenizer.eos_token, {}
     model.config.eos_token_id = model.config.pad_token_id = tokenizer.eos_token_id
     tokenizer.eos_token, tokenizer.pad_token = tokenizer.convert_ids_to_tokens([7])[0], None
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: model)
+
+    def from_gguf(*args, **kwargs):
+        assert [*modeling_gguf_pytorch_utils.tqdm(range(2), desc="a bar of transformers")] == [0, 1]
+        return model
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_gguf)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **kwargs: tokenizer)
     embedded._convert(tmp_path / "a.gguf", tmp_path / "made")
+    assert "a bar" not in capsys.readouterr().err
     monkeypatch.undo()
     made = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert (made.eos_token, made.pad_token) == (eos, eos)

@@ -1,4 +1,4 @@
-"""The GPU tier, ``./launch/test.sh --gpu [PART ...]``: what only a CUDA device can show.
+"""The GPU tier, ``./launch/test.sh --gpu [PART ...]``: what only a CUDA device can show. PART ends a name of a file.
 
 Each test prints one line of JSON and appends the line to $GRPO_MATH_FIGURES (runs/figures.jsonl). No test starts after
 $GRPO_MATH_GPU_SECONDS: the rest fails as not measured. Without a CUDA device every test fails. Some tests can be
@@ -7,6 +7,7 @@ rehearsed on the pretended device (tests/gpu_like/), with tiny models. Their fig
 
 import json
 import os
+import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -55,12 +56,21 @@ def model(rehearsal, request) -> str:
 
 @pytest.fixture
 def figure(device, request, capfd) -> Any:
-    """``figure(a=1)``: print the line of this test, and append the line to the file of figures."""
+    """``figure(says="9 ms", a=1)``: print the line of this test, and append the line to the file of figures.
+
+    ``says`` is what the table of docs/scaling.md shows.
+    """
+    command = f"./launch/test.sh --gpu {request.path.stem.removeprefix('test_')}"
     file = Path(os.environ.get("GRPO_MATH_FIGURES", "runs/figures.jsonl"))
 
-    def say(**values: Any) -> None:
+    def say(says: str, **values: Any) -> None:
         versions = {package: version(package) for package in ("torch", "transformers", "trl")}
-        line = json.dumps({"figure": request.node.name, **values, "device": device, **versions})
+        line = json.dumps(
+            {"figure": request.node.name, "says": says, **values, "command": command, "device": device, **versions}
+        )
+        # Users send the file.
+        assert tempfile.gettempdir() not in line
+        assert str(Path.home()) not in line
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as figures:
             figures.write(line + "\n")

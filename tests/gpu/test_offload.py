@@ -25,5 +25,5 @@ def test_zero2_with_offload_trains_on_one_gpu(model, rehearsal, tmp_path, figure
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = [step for step in history(tmp_path / "run") if "loss" in step]
-    figure(steps=steps)
+    figure(says=f"a step of {steps[-1]['step_time']:.1f} s", steps=steps)
     assert len(steps) == 2

@@ -1,5 +1,7 @@
 """On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run resumes from a checkpoint."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from benchmarks.update_phase import SHAPES, Shape, bench_update, contestants, rollout
@@ -23,7 +25,8 @@ def test_the_gradient_is_that_of_trl(dtype, lora_r, shape, model, rehearsal, fig
     """On the same rollouts. The speed is a figure to send."""
     measured = REHEARSED if rehearsal else SHAPES[shape]
     result = bench_update(model, measured, runs=1 if rehearsal else 5, dtype=dtype, lora_r=lora_r)
-    figure(**result)
+    says = "{ratio:.2f}x as fast as TRL, {shape}, {dtype}, LoRA rank {lora_r}".format(**{**result, "shape": shape})
+    figure(says=f"{says}, gradients differ by {result['difference']:.0e}", **{**result, "model": Path(model).name})
     assert result["same"]
     if not rehearsal:
         assert result["waits_ours"] <= result["waits_trl"]
@@ -43,7 +46,7 @@ def test_a_gradient_in_bfloat16_is_as_near_to_float32_as_that_of_trl(lora_r, mod
         gradients.append([contestant.gradient for contestant in both])
     (exact, _), (trl, ours) = gradients
     errors = {"trl": relative(trl, exact), "ours": relative(ours, exact)}
-    figure(lora_r=lora_r, errors=errors)
+    figure(says="TRL {trl:.1e}, ours {ours:.1e}".format(**errors), lora_r=lora_r, errors=errors)
     # The two round in another order, so that either may be a little nearer.
     assert rehearsal or errors["ours"] <= 1.25 * errors["trl"]
 
@@ -62,7 +65,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped(l
     whole.train()
     second.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
     difference = relative(weights(second.model) - before, weights(whole.model) - before)
-    figure(lora=lora, difference=difference)
+    figure(says=f"weights differ by {difference:.0e}", lora=lora, difference=difference)
     assert difference < 1e-3
 
 
@@ -93,7 +96,8 @@ def test_a_4_bit_base_is_scored_as_trl_scores_it_and_trains(model, tokenizer, tm
     torch.cuda.reset_peak_memory_stats()
     trainer.train()
     difference = (ours - theirs).abs().mean().item()
-    figure(mean_difference_of_log_probs=difference, peak_bytes=torch.cuda.max_memory_allocated())
+    peak = torch.cuda.max_memory_allocated()
+    figure(says=f"log-probs differ by {difference:.0e}", mean_difference_of_log_probs=difference, peak_bytes=peak)
     assert difference < 0.1
     assert trainer.state.global_step == 3
     assert not torch.equal(weights(trainer.model).float(), before)

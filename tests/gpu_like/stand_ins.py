@@ -39,7 +39,7 @@ def always(value: Any) -> Any:
 
 
 STATE = torch.zeros(16, dtype=torch.uint8)
-PROPERTIES = {"name": NAME, "major": 9, "minor": 0, "total_memory": MEMORY, "multi_processor_count": 132, "uuid": "0"}
+PROPERTIES = {"name": NAME, "major": 9, "minor": 0, "total_memory": MEMORY, "multi_processor_count": 2, "uuid": "0"}
 ANSWERS: dict[str, Any] = {
     **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "_is_compiled"), True),
     **dict.fromkeys(("_lazy_init", "init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state"), None),
@@ -68,6 +68,7 @@ def put_in() -> None:
             if hasattr(module, name):
                 setattr(module, name, function)
     torch.cuda._initialized = True
+    torch.accelerator.synchronize = always(None)
     torch.backends.cuda.is_built = always(True)
     torch.backends.cuda.can_use_flash_attention = _flash_takes
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the CPU and copied

@@ -4,7 +4,7 @@ A wait costs the CPU the lead that it has over the GPU. Lower a ceiling when the
 """
 
 import pytest
-from gpu_like.counting import counting, of
+from gpu_like.counting import OURS, counting, of
 from peft import LoraConfig
 from small_trainers import SMALL, make
 from transformers import AutoConfig, LlamaForCausalLM
@@ -13,7 +13,6 @@ from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-OURS = 19  # waits of a step by lines of grpo_math besides sampling
 OF_TRL = {"full": 65, "kl with lora": 72}  # by lines of TRL, which logs figure by figure and scores the reference
 BACKWARD = 2  # in autograd's own thread: TRL's head picks the scored tokens by a mask
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import datasets as hub_datasets
 import pytest
@@ -12,6 +13,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.prompts import as_template
 from grpo_math.problems.stored import Stored
+from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import read
 
 N = 2 * stored.BATCH + 500
@@ -67,20 +69,15 @@ def test_a_file_that_has_changed_is_read_again(file):
 
 
 def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stored, "flush", killed)
-    with pytest.raises(KeyboardInterrupt):
-        prepared(file)
-    monkeypatch.undo()
-    monkeypatch.setattr(hub_datasets.config, "HF_DATASETS_CACHE", file.parent / "cache")
-    monkeypatch.setattr(datasets, "LARGE", 0)
-    # What SIGKILL leaves.
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(stored, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            prepared(file)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
     cache = file.parent / "cache/grpo_math"
-    (lock,) = cache.iterdir()
-    (cache / f"{lock.stem}.part").mkdir()
-    (cache / f"{lock.stem}.part" / stored.ROWS).write_bytes(b"half")
+    assert {path.suffix for path in cache.iterdir()} == {".part", ".lock"}
     assert len(prepared(file)) == N
     assert {path.suffix for path in cache.iterdir()} == {"", ".lock"}
 
@@ -110,6 +107,13 @@ def test_rows_that_are_not_in_memory_can_be_read_several_times_at_once(disk, siz
         assert one == other
     assert [row["id"] for row in rows] == [*range(n)]
     assert len(caplog.messages) == (disk == "full")
+
+
+def test_a_bar_is_for_many_rows_on_the_main_process(monkeypatch):
+    rows = [1, 2]
+    assert [isinstance(stored.bar(rows, "reading", total), Bar) for total in (2, stored.IN_MEMORY + 1)] == [False, True]
+    monkeypatch.setenv("RANK", "1")
+    assert stored.bar(rows, "reading", is_large=True) is rows
 
 
 def test_a_recipe_trains_on_the_same_problems_of_a_table_and_of_a_list(file, monkeypatch):

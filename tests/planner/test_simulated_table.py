@@ -1,0 +1,28 @@
+"""tests/benchmarks/plans.md: its plans are those of today. The simulations take minutes each, and are not repeated."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from benchmarks.simulate import FAMILIES, planned, recipe_of
+
+from grpo_math.planner.settings import NotPlanned
+from grpo_math.system.machine import GB
+
+TABLE = Path(__file__).parents[1] / "benchmarks/plans.md"
+
+
+def test_the_plans_of_recipes_are_those_of_the_table(tmp_path, monkeypatch):
+    """`python tests/benchmarks/simulate.py --only NAME` makes rows anew. Only models with shipped measurements are
+    compared: another one takes ten seconds."""
+    monkeypatch.setattr("grpo_math.planner.model.cache_dir", lambda: tmp_path)
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ") and " plan |" not in line]
+    compared = 0
+    for name, kind, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
+        if name not in FAMILIES:
+            with suppress(NotPlanned):
+                plans = planned(recipe_of(name, kind, str(tmp_path)), offline=True)
+                written = [float(cell.split()[0]) for cell in cells[1::2] if cell]
+                assert written == [pytest.approx(size / GB, abs=0.006) for size in plans.values()], (name, kind)
+                compared += 1
+    assert compared >= 6
