@@ -19,9 +19,12 @@ DAMAGED = "damaged (a lost backslash, or a label)"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
 LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
 QUOTED = re.compile(r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*""")
-# One number among words, with or without marks between its thousands.
-NUMBER = re.compile(r"-?(?:\d{1,3}(?:(?P<mark>[.,'\u00a0\u202f ])\d{3})(?:(?P=mark)\d{3})*|\d+)(?:[.,]\d+)?(?![.,]?\d)")
-AROUND = re.compile(r"(?:[^\W\d_]|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？-])*")
+# One number among words, with or without marks between its thousands. 2s may be a product.
+NUMBER = re.compile(
+    r"(?<![A-Za-z\d.,])-?(?=[.,]?\d)(?:\d{1,3}(?:(?P<mark>[.,'\u00a0\u202f ])\d{3})(?:(?P=mark)\d{3})*|\d*)"
+    r"(?:[.,]\d+)?(?![.,]?\d|[A-Za-z])"
+)
+AROUND = re.compile(r"(?:[A-Za-z]{2,}|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？])*")
 COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
 # Two letters of a script without spaces count as a word.
@@ -84,8 +87,10 @@ def plain(gold: str, commas: bool = False) -> str:
 
     ``commas``: a comma is decimal, and a point separates thousands.
 
-    >>> plain("1(1/2)"), plain('["7"]'), plain("(B) 12 cm"), plain("x^2"), plain("7 apples"), plain("3,5")
-    ('3/2', '7', 'B', 'x^2', '7', '3,5')
+    >>> plain("1(1/2)"), plain('["7"]'), plain("(B) 12 cm"), plain("x^2"), plain("7 apples"), plain("3,5"), plain("2s")
+    ('3/2', '7', 'B', 'x^2', '7', '3,5', '2s')
+    >>> [plain(gold) for gold in (".3", "3 - i", "1,i,-i")]
+    ['.3', '3 - i', '1,i,-i']
     >>> plain("Es sind 1.234,50 Euro."), plain("65.990"), plain("65.990", True), plain("3,5", True), plain("1 200 m")
     ('1234.50', '65.990', '65990', '3.5', '1200')
     """

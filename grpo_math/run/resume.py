@@ -99,6 +99,13 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     >>> fields = {"seed": Field(default=42, resume=""), "save_steps": Field(default=500, resume="may_change")}
     >>> changed({"stated": {"seed": 1, "save_steps": 5}}, {"seed": 2}, {"seed"}, fields)
     ['seed: 1 -> 2']
+
+    A teacher may be on another server:
+
+    >>> fields, names = {"reference_model": Field(default=None, resume="")}, ("http://node2:8001", "base")
+    >>> config = {"stated": {"reference_model": "http://node1:8001"}}
+    >>> [changed(config, {"reference_model": name}, {"reference_model"}, fields) for name in names]
+    [[], ['reference_model: http://node1:8001 -> base']]
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
     now = explicit_settings(settings, given)
