@@ -218,10 +218,12 @@ def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     held = trainer.grpo_math.run.state_dict()
+    of_0_2 = {**held, "batch_settings": [getattr(trainer.args, name) for name in state.SHAPES_OF_0_2]}
     for others, is_kept in (({}, True), (settings, False)):
         again = ours(drawn, ROWS, **{**RUN, **others})
-        again.grpo_math.run.load_state_dict(held)
-        assert (again._buffered_inputs is not None) == is_kept
+        for saved in (held, of_0_2):
+            again.grpo_math.run.load_state_dict(saved)
+            assert (again._buffered_inputs is not None) == is_kept
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
