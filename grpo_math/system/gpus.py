@@ -5,6 +5,7 @@ Does not import torch, which would take memory of each GPU.
 
 import os
 import subprocess
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -68,13 +69,13 @@ def visible_gpus() -> list[Gpu]:
 
 
 def of_first_gpu(column: str) -> str:
-    """Return a column of nvidia-smi for the first GPU in CUDA_VISIBLE_DEVICES, or "" without a GPU."""
-    gpus = visible_gpus()
-    return (
-        next((row[1] for row in ask_nvidia_smi(f"gpu=index,{column}") if row[0] == str(gpus[0].number)), "")
-        if gpus
-        else ""
-    )
+    """Return a column of nvidia-smi for the first GPU in CUDA_VISIBLE_DEVICES, or "" without a GPU or nvidia-smi."""
+    with suppress(OSError, subprocess.SubprocessError):
+        first = [str(gpu.number) for gpu in visible_gpus()[:1]]
+        for number, value in ask_nvidia_smi(f"gpu=index,{column}") if first else ():
+            if [number] == first:
+                return value
+    return ""
 
 
 @cache
